@@ -1,0 +1,1 @@
+"""The kernel: effects as data, the runners that perform them, and the ports they are performed on."""

@@ -1,0 +1,43 @@
+"""Having a connection for the length of a flow, and never giving one back in an unknown state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Flow, Release, Step
+from onefold.errors import StoreError
+
+T = TypeVar("T")
+
+
+async def holding(work: Callable[[], Flow[T]]) -> T:
+    """Acquire, work, and keep the connection. If the work fails, its connection is thrown away."""
+    await Acquire()
+    return await guarding(work)
+
+
+async def guarding(work: Callable[[], Flow[T]]) -> T:
+    """Work on the connection in hand. If the work fails, the connection is thrown away."""
+    try:
+        return await work()
+    except Exception:
+        await Discard()
+        raise
+
+
+async def borrowing(work: Callable[[], Flow[T]]) -> T:
+    """Acquire, work, give the connection back."""
+    result = await holding(work)
+    await Release()
+    return result
+
+
+async def undoing(*after: Step) -> None:
+    """Roll back, do what must follow, give the connection back. A store that fails now rolls back by itself."""
+    try:
+        await Batch((Boundary.ROLLBACK, *after))
+    except StoreError:
+        await Discard()
+    else:
+        await Release()

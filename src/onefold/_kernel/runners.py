@@ -1,0 +1,67 @@
+"""The two runners: they drive a flow by performing the effects it awaits, on a thread or on asyncio.
+
+What an effect raises is thrown into the flow at the place that awaited it, so flows handle failure with
+plain `try`. An interruption (cancellation, KeyboardInterrupt) is different: nothing more may be awaited on
+its connection, so the lane abandons it at once and the flow is closed where it stands. The server rolls back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from onefold._kernel.effects import Effect, Flow
+from onefold._kernel.ports import AsyncLane, Lane
+from onefold.errors import ProgrammerError
+
+T = TypeVar("T")
+
+
+def run(flow: Flow[T], lane: Lane) -> T:
+    """Run a flow to its end on this thread."""
+    resume: Any = flow.send
+    answer: Any = None
+    while True:
+        try:
+            effect = resume(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            answer = _checked(effect).perform(lane)
+            resume = flow.send
+        except Exception as error:
+            resume, answer = flow.throw, error
+        except BaseException:
+            lane.abandon()
+            flow.close()
+            raise
+
+
+async def run_async(flow: Flow[T], lane: AsyncLane) -> T:
+    """Run a flow to its end on the running loop."""
+    resume: Any = flow.send
+    answer: Any = None
+    while True:
+        try:
+            effect = resume(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            answer = await _checked(effect).perform(lane)
+            resume = flow.send
+        except Exception as error:
+            resume, answer = flow.throw, error
+        except BaseException:
+            lane.abandon()
+            flow.close()
+            raise
+
+
+def _checked(effect: object) -> Effect[Any]:
+    if isinstance(effect, Effect):
+        return effect
+    raise ProgrammerError(
+        f"a flow awaited {effect!r}, which is not an effect; flows await the effects of onefold only "
+        "(to run other code inside a flow, await Call(function))"
+    )

@@ -1,0 +1,117 @@
+"""A synchronous database for asyncio: one thread per lane, so that the loop never blocks.
+
+Every connection keeps a thread of its own while it is out. A shared pool of threads would deadlock: those who
+wait for a connection or a lock would occupy the threads that its holder needs to let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.ports import Connection, Database
+
+H = TypeVar("H")
+A = TypeVar("A")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class LaneThread:
+    """One thread that does what it is handed, in order."""
+
+    __slots__ = ("_executor",)
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onefold")
+
+    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._executor.submit(function, *args, **kwargs)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self.submit(function, *args, **kwargs))
+
+    def end(self) -> None:
+        self._executor.shutdown(wait=False)
+
+
+class ThreadedDatabase(Generic[H, A]):
+    """Any synchronous database, awaited. `present` makes the handle that user code gets on this side."""
+
+    def __init__(
+        self, database: Database[H], present: Callable[[Connection[H], LaneThread], A], *, closes: bool = True
+    ) -> None:
+        self._database = database
+        self._present = present
+        self._closes = closes
+        self._idle: list[LaneThread] = []
+
+    @property
+    def dialect(self) -> str:
+        return self._database.dialect
+
+    async def acquire(self) -> ThreadedConnection[H, A]:
+        thread = self._idle.pop() if self._idle else LaneThread()
+        taken = thread.submit(self._database.acquire)
+        try:
+            connection = await asyncio.wrap_future(taken)
+        except BaseException:
+            # A cancelled wait may be given its connection later, when nobody listens any more.
+            taken.add_done_callback(_discard_if_taken)
+            thread.end()
+            raise
+        return ThreadedConnection(connection, thread, self._present, self._idle)
+
+    async def close(self) -> None:
+        if self._closes:
+            self._database.close()
+        while self._idle:
+            self._idle.pop().end()
+
+
+class ThreadedConnection(Generic[H, A]):
+    """One connection and the thread it is used on."""
+
+    __slots__ = ("_connection", "_idle", "_present", "_thread")
+
+    def __init__(
+        self,
+        connection: Connection[H],
+        thread: LaneThread,
+        present: Callable[[Connection[H], LaneThread], A],
+        idle: list[LaneThread],
+    ) -> None:
+        self._connection = connection
+        self._thread = thread
+        self._present = present
+        self._idle = idle
+
+    @property
+    def handle(self) -> A:
+        return self._present(self._connection, self._thread)
+
+    async def batch(self, steps: Sequence[Step]) -> int:
+        return await self._thread.run(self._connection.batch, steps)
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        return await self._thread.run(self._connection.fetch, statement)
+
+    async def release(self) -> None:
+        try:
+            await self._thread.run(self._connection.release)
+        finally:
+            self._idle.append(self._thread)
+
+    async def discard(self) -> None:
+        try:
+            await self._thread.run(self._connection.discard)
+        finally:
+            self._idle.append(self._thread)
+
+
+def _discard_if_taken(taken: Future[Any]) -> None:
+    if not taken.cancelled() and taken.exception() is None:
+        taken.result().discard()

@@ -1,0 +1,209 @@
+"""Every error onefold raises, in branches by who must act: the programmer, the caller, the operator.
+
+Nothing outside this hierarchy leaves the library: vendor errors are mapped by table (see `db/`) and chained.
+A message names the thing, its value and the way out.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OnefoldError(Exception):
+    """The root: catch this to catch everything onefold raises on purpose."""
+
+
+# --- the programmer must act -----------------------------------------------------------------------------
+
+
+class ProgrammerError(OnefoldError):
+    """The code that uses onefold is wrong; no retry will help. Answered with 500, nothing stored."""
+
+
+class ConfigurationError(ProgrammerError):
+    """A setting is missing, contradictory or out of range. Raised at start, never in the middle of a request."""
+
+
+class TransactionMisused(ProgrammerError):
+    """The handler broke the request's transaction: committed it, swallowed an SQL error, or went around it."""
+
+
+# --- the caller must act ---------------------------------------------------------------------------------
+
+
+class CallerError(OnefoldError):
+    """The request cannot be served as it is. Carries what an HTTP answer needs."""
+
+    status: ClassVar[int] = 400
+    slug: ClassVar[str] = "request-refused"
+    title: ClassVar[str] = "The request was refused"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class KeyMissing(CallerError):
+    """The route requires an Idempotency-Key and the request has none."""
+
+    slug = "key-missing"
+    title = "Idempotency-Key is missing"
+
+
+class KeyMalformed(CallerError):
+    """The Idempotency-Key header cannot be read as one key."""
+
+    slug = "key-malformed"
+    title = "Idempotency-Key is malformed"
+
+
+class PrincipalMissing(CallerError):
+    """The application could not say on whose behalf the request is made."""
+
+    status = 401
+    slug = "principal-missing"
+    title = "The request has no principal"
+
+
+class KeyInFlight(CallerError):
+    """The same request is being worked on at this moment: wait, then retry with the same key."""
+
+    status = 409
+    slug = "key-in-flight"
+    title = "A request with this Idempotency-Key is in flight"
+    retryable = True
+
+
+class KeyReused(CallerError):
+    """The key already names another request: other payload, other path or other query."""
+
+    status = 422
+    slug = "key-reused"
+    title = "Idempotency-Key was used for another request"
+
+
+class KeyExpired(CallerError):
+    """The key is older than the route remembers; running it could be a second time."""
+
+    status = 410
+    slug = "key-expired"
+    title = "Idempotency-Key has expired"
+
+
+class AnswerNotKept(CallerError):
+    """The request completed, but its answer was too large to be stored for a replay."""
+
+    status = 410
+    slug = "answer-not-kept"
+    title = "The request completed; its answer was not kept"
+
+
+class BodyTooLarge(CallerError):
+    """The request body is larger than the route accepts."""
+
+    status = 413
+    slug = "body-too-large"
+    title = "The request body is too large"
+
+
+class BodyIncomplete(CallerError):
+    """The request body ended early; nothing was claimed."""
+
+    slug = "body-incomplete"
+    title = "The request body is incomplete"
+
+
+class BodyTooSlow(CallerError):
+    """The request body did not arrive in time; nothing was claimed."""
+
+    status = 408
+    slug = "body-too-slow"
+    title = "The request body took too long"
+    retryable = True
+
+
+# --- the operator must act -------------------------------------------------------------------------------
+
+
+class StoreError(CallerError):
+    """The database could not do its part. The caller sees 503 and may retry with the same key."""
+
+    status = 503
+    slug = "store-unavailable"
+    title = "The idempotency store is unavailable"
+    retryable = True
+
+
+class StoreUnavailable(StoreError):
+    """No connection could be had, or the one in use was lost before anything could commit."""
+
+
+class ConnectionLost(StoreUnavailable):
+    """The connection died under a statement. If that was COMMIT, the outcome must be looked up."""
+
+
+class OutcomeUnknown(StoreError):
+    """COMMIT was sent, its answer was lost and the database cannot be asked. Retry with the same key."""
+
+    slug = "outcome-unknown"
+    title = "The outcome is unknown; retry with the same key"
+
+
+class OutcomeUnknowable(StoreError):
+    """COMMIT was sent without a key and its answer was lost: a retry may be a second time."""
+
+    slug = "outcome-unknowable"
+    title = "The outcome is unknown and the request had no key"
+    retryable = False
+
+
+class StoreBusy(StoreError):
+    """The database did not grant a lock in time."""
+
+    slug = "store-busy"
+    title = "The idempotency store is busy"
+
+
+class StoreReadOnly(StoreError):
+    """The database or its file cannot be written."""
+
+    slug = "store-read-only"
+    title = "The idempotency store is read-only"
+    retryable = False
+
+
+class SchemaMissing(StoreError):
+    """onefold's tables are not there. The way out is `onefold migrate`."""
+
+    slug = "store-not-migrated"
+    title = "The idempotency store is not migrated"
+    retryable = False
+
+
+# --- what a statement can come back with: flows act on these, users rarely see them ----------------------
+
+
+class StatementRefused(OnefoldError):
+    """The database refused a statement for a reason that has no class of its own here."""
+
+
+class UniqueViolated(StatementRefused):
+    """A row with this unique value is already there."""
+
+
+class RequiredValueMissing(StatementRefused):
+    """A NOT NULL column got NULL: how a settle finds out, inside its own batch, that its claim is gone."""
+
+
+class SerializationFailed(StatementRefused):
+    """The database could not serialise this transaction (also: deadlock); it may be retried."""
+
+
+class TransactionAborted(StatementRefused):
+    """The transaction had failed before this statement: someone swallowed an SQL error."""
+
+
+class TransactionEnded(StatementRefused):
+    """There is no open transaction, or its savepoint is gone: someone committed or rolled back behind our back."""

@@ -1,0 +1,212 @@
+"""ASGI: the rim around `exchange`. Reads the body, runs the flows, and holds the answer back until it is committed.
+
+The first response message is forwarded only after COMMIT: not when the application returns, because frameworks run
+background tasks and dependency exits after the body. A client that disconnects does not stop the work; a cancelled
+task rolls back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold._kernel.transaction import Transaction
+from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
+from onefold.http.exchange import Gate, Passage, passing
+from onefold.http.messages import Headers, Request, Response
+from onefold.http.pages import Pages
+from onefold.http.policy import Policy, Route
+from onefold.http.problems import problem
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+#: Finds the idempotent route of a request, if it is one.
+Resolve: TypeAlias = Callable[[Request], Route | None]
+
+#: Where a handler finds its transaction in the scope.
+TRANSACTION = "onefold.transaction"
+
+
+class ClientGone(Exception):
+    """The client went away before its body was complete: nothing was claimed, nobody is there to be told."""
+
+
+class IdempotencyMiddleware:
+    """An ASGI application whose idempotent routes happen once."""
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        gate: Gate,
+        database: AsyncDatabase[Any],
+        resolve: Resolve,
+        pages: Pages | None = None,
+        marks_entry: bool = False,
+    ) -> None:
+        self._app = app
+        self._gate = gate
+        self._database = database
+        self._resolve = resolve
+        self._pages = pages
+        self._marks_entry = marks_entry
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request = Request(
+            method=scope["method"],
+            path=scope["path"],
+            query=scope.get("query_string", b""),
+            headers=tuple(scope["headers"]),
+            source=scope,
+        )
+        lane: TaskLane[Any] = TaskLane(self._database)
+        if self._pages is not None and (page := self._pages.find(request)) is not None:
+            return await _send_whole(await run_async(page(), lane), send)
+        tx = Transaction(lane)
+        screened = self._gate.screen(request, self._resolve(request), tx)
+        if screened is None:
+            return await self._app(scope, receive, send)
+        if isinstance(screened, Response):
+            return await _send_whole(screened, send)
+        try:
+            body = await _whole_body(receive, screened.policy) if screened.keyed else None
+        except CallerError as error:
+            return await _send_whole(problem(error, described_by=self._gate.described_by), send)
+        except ClientGone:
+            return None
+        refusal = await run_async(screened.admit(body or b""), lane)
+        if refusal is not None:
+            return await _send_whole(refusal, send)
+        return await self._run(screened, lane, tx, scope, _Received(body, receive), send)
+
+    async def _run(
+        self,
+        passage: Passage,
+        lane: TaskLane[Any],
+        tx: Transaction[Any],
+        scope: MutableMapping[str, Any],
+        received: _Received,
+        send: Send,
+    ) -> None:
+        scope[TRANSACTION] = tx
+        passage.entered = not self._marks_entry
+        held = _Held(passage, lane, received, send)
+        token = passing.set(passage)
+        try:
+            await self._app(scope, received, held)
+        except Exception as error:
+            await run_async(passage.abort(type(error).__name__), lane)
+            raise
+        except BaseException:
+            lane.abandon()  # cancelled: nothing more may be awaited on this connection
+            raise
+        finally:
+            passing.reset(token)
+        if not passage.over:
+            await run_async(passage.abort("no answer"), lane)
+
+
+class _Received:
+    """What the application receives: the body we have read, and a disconnect only after its answer is settled."""
+
+    __slots__ = ("_body", "_read", "_receive", "settled")
+
+    def __init__(self, body: bytes | None, receive: Receive) -> None:
+        self._read = body is not None
+        self._body = body
+        self._receive = receive
+        self.settled = asyncio.Event()
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if not self._read:  # no key: the body is the application's own to read
+            return await self._receive()
+        # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
+        await self.settled.wait()
+        return await self._receive()
+
+
+class _Held:
+    """What the application sends: held back until it is whole and committed, or too large to be kept."""
+
+    __slots__ = ("_body", "_lane", "_passage", "_received", "_send", "_start")
+
+    def __init__(self, passage: Passage, lane: TaskLane[Any], received: _Received, send: Send) -> None:
+        self._passage = passage
+        self._lane = lane
+        self._received = received
+        self._send = send
+        self._start: Message | None = None
+        self._body = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if self._received.settled.is_set():
+            if self._start is not None:  # None: another answer was sent in its place
+                await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._body += message.get("body", b"")
+            more = message.get("more_body", False)
+            too_large = len(self._body) > self._passage.policy.response_bytes_max
+            if not more or too_large:
+                await self._settle(self._start, kept=not too_large, more=more)
+        else:
+            await self._send(message)
+
+    async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
+        response = Response(start["status"], _lower(start.get("headers", ())), bytes(self._body))
+        instead = await run_async(self._passage.finish(response, kept=kept), self._lane)
+        self._received.settled.set()
+        if instead is not None:
+            self._start = None
+            return await _send_whole(instead, self._send)
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
+
+
+async def _whole_body(receive: Receive, policy: Policy) -> bytes:
+    try:
+        async with asyncio.timeout(policy.body_timeout_s):
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                whole = bytes(message.get("body", b""))
+                _check_size(whole, policy)
+                return whole
+            body = bytearray()
+            while message["type"] == "http.request":
+                body += message.get("body", b"")
+                _check_size(body, policy)
+                if not message.get("more_body", False):
+                    return bytes(body)
+                message = await receive()
+    except TimeoutError as error:
+        raise BodyTooSlow(
+            f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."
+        ) from error
+    raise ClientGone
+
+
+def _check_size(body: bytes | bytearray, policy: Policy) -> None:
+    if len(body) > policy.body_bytes_max:
+        raise BodyTooLarge(f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route.")
+
+
+async def _send_whole(response: Response, send: Send) -> None:
+    await send({"type": "http.response.start", "status": response.status, "headers": list(response.headers)})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def _lower(headers: Any) -> Headers:
+    return tuple((bytes(name).lower(), bytes(value)) for name, value in headers)

@@ -1,0 +1,334 @@
+"""The HTTP semantics of an idempotent request, once, without any I/O. ASGI and WSGI are thin rims around it.
+
+A `Gate` looks at the head of each request. What concerns it becomes a `Passage`, which is admitted with the body
+(claim), and ends in exactly one of `finish` (the handler answered) and `abort` (it did not). All three are flows.
+What a passage returns is what to send; None means: go on with what you have.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.effects import Call, Now, Sleep
+from onefold._kernel.events import Claimed, Listener, Outcome, Released, Settled, tell
+from onefold._kernel.ids import uuid7_ms
+from onefold._kernel.transaction import Transaction
+from onefold.errors import (
+    CallerError,
+    KeyExpired,
+    KeyInFlight,
+    KeyMalformed,
+    KeyMissing,
+    KeyReused,
+    OnefoldError,
+    PrincipalMissing,
+    ProgrammerError,
+    StoreError,
+    StoreUnavailable,
+    TransactionMisused,
+)
+from onefold.http.answers import replayed, stored
+from onefold.http.keys import MalformedKey, parse_key
+from onefold.http.messages import Request, Response
+from onefold.http.policy import METHODS, Policy, Route
+from onefold.http.problems import problem
+from onefold.idempotency.fingerprint import Asked, fingerprint
+from onefold.idempotency.model import Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Scope
+from onefold.idempotency.sealing import Sealer
+from onefold.idempotency.store import Store
+from onefold.idempotency.unkeyed import unkeyed_ask
+
+HEADER = "idempotency-key"
+
+#: Answers about the caller's rights or pace, not about the request: a corrected or later retry must run.
+NOT_STORED = frozenset({401, 403, 407, 408, 425, 429})
+
+#: How far ahead of our clock a key may be dated before it is not believed.
+_SKEW_MS = 24 * 3600 * 1000
+
+_PAUSES_S = (0.02, 0.04, 0.08, 0.15, 0.25)
+
+_log = logging.getLogger("onefold")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What all requests of an application share."""
+
+    store: Store
+    unkeyed: Store
+    """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
+    sealer: Sealer | None = None
+    listener: Listener | None = None
+    described_by: str | None = None
+    """Where the specification page is, for the Link header of problems."""
+    development: bool = False
+    now_ms: Callable[[], int] = wall_ms
+
+    def screen(self, request: Request, route: Route | None, tx: Transaction[Any]) -> Passage | Response | None:
+        """Judge a request by its head, before its body is read and before any store access.
+
+        None: not ours. A Response: refused. A Passage: read the body and have it admitted.
+        """
+        if route is None or request.method not in METHODS:
+            return None
+        lines = request.values(HEADER)
+        try:
+            key, key_ms = self.read_key(lines, route.policy) if lines else (None, None)
+            if key is None and route.policy.required:
+                raise KeyMissing(
+                    f"{request.method} {route.template} requires an Idempotency-Key header: a value of your own, "
+                    "for example a UUIDv7 in quotes, repeated on every retry of the same request."
+                )
+        except CallerError as error:
+            return problem(error, described_by=self.described_by)
+        outer = passing.get()
+        if outer is not None and not outer.over:
+            return self.broken(
+                ProgrammerError(
+                    f"{request.method} {route.template} was called from inside another idempotent request of the "
+                    "same process; it would wait for, or commit apart from, the transaction it is called in. Call the "
+                    "function with the same tx instead, or publish an event"
+                )
+            )
+        return Passage(self, request, route, key, key_ms, tx)
+
+    def broken(self, error: OnefoldError) -> Response:
+        """An error as a response; what the programmer or the operator must know goes to the log as well."""
+        if not isinstance(error, CallerError) or isinstance(error, StoreError):
+            _log.error("%s", error, exc_info=error)
+        return problem(error, described_by=self.described_by)
+
+    def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
+        """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
+        try:
+            key = parse_key(lines, strict=policy.strict)
+        except MalformedKey as error:
+            raise KeyMalformed(f"The Idempotency-Key header cannot be used: {error.reason}") from error
+        if policy.expiry == "new":
+            return key, None
+        key_ms = uuid7_ms(key)
+        if key_ms is None:
+            raise KeyMalformed("This route refuses late retries, so its keys must be UUIDv7 (they carry their time).")
+        if key_ms > self.now_ms() + _SKEW_MS:
+            raise KeyMalformed("The Idempotency-Key is a UUIDv7 dated more than a day ahead; check the client's clock.")
+        return key, key_ms
+
+
+class Passage:
+    """One keyed request, from its admission to its end."""
+
+    __slots__ = (
+        "_ask", "_gate", "_key", "_key_ms", "_run", "_store", "entered", "operation", "over", "policy", "request", "tx",
+    )  # fmt: skip
+
+    def __init__(
+        self, gate: Gate, request: Request, route: Route, key: str | None, key_ms: int | None, tx: Transaction[Any]
+    ) -> None:
+        self._gate = gate
+        self._store = gate.store if key is not None else gate.unkeyed
+        self._key = key
+        self._key_ms = key_ms
+        self._ask: Ask | None = None
+        self._run: Run | None = None
+        self.request = request
+        self.policy = route.policy
+        self.operation = f"{request.method} {route.template}"
+        self.tx = tx
+        #: Whether the handler itself was reached. A framework that refuses the request before (validation) leaves
+        #: it False; rims without a decorator to tell set it True.
+        self.entered = False
+        self.over = False
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there is a key to claim. Without one the request just gets its transaction."""
+        return self._key is not None
+
+    async def admit(self, body: bytes) -> Response | None:
+        """Claim the key. None: the handler runs now, and the passage must be finished or aborted."""
+        gate = self._gate
+        try:
+            self._ask = ask = await self._asked(body)
+            claim = await self._claim(ask)
+        except StoreUnavailable as error:
+            if self.policy.store_down == "run" and self.keyed:
+                self._tell("unprotected")
+                _log.warning("%s runs unprotected: %s", self.operation, error)
+                self.tx.deny(error)
+                return None
+            self._tell("unavailable")
+            return gate.broken(error)
+        except OnefoldError as error:
+            return gate.broken(error)
+        if isinstance(claim, Run):
+            self._run = claim
+            self._tell("run")
+            self.tx.open()
+            return None
+        self.over = True
+        return self._answer(claim)
+
+    async def finish(self, response: Response, *, kept: bool = True) -> Response | None:
+        """The handler answered; commit, then let the answer go. None: it may go as it is.
+
+        With `kept` false the body is only the beginning of what the handler sends, and is not stored.
+        """
+        run, ask = self._run, self._ask
+        if run is None or ask is None:  # unprotected, because the route says so
+            self.over = True
+            return None
+        refused = 400 <= response.status < 500
+        if response.status >= 500 or response.status in NOT_STORED or not self.entered:
+            await self.abort("not entered" if not self.entered else f"status {response.status}")
+            return None
+        try:
+            if not refused:
+                self._check_touched(response.status)
+            await self._close_sessions(not refused)
+            answer = stored(
+                response, digest=ask.digest, kept=kept, headers_kept=self.policy.headers_kept, sealer=self._gate.sealer
+            )
+        except OnefoldError as error:
+            await self.abort(type(error).__name__)
+            return self._gate.broken(error)
+        except Exception as error:  # the handler's own: a session that could not write what it held back
+            await self.abort(type(error).__name__)
+            raise
+        self._end()
+        try:
+            lost_to = await self._store.settle(ask, run, answer, keep_rows=not refused)
+        except OnefoldError as error:
+            tell(self._gate.listener, Released(self.operation, type(error).__name__))
+            return self._gate.broken(error)
+        if lost_to is not None:
+            return self._answer(lost_to)
+        if self._key is None:
+            return None
+        tell(self._gate.listener, Settled(self.operation, response.status, kept))
+        return None
+
+    async def abort(self, reason: str) -> None:
+        """The handler failed, or answered something that is not kept: leave nothing behind."""
+        if self.over:
+            return
+        if self._run is None or self._ask is None:
+            return self._end()
+        try:
+            await self._close_sessions(False)
+        except Exception:
+            _log.warning("%s: a session could not be closed; its connection rolls back", self.operation, exc_info=True)
+        self._end()
+        await self._store.release(self._ask, self._run)
+        tell(self._gate.listener, Released(self.operation, reason))
+
+    async def _close_sessions(self, keep_rows: bool) -> None:
+        while self.tx.endings:
+            ending = self.tx.endings.pop()
+            await Call(functools.partial(ending, keep_rows))
+
+    def _end(self) -> None:
+        self.over = True
+        self.tx.end()
+
+    async def _asked(self, body: bytes) -> Ask:
+        policy, request = self.policy, self.request
+        if self._key is None:
+            return unkeyed_ask(self.operation, policy.lease_s)
+        digest = await digest_of(request, policy, self.operation, self._key)
+        media_type = (request.header("content-type") or "").partition(";")[0].strip().lower()
+        asked = Asked(path=request.path, query=request.query, media_type=media_type, body=body)
+        return Ask(
+            digest=digest,
+            fingerprint=fingerprint(asked, policy.fingerprint, key=digest),
+            operation=self.operation,
+            lease_s=policy.lease_s,
+            retention_s=policy.retention_s,
+            key_ms=self._key_ms,
+        )
+
+    async def _claim(self, ask: Ask) -> Claim:
+        """Claim, and where the route asks for it wait for a request in flight, without holding a connection."""
+        claim = await self._store.claim(ask)
+        if self.policy.wait_s <= 0 or not isinstance(claim, InFlight):
+            return claim
+        give_up_at = await Now() + self.policy.wait_s
+        turn = 0
+        while isinstance(claim, InFlight):
+            left_s = give_up_at - await Now()
+            if left_s <= 0:
+                break
+            await Sleep(min(left_s, _PAUSES_S[min(turn, len(_PAUSES_S) - 1)]))
+            turn += 1
+            claim = await self._store.claim(ask)
+        return claim
+
+    def _answer(self, claim: Claim) -> Response:
+        """What a request that does not run is told."""
+        gate, ask = self._gate, self._ask
+        assert ask is not None
+        error: OnefoldError
+        match claim:
+            case Replay(answer):
+                self._tell("replay")
+                try:
+                    return replayed(answer, digest=ask.digest, sealer=gate.sealer)
+                except OnefoldError as unreadable:
+                    error = unreadable
+            case InFlight():
+                self._tell("in_flight")
+                error = KeyInFlight(
+                    "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
+                )
+            case Mismatch():
+                self._tell("mismatch")
+                error = KeyReused(
+                    "This Idempotency-Key already names a request with another payload, path or query. Use a new key "
+                    "for a new request."
+                )
+            case Expired():
+                self._tell("expired")
+                error = KeyExpired(
+                    f"This Idempotency-Key is older than {self.policy.retention_s:.0f} s, the time this route remembers "
+                    "its answers. It was not run. Find out what became of it, then use a new key."
+                )
+            case Run():
+                raise ProgrammerError("a claim that was granted has no answer yet")
+        return gate.broken(error)
+
+    def _check_touched(self, status: int) -> None:
+        if self._gate.development and self.policy.writes and not self.tx.touched:
+            raise TransactionMisused(
+                f"{self.operation} answered {status} without using its transaction: what it wrote through another "
+                "session or connection commits apart from the key and can happen twice. Write through tx, or declare "
+                "the route with writes=False"
+            )
+
+    def _tell(self, outcome: Outcome) -> None:
+        if self._key is not None:
+            tell(self._gate.listener, Claimed(self.operation, outcome))
+
+
+async def digest_of(request: Request, policy: Policy, operation: str, key: str) -> bytes:
+    """The name of the intent, for the principal the application finds in this request."""
+    principal = await Call(lambda: policy.principal(request))
+    if not principal:
+        raise PrincipalMissing(
+            "The application found no principal in this request; keys belong to someone. Authenticate and retry."
+        )
+    if not isinstance(principal, str):
+        raise ProgrammerError(
+            f"the principal of {operation} is {principal!r}; it must be a string that stays the same for the same "
+            "account, tenant or user"
+        )
+    return Scope(principal, operation).digest(key)
+
+
+#: The passage this task or thread is inside of, from admission to end.
+passing: ContextVar[Passage | None] = ContextVar("onefold_passing", default=None)

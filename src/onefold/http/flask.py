@@ -1,0 +1,55 @@
+"""Flask: finding the idempotent view of a request with the application's own URL map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Flask
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import RequestRedirect
+
+from onefold._kernel.transaction import Transaction
+from onefold.errors import ProgrammerError
+from onefold.http.marks import policy_of
+from onefold.http.messages import Request
+from onefold.http.policy import METHODS, Policy, Route
+from onefold.http.wsgi import TRANSACTION
+
+
+class ViewRoutes:
+    """The views of a Flask application."""
+
+    def __init__(self, app: Flask) -> None:
+        self._app = app
+
+    def resolve(self, request: Request) -> Route | None:
+        if request.method not in METHODS:
+            return None
+        adapter = self._app.url_map.bind_to_environ(dict(request.source))
+        try:
+            rule, _ = adapter.match(path_info=request.path, method=request.method, return_rule=True)
+        except (HTTPException, RequestRedirect):
+            return None  # Flask answers that itself
+        policy = policy_of(self._app.view_functions.get(rule.endpoint))
+        return Route(rule.rule, policy) if policy is not None else None
+
+    def operations(self) -> dict[str, Policy]:
+        found = {}
+        for rule in self._app.url_map.iter_rules():
+            policy = policy_of(self._app.view_functions.get(rule.endpoint))
+            if policy is not None:
+                found.update({f"{method} {rule.rule}": policy for method in (rule.methods or METHODS) & METHODS})
+        return found
+
+
+def current_transaction() -> Transaction[Any]:
+    """The transaction of the request a Flask view is serving."""
+    from flask import request
+
+    tx = request.environ.get(TRANSACTION)
+    if isinstance(tx, Transaction):
+        return tx
+    raise ProgrammerError(
+        f"{request.method} {request.path} has no transaction: mark the view with @once.idempotent(...), below "
+        "@app.post(...), and call once.install(app)"
+    )

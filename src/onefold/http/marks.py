@@ -1,0 +1,53 @@
+"""Marking a function as an idempotent route's handler, and knowing when it was reached.
+
+The wrapper changes nothing about the call. It tells the passage that the handler itself was entered: an answer
+given before that (validation, authentication in a dependency) says nothing about the request and is not stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from onefold.http.exchange import passing
+from onefold.http.policy import Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__onefold_policy__"
+
+
+def mark(function: F, policy: Policy) -> F:
+    """The same function, known to resolvers as an idempotent handler."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def entered(*args: Any, **kwargs: Any) -> Any:
+            _enter(policy)
+            return await function(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            _enter(policy)
+            return function(*args, **kwargs)
+
+    setattr(entered, _MARK, policy)
+    return cast("F", entered)
+
+
+def policy_of(function: object) -> Policy | None:
+    """The policy a handler was marked with."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    policy = getattr(function, _MARK, None)
+    return policy if isinstance(policy, Policy) else None
+
+
+def _enter(policy: Policy) -> None:
+    passage = passing.get()
+    if passage is not None and passage.policy is policy:
+        passage.entered = True

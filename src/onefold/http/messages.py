@@ -1,0 +1,40 @@
+"""Requests and responses as plain values, the same for ASGI and WSGI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+#: Names in lower case, in the order received or to be sent.
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The head of a request. `source` is the ASGI scope or the WSGI environ it came from."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: Headers = ()
+    source: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def values(self, name: str) -> list[bytes]:
+        """Every line of a header, undecoded."""
+        wanted = name.lower().encode("latin-1")
+        return [value for found, value in self.headers if found == wanted]
+
+    def header(self, name: str) -> str | None:
+        """The first line of a header."""
+        values = self.values(name)
+        return values[0].decode("latin-1") if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""

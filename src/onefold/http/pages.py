@@ -1,0 +1,143 @@
+"""Two resources every application gets: what became of my key, and what this API promises about keys.
+
+The status of a key is shown to its own principal only: whoever asks brings the key, and the principal is found the
+same way as for the request itself, so nobody can name another's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
+from urllib.parse import parse_qs
+
+from onefold._kernel.effects import Flow
+from onefold.errors import CallerError, KeyMissing
+from onefold.http.exchange import HEADER, Gate, digest_of
+from onefold.http.messages import Request, Response
+from onefold.http.policy import Policy
+from onefold.http.problems import TYPE_PREFIX, problem
+
+Page: TypeAlias = Callable[[], Flow[Response]]
+
+#: Methods and templates, as in `POST /payments`, with what each promises.
+Operations: TypeAlias = Callable[[], dict[str, Policy]]
+
+_PROBLEMS = (
+    (400, "key-missing", "The route requires an Idempotency-Key and the request has none."),
+    (400, "key-malformed", "The header cannot be read as one key."),
+    (401, "principal-missing", "The application could not tell who is asking."),
+    (409, "key-in-flight", "The same request is being worked on. Wait for Retry-After, then retry with the same key."),
+    (410, "key-expired", "The key is older than the route remembers; it was not run."),
+    (410, "answer-not-kept", "The request completed, but its answer was too large to be kept."),
+    (422, "key-reused", "The key already names another request. Use a new key for a new request."),
+    (503, "store-unavailable", "Nothing was decided. Retry later with the same key."),
+    (503, "outcome-unknown", "The outcome is unknown. Retry later with the same key: it happens once."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """The resources below `base`: `{base}/specification` and `{base}/status`."""
+
+    gate: Gate
+    operations: Operations
+    base: str = "/onefold"
+
+    def find(self, request: Request) -> Page | None:
+        """The page a request asks for, if it asks for one of ours."""
+        if request.method != "GET" or not request.path.startswith(self.base):
+            return None
+        match request.path.removeprefix(self.base):
+            case "/specification":
+                return self._specification
+            case "/status":
+                return lambda: self._status(request)
+            case _:
+                return None
+
+    async def _specification(self) -> Response:
+        return _whole(200, b"text/html; charset=utf-8", specification(self.operations()).encode())
+
+    async def _status(self, request: Request) -> Response:
+        """`GET {base}/status?operation=POST /payments` with the Idempotency-Key header of the request in question."""
+        operations = self.operations()
+        operation = parse_qs(request.query.decode("latin-1")).get("operation", [""])[0]
+        policy = operations.get(operation)
+        if policy is None:
+            known = ", ".join(sorted(operations)) or "none"
+            body = {"title": "Unknown operation", "status": 404, "detail": f"Idempotent operations: {known}."}
+            return _whole(404, b"application/problem+json", json.dumps(body).encode())
+        try:
+            lines = request.values(HEADER)
+            if not lines:
+                raise KeyMissing("Send the Idempotency-Key header of the request you are asking about.")
+            key, _ = self.gate.read_key(lines, policy)
+            found = await self.gate.store.status(await digest_of(request, policy, operation, key))
+        except CallerError as error:
+            return problem(error, described_by=self.gate.described_by)
+        body = {"operation": operation, "state": found.state}
+        if found.status is not None:
+            body |= {"status": found.status, "expires_at": found.expires_at}
+        return _whole(200, b"application/json", json.dumps(body).encode())
+
+
+def specification(operations: dict[str, Policy]) -> str:
+    """The published idempotency specification of an API, with its expiration policy, as HTML."""
+    rows = "".join(_operation_row(operation, policy) for operation, policy in sorted(operations.items()))
+    problems = "".join(
+        f"<tr><td>{status}</td><td><code>{TYPE_PREFIX}{slug}</code></td><td>{escape(meaning)}</td></tr>"
+        for status, slug, meaning in _PROBLEMS
+    )
+    return _SPECIFICATION.format(rows=rows, problems=problems)
+
+
+def _operation_row(operation: str, policy: Policy) -> str:
+    late = "runs again" if policy.expiry == "new" else "is refused (410); keys must be UUIDv7"
+    cells = (
+        f"<code>{escape(operation)}</code>",
+        "required" if policy.required else "optional",
+        "quoted string" if policy.strict else "quoted string, or bare",
+        f"{policy.retention_s / 3600:g} h",
+        late,
+        f"waits up to {policy.wait_s:g} s, then 409" if policy.wait_s else "409 at once",
+    )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _whole(status: int, media_type: bytes, body: bytes) -> Response:
+    headers = (
+        (b"content-type", media_type),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    )
+    return Response(status, headers, body)
+
+
+_SPECIFICATION = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Idempotency of this API</title>
+<meta name="viewport" content="width=device-width">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+table {{ border-collapse: collapse; width: 100%; margin: 1rem 0 }}
+th, td {{ text-align: left; border-bottom: 1px solid #ddd; padding: .4rem .6rem; vertical-align: top }}
+</style></head><body>
+<h1>Idempotency of this API</h1>
+<p>Requests to the operations below may be retried safely: send the header <code>Idempotency-Key</code> with a value of
+your own, for example <code>"0192f0c1-7f3a-7b6e-8c51-3d2a9e4b5f60"</code>, and repeat it on every retry of the same
+request. The request happens once; every retry gets the first answer, byte for byte, marked
+<code>Idempotent-Replayed: true</code>. This implements draft-ietf-httpapi-idempotency-key-header-07.</p>
+<h2>Operations and their expiration policy</h2>
+<table><tr><th>Operation</th><th>Key</th><th>Syntax</th><th>Remembered for</th><th>A later retry</th>
+<th>While in flight</th></tr>{rows}</table>
+<p>Keys belong to the authenticated caller and to one operation: the same key of another caller, or on another
+operation, names another request. Answers of the 2xx, 3xx and 4xx classes are remembered, except 401, 403, 407, 408, 425
+and 429; after a 5xx nothing remains and a retry runs again.</p>
+<h2>Problems</h2>
+<p>Refusals are <code>application/problem+json</code> with a stable <code>type</code> and a member
+<code>retryable</code>.</p>
+<table><tr><th>Status</th><th>Type</th><th>Meaning</th></tr>{problems}</table>
+</body></html>
+"""

@@ -1,0 +1,60 @@
+"""Refusals as `application/problem+json` (RFC 9457), with a stable type and whether a retry can help."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from onefold.errors import CallerError, OnefoldError, ProgrammerError, StoreError
+from onefold.http.messages import Headers, Response
+
+TYPE_PREFIX = "urn:onefold:problem:"
+
+#: What a caller is told when the store fails: the cause is the operator's, and stands in the log.
+_STORE_DETAIL = "Nothing was decided. Retry later with the same Idempotency-Key."
+
+_PROGRAMMER_SLUG = "handler-broken"
+
+
+def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
+    """The response that tells a caller about an error."""
+    if isinstance(error, CallerError):
+        detail = _STORE_DETAIL if isinstance(error, StoreError) and error.retryable else error.detail
+        return _response(
+            error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by
+        )
+    if isinstance(error, ProgrammerError):
+        title = "The application broke its own transaction"
+        return _response(500, _PROGRAMMER_SLUG, title, str(error), False, None, described_by)
+    title = "The request could not be completed"
+    return _response(500, "statement-refused", title, "See the application's log.", False, None, described_by)
+
+
+def _response(
+    status: int,
+    slug: str,
+    title: str,
+    detail: str,
+    retryable: bool,
+    retry_after_s: float | None,
+    described_by: str | None,
+) -> Response:
+    body = json.dumps(
+        {
+            "type": TYPE_PREFIX + slug,
+            "title": title,
+            "status": status,
+            "detail": detail,
+            "retryable": retryable,
+        }
+    ).encode()
+    headers: Headers = (
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    )
+    if retryable:
+        headers += ((b"retry-after", str(math.ceil(retry_after_s or 1)).encode()),)
+    if described_by is not None:
+        headers += ((b"link", f'<{described_by}>; rel="describedby"'.encode()),)
+    return Response(status, headers, body)

@@ -1,0 +1,201 @@
+"""WSGI: the rim around `exchange` for threads. Holds the answer back until it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from io import BytesIO
+from itertools import chain
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.ports import Database
+from onefold._kernel.runners import run
+from onefold._kernel.transaction import Transaction
+from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError
+from onefold.http.exchange import Gate, Passage, passing
+from onefold.http.messages import Headers, Request, Response
+from onefold.http.pages import Pages
+from onefold.http.policy import Policy, Route
+from onefold.http.problems import problem
+
+ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]
+Environ: TypeAlias = dict[str, Any]
+Application: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
+Resolve: TypeAlias = Callable[[Request], Route | None]
+
+#: Where a handler finds its transaction in the environ.
+TRANSACTION = "onefold.transaction"
+
+
+class IdempotencyMiddleware:
+    """A WSGI application whose idempotent routes happen once."""
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        gate: Gate,
+        database: Database[Any],
+        resolve: Resolve,
+        pages: Pages | None = None,
+        marks_entry: bool = False,
+    ) -> None:
+        self._app = app
+        self._gate = gate
+        self._database = database
+        self._resolve = resolve
+        self._pages = pages
+        self._marks_entry = marks_entry
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        request = _request(environ)
+        lane: ThreadLane[Any] = ThreadLane(self._database)
+        if self._pages is not None and (page := self._pages.find(request)) is not None:
+            return _send_whole(run(page(), lane), start_response)
+        tx = Transaction(lane)
+        screened = self._gate.screen(request, self._resolve(request), tx)
+        if screened is None:
+            return self._app(environ, start_response)
+        if isinstance(screened, Response):
+            return _send_whole(screened, start_response)
+        try:
+            body = _whole_body(environ, screened.policy) if screened.keyed else None
+        except CallerError as error:
+            return _send_whole(problem(error, described_by=self._gate.described_by), start_response)
+        refusal = run(screened.admit(body or b""), lane)
+        if refusal is not None:
+            return _send_whole(refusal, start_response)
+        if body is not None:
+            environ["wsgi.input"] = BytesIO(body)
+            environ["CONTENT_LENGTH"] = str(len(body))
+        environ[TRANSACTION] = tx
+        return self._run(screened, lane, environ, start_response)
+
+    def _run(
+        self, passage: Passage, lane: ThreadLane[Any], environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        passage.entered = not self._marks_entry
+        token = passing.set(passage)
+        held = _Held(passage.policy.response_bytes_max)
+        try:
+            rest = held.collect(self._app(environ, held.start_response))
+            instead = run(passage.finish(held.response(), kept=rest is None), lane)
+        except Exception as error:
+            held.close()
+            run(passage.abort(type(error).__name__), lane)
+            raise
+        except BaseException:
+            lane.abandon()  # interrupted: the connection's state is unknown
+            raise
+        finally:
+            passing.reset(token)
+        if instead is not None:
+            held.close()
+            return _send_whole(instead, start_response)
+        start_response(held.status, held.headers)
+        return held.forward(rest)
+
+
+class _Held:
+    """What the application sends: held back until it is whole and committed, or too large to be kept."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._body = bytearray()
+        self._iterable: Iterable[bytes] = ()
+        self.status = ""
+        self.headers: list[tuple[str, str]] = []
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
+    ) -> Callable[[bytes], object]:
+        self.status, self.headers = status, headers
+        return self._body.extend
+
+    def collect(self, iterable: Iterable[bytes]) -> Iterator[bytes] | None:
+        """Take the body in. What is returned is the rest of one that is too large; None means: this is all."""
+        self._iterable = iterable
+        chunks = iter(iterable)
+        for chunk in chunks:
+            self._body += chunk
+            if len(self._body) > self._bytes_max:
+                return chunks
+        return None if len(self._body) <= self._bytes_max else chunks
+
+    def response(self) -> Response:
+        if not self.status:
+            raise ProgrammerError("the WSGI application returned without calling start_response")
+        headers: Headers = tuple(
+            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers
+        )
+        return Response(int(self.status.split(" ", 1)[0]), headers, bytes(self._body))
+
+    def forward(self, rest: Iterator[bytes] | None) -> Iterable[bytes]:
+        return _Closing(chain((bytes(self._body),), rest or ()), self.close)
+
+    def close(self) -> None:
+        close = getattr(self._iterable, "close", None)
+        if close is not None:
+            close()
+
+
+class _Closing:
+    """An iterable that closes the application's own when the server closes it."""
+
+    def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:
+        self._chunks = chunks
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+
+def _request(environ: Environ) -> Request:
+    headers = [
+        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in environ.items()
+        if name.startswith("HTTP_")
+    ]
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            headers.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
+    # WSGI hands the decoded path over in latin-1; ASGI decodes it as UTF-8. A key means the same through both.
+    path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
+    return Request(
+        method=environ["REQUEST_METHOD"],
+        path=path,
+        query=environ.get("QUERY_STRING", "").encode("latin-1"),
+        headers=tuple(headers),
+        source=environ,
+    )
+
+
+def _whole_body(environ: Environ, policy: Policy) -> bytes:
+    stated = environ.get("CONTENT_LENGTH") or ""
+    if stated and not stated.isdecimal():
+        raise BodyIncomplete(f"Content-Length {stated[:40]!r} is not a number.")
+    if not stated and not environ.get("wsgi.input_terminated"):
+        return b""
+    length = min(int(stated), policy.body_bytes_max + 1) if stated else policy.body_bytes_max + 1
+    try:
+        body: bytes = environ["wsgi.input"].read(length)
+    except OSError as error:  # the server's socket timed out, or the client is gone
+        raise BodyTooSlow("The request body did not arrive in time. Nothing was done.") from error
+    if len(body) > policy.body_bytes_max:
+        raise BodyTooLarge(f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route.")
+    if stated and len(body) < int(stated):
+        raise BodyIncomplete(f"The request body ended after {len(body)} of {stated} bytes. Nothing was done.")
+    return body
+
+
+def _send_whole(response: Response, start_response: StartResponse) -> Iterable[bytes]:
+    try:
+        reason = HTTPStatus(response.status).phrase
+    except ValueError:
+        reason = "Status"
+    headers = [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in response.headers]
+    start_response(f"{response.status} {reason}", headers)
+    return (response.body,)

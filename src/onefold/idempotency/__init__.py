@@ -1,0 +1,1 @@
+"""Idempotent requests: claim, run once, settle, replay."""

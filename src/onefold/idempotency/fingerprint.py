@@ -1,0 +1,216 @@
+"""The fingerprint: a hash of what was asked, to tell a retry from another request under the same key.
+
+Invariant: equal fingerprints mean the same request as far as its strategy looks. Spelling (member order,
+white space, `1.0` for `1`) may be forgotten, a value never is; what has no exact canonical form is compared
+byte for byte. Fingerprints are stored, so a form never depends on the interpreter or its limits; a changed
+form needs a new `_VERSION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from json import JSONDecoder, JSONEncoder
+from typing import Final, NoReturn, TypeAlias
+
+FINGERPRINT_BYTES: Final = 16
+NESTING_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request asks for. `media_type` is lower-case, without parameters, "" when there is none."""
+
+    path: str
+    query: bytes
+    media_type: str
+    body: bytes
+
+
+# What a route compares: turns what was asked into the bytes that stand for its body.
+Strategy: TypeAlias = Callable[[Asked], bytes]
+
+_VERSION: Final = b"onefold.asked.1"
+_KEY_BYTES_MIN: Final = 16
+_KEY_BYTES_MAX: Final = 64
+
+# Our forms differ in their first byte, so a raw body that looks like a canonical one is never taken for it.
+_JSON: Final = b"j"
+_RAW: Final = b"r"
+_FIELDS: Final = b"f"
+
+
+def fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
+    """The 16 bytes that stand for `asked`.
+
+    `key` is the record's digest: under another key or principal the same payload has an unrelated
+    fingerprint, so a stored one cannot be probed with guesses.
+    """
+    if not _KEY_BYTES_MIN <= len(key) <= _KEY_BYTES_MAX:
+        raise ValueError(
+            f"key has {len(key)} bytes, needs {_KEY_BYTES_MIN} to {_KEY_BYTES_MAX}: pass the record's digest"
+        )
+    form = strategy(asked)
+    if not isinstance(form, bytes):
+        raise TypeError(f"fingerprint strategy {strategy!r} returned {type(form).__name__}, not bytes")
+    ours = strategy is canonical_json or strategy is raw_bytes or isinstance(strategy, _SelectedFields)
+    tag = b"onefold" if ours else b"custom"
+    # A path may carry undecodable bytes as surrogates; they must neither raise nor be replaced.
+    path = asked.path.encode("utf-8", "surrogatepass")
+    # Each part with its length: no byte can move from one part to the next unnoticed.
+    head = b"%d:%b%d:%b" % (len(tag), tag, len(path), path)
+    framed = b"%b%d:%b%d:%b" % (head, len(asked.query), asked.query, len(form), form)
+    return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=_VERSION).digest()
+
+
+def canonical_json(asked: Asked) -> bytes:
+    """The default: JSON by value; anything else, and JSON that parsers disagree on, by its bytes."""
+    try:
+        return _JSON + _encode(_read(asked))
+    except _NOT_CANONICAL:
+        return raw_bytes(asked)
+
+
+def raw_bytes(asked: Asked) -> bytes:
+    """The body as it came: for signed payloads, uploads, and formats that are not JSON."""
+    return _RAW + asked.body
+
+
+def selected_fields(*paths: str) -> Strategy:
+    """Only these members of a JSON object count, by value, each named by a dotted path (`"customer.id"`).
+
+    A missing member differs from null. A path leads through objects only: name an array as a whole. A body
+    that is no JSON object has no members to select and counts as a whole, as in `canonical_json`.
+    """
+    if not paths:
+        raise ValueError("selected_fields() needs at least one path: without one, all bodies look the same")
+    for path in paths:
+        if not all(path.split(".")):
+            raise ValueError(f"selected_fields() path {path!r} has an empty part, write 'customer.id'")
+    return _SelectedFields(paths=tuple(sorted(set(paths))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SelectedFields:
+    paths: tuple[str, ...]
+
+    def __call__(self, asked: Asked) -> bytes:
+        try:
+            body = _read(asked)
+            if _members(body) is None:
+                return _JSON + _encode(body)
+            return _FIELDS + _encode([[path, *_selected(body, path)] for path in self.paths])
+        except _NOT_CANONICAL:
+            return raw_bytes(asked)
+
+
+# Canonical JSON: one pass of the C parser, one of the C writer; only numbers and objects come by here.
+#
+# An integer of up to _SHORT_DIGITS digits stays one. Any other number becomes {"#": "<digits>e<power of 10>"}
+# without trailing zeros in its digits: a form each value has exactly once, made from the token's text in
+# linear time, without a float and without a limit on its size. An object that really has a member "#" becomes
+# {"#": {its members}}: a string below "#" is always a number, an object below it always the real one.
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | bool | None"
+
+_MARK: Final = "#"
+_SHORT_DIGITS: Final = 20  # 64-bit ids fit
+_EXPONENT_DIGITS_MAX: Final = 600  # int() and str() take 640 under every setting of the interpreter's limit
+_WHITE_SPACE: Final = " \t\n\r"
+_NOT_CANONICAL: Final = (ValueError, RecursionError)
+
+
+def _read(asked: Asked) -> Json:
+    """The body as data that `_encode` can write, or one of _NOT_CANONICAL."""
+    body = asked.body
+    if asked.media_type != "application/json" and not asked.media_type.endswith("+json"):
+        raise ValueError("not JSON")
+    # Decoded here, strictly: json.loads would guess UTF-16 or UTF-32 and let broken surrogates pass.
+    text = body.decode("utf-8").strip(_WHITE_SPACE)
+    value: Json
+    value, end = _DECODER.raw_decode(text)
+    if end != len(text):
+        raise ValueError("more than one JSON value")
+    # The parser gives up where the stack ends, and a retry may come in on a deeper stack: so a fixed limit,
+    # far below the stack's, decides. Every level opens a bracket: without many of them there is no depth.
+    if body.count(b"[") + body.count(b"{") > NESTING_MAX and _is_nested_deeper(value, NESTING_MAX):
+        raise ValueError("nested too deep")
+    return value
+
+
+def _encode(value: Json) -> bytes:
+    return _ENCODER.encode(value).encode("ascii")
+
+
+def _object(pairs: list[tuple[str, Json]]) -> Json:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member name occurs twice: parsers differ on which one counts")
+    return {_MARK: members} if _MARK in members else members
+
+
+def _integer(token: str) -> Json:
+    return int(token) if len(token) <= _SHORT_DIGITS else _number(token)
+
+
+def _number(token: str) -> Json:
+    """The one form of the value that a JSON number token spells."""
+    mantissa, _, exponent = token.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("-0")
+    significant = digits.rstrip("0")
+    if not significant:
+        return 0
+    power = len(digits) - len(significant) - len(fraction)
+    if exponent:
+        power += _exponent(exponent)
+    sign = "-" if token[0] == "-" else ""
+    if 0 <= power <= _SHORT_DIGITS - len(significant):
+        return int(f"{sign}{significant}{'0' * power}")
+    return {_MARK: f"{sign}{significant}e{power}"}
+
+
+def _exponent(token: str) -> int:
+    size = token.lstrip("+-0") or "0"
+    if len(size) > _EXPONENT_DIGITS_MAX:
+        raise ValueError(f"an exponent of {len(size)} digits")
+    return -int(size) if token[0] == "-" else int(size)
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not JSON")
+
+
+def _members(value: Json) -> dict[str, Json] | None:
+    """The members of a real object; None for everything else, also for a number in its marked form."""
+    inner = value.get(_MARK, value) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else None
+
+
+def _selected(body: Json, path: str) -> list[Json]:
+    """The value at `path` in a list of its own, or an empty list: that is how missing differs from null."""
+    value = body
+    for name in path.split("."):
+        members = _members(value)
+        if members is None or name not in members:
+            return []
+        value = members[name]
+    return [value]
+
+
+def _is_nested_deeper(value: Json, levels_max: int) -> bool:
+    level = [value]
+    for _ in range(levels_max):
+        level = [child for node in level for child in _children(node) if isinstance(child, (dict, list))]
+    return any(isinstance(node, list) or _members(node) is not None for node in level)
+
+
+def _children(node: Json) -> Iterable[Json]:
+    return node if isinstance(node, list) else (_members(node) or {}).values()
+
+
+_DECODER: Final = JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_refuse_constant
+)
+_ENCODER: Final = JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)

@@ -1,0 +1,112 @@
+"""Claim and settle where locks outlive no statement (SQLite, and later MySQL): a lease, a fence, one row.
+
+Theory of operation. A short transaction commits a claim: whose payload it is, until when it is leased, and a
+fence no other claim has. The handler's transaction starts later, when the handler first touches it. Settling
+writes the record through the claim: if the claim is no longer ours, the INSERT gets NULL for its digest and
+breaks, so a late loser's rows are rolled back with it. A lease that ran out is taken over by the same payload only.
+
+Failure windows. A crash after the claim leaves a lease that runs out by itself. A crash after COMMIT finds the
+record. Looking needs no lock, so duplicates of a running request are answered while it holds the write lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from onefold._kernel.borrow import borrowing, guarding, holding, undoing
+from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Statement
+from onefold.errors import RequiredValueMissing, UniqueViolated
+from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Run, Status
+from onefold.idempotency.sql import sqlite
+from onefold.idempotency.store import ask_for, changed_by, recorded, status_of, translated
+
+
+class LeasedStatements(Protocol):
+    """The statement set of a database with leases (see `sql/sqlite.py`)."""
+
+    def peek(self, ask: Ask) -> Statement: ...
+    def forget(self, digest: bytes) -> Statement: ...
+    def evict(self, ask: Ask) -> Statement: ...
+    def take(self, ask: Ask, fence: int) -> Statement: ...
+    def settle(self, ask: Ask, fence: int, answer: Answer) -> Statement: ...
+    def drop(self, digest: bytes, fence: int) -> Statement: ...
+    def status(self, digest: bytes) -> Statement: ...
+    def reap_records(self, limit: int) -> Statement: ...
+    def reap_claims(self, limit: int) -> Statement: ...
+
+
+class LeasedStore:
+    """Keys claimed by a committed row with a lease and a fence."""
+
+    def __init__(self, fences: Callable[[], int], sql: LeasedStatements = sqlite) -> None:
+        self._fences = fences
+        self._sql = sql
+
+    async def claim(self, ask: Ask) -> Claim:
+        claim = await holding(lambda: self._claim(ask))
+        if not isinstance(claim, Run):
+            await Release()
+        return claim
+
+    async def settle(self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool) -> Claim | None:
+        store = (self._sql.settle(ask, run.fence, answer), self._sql.drop(ask.digest, run.fence))
+        undo = () if keep_rows else (Boundary.ROLLBACK,)
+        try:
+            await Batch((*undo, Boundary.BEGIN, self._sql.forget(ask.digest), *store, Boundary.COMMIT))
+        except (RequiredValueMissing, UniqueViolated):
+            claim = await guarding(lambda: self._look_again(ask))
+            await Release()
+            return claim
+        except Exception as error:
+            await Discard()
+            raise translated(error) from error
+        await Release()
+        return None
+
+    async def release(self, ask: Ask, run: Run) -> None:
+        # Should this fail, the lease runs out by itself.
+        await undoing(Boundary.BEGIN_LIGHT, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
+
+    async def status(self, digest: bytes) -> Status:
+        [row] = await borrowing(lambda: ask_for(self._sql.status(digest)))
+        return status_of(*row)
+
+    async def reap(self, limit: int) -> tuple[int, int]:
+        records = await borrowing(lambda: changed_by(self._sql.reap_records(limit)))
+        claims = await borrowing(lambda: changed_by(self._sql.reap_claims(limit)))
+        return records, claims
+
+    async def _claim(self, ask: Ask) -> Claim:
+        known = await self._judge(ask)
+        if known is not None:
+            return known
+        fence = self._fences()
+        try:
+            await Batch(
+                (Boundary.BEGIN_LIGHT, self._sql.evict(ask), self._sql.take(ask, fence), Boundary.COMMIT)
+            )
+        except (UniqueViolated, RequiredValueMissing):
+            # Someone was quicker between the look and the claim.
+            return await self._look_again(ask)
+        return Run(fence)
+
+    async def _judge(self, ask: Ask) -> Claim | None:
+        """What the key's rows say. None: it may be taken."""
+        [row] = await Fetch(self._sql.peek(ask))
+        late, claimed_by, lease_left_ms, *record, expired = row
+        kept = record[0] is not None
+        if kept and not expired:
+            return recorded(ask, *record)
+        if late or (kept and ask.refuses_late):
+            return Expired()
+        if claimed_by is not None and bytes(claimed_by) != ask.fingerprint:
+            return Mismatch()
+        if claimed_by is not None and lease_left_ms > 0:
+            return InFlight(lease_left_ms / 1000)
+        return None
+
+    async def _look_again(self, ask: Ask) -> Claim:
+        """After a refused batch: what the winner's rows say."""
+        await Batch((Boundary.ROLLBACK,))
+        return await self._judge(ask) or InFlight()

@@ -1,0 +1,81 @@
+"""Stored answers under the application's own encryption key (AES-256-GCM), rotated without losing any.
+
+One key writes, all keys of the ring read. Each sealed value is bound to its record's digest: a value moved to
+another record does not open.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from onefold.errors import ConfigurationError, StoreError
+
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+class Sealer(Protocol):
+    """Whatever can close a value for storage and open it again. `context` must match on both sides."""
+
+    def seal(self, plain: bytes, context: bytes) -> bytes: ...
+    def unseal(self, sealed: bytes, context: bytes) -> bytes: ...
+
+
+class UnreadableAnswer(StoreError):
+    """A stored answer cannot be opened: its key left the ring too early, or the row was changed."""
+
+    slug = "answer-unreadable"
+    title = "The stored answer cannot be read"
+    retryable = False
+
+
+class Keyring:
+    """Named 32-byte keys: `Keyring({"2026-11": new, "2026-05": old}, write="2026-11")`.
+
+    To rotate, add a key and name it in `write`; drop the old one when the retention has passed.
+    """
+
+    def __init__(
+        self, keys: Mapping[str, bytes], *, write: str, random_bytes: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError as error:
+            raise ConfigurationError("sealing needs cryptography: pip install 'onefold[encryption]'") from error
+        if write not in keys:
+            raise ConfigurationError(f"write={write!r} names no key of the ring, which has {sorted(keys)}")
+        for name, key in keys.items():
+            if len(key) != _KEY_BYTES:
+                raise ConfigurationError(
+                    f"key {name!r} has {len(key)} bytes; it must have {_KEY_BYTES} (os.urandom({_KEY_BYTES}))"
+                )
+            if not 1 <= len(name.encode()) <= 255:
+                raise ConfigurationError(f"key name {name!r} must be 1 to 255 bytes long")
+        self._ciphers = {name.encode(): AESGCM(key) for name, key in keys.items()}
+        self._write = write.encode()
+        self._invalid_tag = InvalidTag
+        self._random_bytes = random_bytes
+
+    def seal(self, plain: bytes, context: bytes) -> bytes:
+        """Name of the key, nonce, ciphertext."""
+        nonce = self._random_bytes(_NONCE_BYTES)
+        sealed = self._ciphers[self._write].encrypt(nonce, plain, context)
+        return bytes([len(self._write)]) + self._write + nonce + sealed
+
+    def unseal(self, sealed: bytes, context: bytes) -> bytes:
+        name_end = 1 + sealed[0]
+        nonce_end = name_end + _NONCE_BYTES
+        name = sealed[1:name_end]
+        cipher = self._ciphers.get(name)
+        if cipher is None:
+            raise UnreadableAnswer(
+                f"a stored answer was sealed with key {name.decode(errors='replace')!r}, which is not in the ring; "
+                "keep a key until the retention of what it sealed has passed"
+            )
+        try:
+            return cipher.decrypt(sealed[name_end:nonce_end], sealed[nonce_end:], context)
+        except self._invalid_tag as error:
+            raise UnreadableAnswer("a stored answer does not open: it was changed, or its key was") from error

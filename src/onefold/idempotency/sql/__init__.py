@@ -1,0 +1,1 @@
+"""The idempotency statements, one set per dialect."""

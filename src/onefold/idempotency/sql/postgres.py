@@ -1,0 +1,147 @@
+"""Idempotency on Postgres: two advisory locks, one completed row.
+
+`LOCK` and `LOOK` travel in one round trip but are two statements, because under READ COMMITTED each statement
+sees its own snapshot: one that locked and looked at once would look at the world before its lock, and run keys
+twice. `LOCK` leaves its verdict in a transaction-local setting. That setting dies with the transaction, so
+`SETTLE` can tell from it, inside its own batch, whether the transaction it is about to commit is still the one
+that claimed.
+"""
+
+from __future__ import annotations
+
+from onefold._kernel.effects import Statement
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock
+
+#: Verdicts of LOCK, beside the digest itself, which means: both locks held.
+SAME_IN_FLIGHT = "same"
+OTHER_IN_FLIGHT = "other"
+
+#: The timeouts are the lease: a stopped or half-open peer would otherwise hold its locks for ever.
+_LOCK = """
+SELECT set_config('idle_in_transaction_session_timeout', $1::text, true),
+       CASE WHEN current_setting('server_version_num')::int >= 170000
+            THEN set_config('transaction_timeout', $1::text, true) END,
+       set_config('onefold.claim',
+                  CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN 'same'
+                       WHEN NOT pg_try_advisory_xact_lock($3::bigint) THEN 'other'
+                       ELSE $4::text END,
+                  true)
+"""
+
+#: No row means: run. Any row means: look closer.
+_LOOK = """
+SELECT 1 FROM onefold_record WHERE digest = $1::bytea
+UNION ALL
+SELECT 1 WHERE current_setting('onefold.claim') <> $2::text
+"""
+
+_LOOK_LATE = (
+    _LOOK
+    + """
+UNION ALL
+SELECT 1 WHERE extract(epoch FROM now()) * 1000 > $3::bigint
+"""
+)
+
+_RECORD = "fingerprint, schema_version, status, headers, body, expires_at <= now()"
+
+_SEE = f"""
+SELECT current_setting('onefold.claim', true),
+       extract(epoch FROM now()) * 1000 > $2::bigint,
+       {_RECORD}
+FROM (SELECT 1) AS one LEFT JOIN onefold_record ON digest = $1::bytea
+"""
+
+_FIND = f"SELECT {_RECORD} FROM onefold_record WHERE digest = $1::bytea"
+
+_FORGET = "DELETE FROM onefold_record WHERE digest = $1::bytea AND expires_at <= now()"
+
+#: A digest of NULL is refused by the table: that error, raised before COMMIT, is how a claim lost to a commit
+#: behind our back stops the batch. A row count checked after a merged COMMIT would come too late.
+_SETTLE = f"""
+INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at)
+VALUES (CASE WHEN current_setting('onefold.claim', true) = $1::text THEN $2::bytea END,
+        $3::bytea, $4::text, {SCHEMA_VERSION}, $5::int, $6::bytea, $7::bytea,
+        greatest(now(), to_timestamp($8::bigint / 1000.0)) + $9::bigint * interval '1 millisecond')
+"""
+
+#: Reads the lock table; trying the lock instead would make an honest request see "in flight".
+_STATUS = """
+SELECT (SELECT status FROM onefold_record WHERE digest = $1::bytea AND expires_at > now()),
+       (SELECT to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+          FROM onefold_record WHERE digest = $1::bytea AND expires_at > now()),
+       EXISTS (SELECT 1 FROM pg_locks
+               WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                 AND classid::bigint = ($2::bigint >> 32) & 4294967295
+                 AND objid::bigint = $2::bigint & 4294967295)
+"""
+
+_REAP = """
+DELETE FROM onefold_record WHERE digest IN (
+    SELECT digest FROM onefold_record WHERE expires_at <= now() ORDER BY expires_at LIMIT $1::int
+    FOR UPDATE SKIP LOCKED)
+"""
+
+_NEVER_LATE = 2**62
+
+
+def lock(ask: Ask) -> Statement:
+    return Statement(_LOCK, (str(_ms(ask.lease_s)), ask.request_lock, ask.key_lock, token(ask)))
+
+
+def look(ask: Ask) -> Statement:
+    if ask.key_ms is None:
+        return Statement(_LOOK, (ask.digest, token(ask)))
+    return Statement(_LOOK_LATE, (ask.digest, token(ask), late_after_ms(ask)))
+
+
+def see(ask: Ask) -> Statement:
+    """The verdict of LOCK, whether the key is late, and the record (NULLs when there is none)."""
+    return Statement(_SEE, (ask.digest, late_after_ms(ask)))
+
+
+def find(digest: bytes) -> Statement:
+    return Statement(_FIND, (digest,))
+
+
+def forget(digest: bytes) -> Statement:
+    """Delete the record if it is past its retention."""
+    return Statement(_FORGET, (digest,))
+
+
+def settle(ask: Ask, answer: Answer) -> Statement:
+    return Statement(
+        _SETTLE,
+        (
+            token(ask),
+            ask.digest,
+            ask.fingerprint,
+            ask.operation,
+            answer.status,
+            answer.headers,
+            answer.body,
+            ask.key_ms or 0,
+            _ms(ask.retention_s),
+        ),
+    )
+
+
+def status(digest: bytes) -> Statement:
+    return Statement(_STATUS, (digest, key_lock(digest)))
+
+
+def reap(limit: int) -> Statement:
+    return Statement(_REAP, (limit,))
+
+
+def token(ask: Ask) -> str:
+    return ask.digest.hex()
+
+
+def late_after_ms(ask: Ask) -> int:
+    return _NEVER_LATE if ask.key_ms is None else ask.key_ms + _ms(ask.retention_s)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,125 @@
+"""Idempotency on SQLite: a committed claim with lease and fence, then one completed row.
+
+Times are SQLite's own, in milliseconds since 1970. A fence is a random number that no other claim has, so a
+holder whose lease was taken over can neither settle nor release what is no longer its own.
+"""
+
+from __future__ import annotations
+
+from onefold._kernel.effects import Statement
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
+
+_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+_PEEK = f"""
+SELECT {_NOW} > ?2,
+       (SELECT fingerprint FROM onefold_claim WHERE digest = ?1),
+       (SELECT lease_until_ms - {_NOW} FROM onefold_claim WHERE digest = ?1),
+       fingerprint, schema_version, status, headers, body, expires_at_ms <= {_NOW}
+FROM (SELECT 1) LEFT JOIN onefold_record ON digest = ?1
+"""
+
+_FORGET = f"DELETE FROM onefold_record WHERE digest = ?1 AND expires_at_ms <= {_NOW}"
+
+#: A lease that ran out is taken over, but only by the same payload: the fingerprint survives.
+_EVICT = f"DELETE FROM onefold_claim WHERE digest = ?1 AND fingerprint = ?2 AND lease_until_ms <= {_NOW}"
+
+#: Refused by the table's keys when someone else holds the claim, or (NULL) when the request is done already.
+_TAKE = f"""
+INSERT INTO onefold_claim (digest, fingerprint, operation, fence, lease_until_ms, forget_after_ms)
+VALUES (CASE WHEN NOT EXISTS (SELECT 1 FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}) THEN ?1 END,
+        ?2, ?3, ?4, {_NOW} + ?5, {_NOW} + ?6)
+"""
+
+#: A claim that is no longer ours gives NULL, which the table refuses: the batch ends before COMMIT.
+_SETTLE = f"""
+INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at_ms)
+VALUES ((SELECT digest FROM onefold_claim WHERE digest = ?1 AND fence = ?2),
+        ?3, ?4, {SCHEMA_VERSION}, ?5, ?6, ?7, max({_NOW}, ?8) + ?9)
+"""
+
+_DROP = "DELETE FROM onefold_claim WHERE digest = ?1 AND fence = ?2"
+
+_RENEW = f"UPDATE onefold_claim SET lease_until_ms = {_NOW} + ?3 WHERE digest = ?1 AND fence = ?2"
+
+_STATUS = f"""
+SELECT (SELECT status FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}),
+       (SELECT strftime('%Y-%m-%dT%H:%M:%SZ', expires_at_ms / 1000, 'unixepoch')
+          FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}),
+       EXISTS (SELECT 1 FROM onefold_claim WHERE digest = ?1 AND lease_until_ms > {_NOW})
+"""
+
+_REAP_RECORDS = f"""
+DELETE FROM onefold_record WHERE digest IN (
+    SELECT digest FROM onefold_record WHERE expires_at_ms <= {_NOW} ORDER BY expires_at_ms LIMIT ?1)
+"""
+
+_REAP_CLAIMS = f"""
+DELETE FROM onefold_claim WHERE digest IN (
+    SELECT digest FROM onefold_claim WHERE lease_until_ms <= {_NOW} AND forget_after_ms <= {_NOW} LIMIT ?1)
+"""
+
+_NEVER_LATE = 2**62
+
+
+def peek(ask: Ask) -> Statement:
+    """Whether the key is late, the claim (if any), the record (if any)."""
+    late_after_ms = _NEVER_LATE if ask.key_ms is None else ask.key_ms + _ms(ask.retention_s)
+    return Statement(_PEEK, (ask.digest, late_after_ms))
+
+
+def forget(digest: bytes) -> Statement:
+    """Delete the record if it is past its retention."""
+    return Statement(_FORGET, (digest,))
+
+
+def evict(ask: Ask) -> Statement:
+    """Remove the claim of a holder whose lease ran out."""
+    return Statement(_EVICT, (ask.digest, ask.fingerprint))
+
+
+def take(ask: Ask, fence: int) -> Statement:
+    return Statement(
+        _TAKE, (ask.digest, ask.fingerprint, ask.operation, fence, _ms(ask.lease_s), _ms(ask.retention_s))
+    )
+
+
+def settle(ask: Ask, fence: int, answer: Answer) -> Statement:
+    return Statement(
+        _SETTLE,
+        (
+            ask.digest,
+            fence,
+            ask.fingerprint,
+            ask.operation,
+            answer.status,
+            answer.headers,
+            answer.body,
+            ask.key_ms or 0,
+            _ms(ask.retention_s),
+        ),
+    )
+
+
+def drop(digest: bytes, fence: int) -> Statement:
+    return Statement(_DROP, (digest, fence))
+
+
+def renew(ask: Ask, fence: int) -> Statement:
+    return Statement(_RENEW, (ask.digest, fence, _ms(ask.lease_s)))
+
+
+def status(digest: bytes) -> Statement:
+    return Statement(_STATUS, (digest,))
+
+
+def reap_records(limit: int) -> Statement:
+    return Statement(_REAP_RECORDS, (limit,))
+
+
+def reap_claims(limit: int) -> Statement:
+    return Statement(_REAP_CLAIMS, (limit,))
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,93 @@
+"""The port every way of claiming implements, and what they share: how a stored row is judged."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from onefold._kernel.effects import Batch, Fetch, Flow, Row, Statement
+from onefold.errors import (
+    RequiredValueMissing,
+    StoreError,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionMisused,
+)
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, Claim, Mismatch, Replay, Run, Status
+
+
+class Store(Protocol):
+    """Claims, settles and releases keys. Every flow starts and, unless it answers Run, ends without a connection."""
+
+    def claim(self, ask: Ask) -> Flow[Claim]:
+        """Judge a request. After Run its transaction is open (or opens with the handler's first touch)."""
+        ...
+
+    def settle(self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool) -> Flow[Claim | None]:
+        """Commit the answer, with the business rows or without. A Claim in return is how a lost race ended."""
+        ...
+
+    def release(self, ask: Ask, run: Run) -> Flow[None]:
+        """Leave nothing of the request behind."""
+        ...
+
+    def status(self, digest: bytes) -> Flow[Status]:
+        """What became of a key, without disturbing anyone who holds it."""
+        ...
+
+    def reap(self, limit: int) -> Flow[tuple[int, int]]:
+        """Forget at most `limit` expired records and abandoned claims; how many of each there were."""
+        ...
+
+
+def recorded(
+    ask: Ask, fingerprint: bytes, version: int, status: int, headers: bytes, body: bytes | None
+) -> Replay | Mismatch:
+    """What a live record means for a request."""
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"a record of {ask.operation} was written by a newer onefold (schema version {version}, this one reads "
+            f"up to {SCHEMA_VERSION}); finish the roll-out, or roll back the newer release"
+        )
+    if bytes(fingerprint) != ask.fingerprint:
+        return Mismatch()
+    return Replay(Answer(status, bytes(headers), None if body is None else bytes(body)))
+
+
+def status_of(status: int | None, expires_at: str | None, in_flight: bool) -> Status:
+    """The row of a status statement, read."""
+    if status is not None:
+        return Status("done", status, expires_at)
+    return Status("in_flight" if in_flight else "unknown")
+
+
+async def ask_for(statement: Statement) -> list[Row]:
+    """The rows of one statement, as a flow."""
+    return await Fetch(statement)
+
+
+async def changed_by(statement: Statement) -> int:
+    """How many rows one statement changes, as a flow."""
+    return await Batch((statement,))
+
+
+_COMMITTED_BY_HANDLER = (
+    "the handler committed or rolled back the request's transaction by itself; nothing was stored, but its rows may "
+    "be committed without their key. onefold commits key, rows and response together: remove the commit()/rollback() "
+    "from the handler (with SQLAlchemy use onefold's session, where commit() is a savepoint)"
+)
+
+_SWALLOWED_ERROR = (
+    "the handler swallowed an SQL error and answered success, but the database had aborted the transaction; nothing "
+    "was stored. Let the error rise, or put the statement that may fail into a savepoint"
+)
+
+
+def translated(error: Exception) -> Exception:
+    """What a refused settle says about the handler, where it says something; else the error itself."""
+    match error:
+        case RequiredValueMissing() | TransactionEnded():
+            return TransactionMisused(_COMMITTED_BY_HANDLER)
+        case TransactionAborted():
+            return TransactionMisused(_SWALLOWED_ERROR)
+        case _:
+            return error
