@@ -9,12 +9,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from onefold._kernel.events import Listener, Reaped
 from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold._kernel.runners import run, run_async
-from onefold.db.connect import async_database, sync_database
+from onefold.db.connect import async_database, dialect_of, sync_database
 from onefold.db.migrate import migrate
 from onefold.db.threads import ThreadedDatabase
 from onefold.errors import ConfigurationError
@@ -27,6 +28,16 @@ from onefold.idempotency.schema import MIGRATIONS
 from onefold.idempotency.sealing import Sealer
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _migrate_embedded(database: object) -> None:
+    """A SQLite file given by its path is ours to prepare. Servers are migrated on purpose: `onefold migrate`."""
+    if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
+        own = sync_database(database)
+        try:
+            run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadLane(own))
+        finally:
+            own.close()
 
 
 class Onefold:
@@ -47,6 +58,7 @@ class Onefold:
         pages: str | None = "/onefold",
         development: bool = False,
     ) -> None:
+        _migrate_embedded(database)
         self._database = sync_database(database)
         self._layer = Layer(
             dialect=self._database.dialect,
@@ -131,6 +143,7 @@ class AsyncOnefold:
         pages: str | None = "/onefold",
         development: bool = False,
     ) -> None:
+        _migrate_embedded(database)
         self._database = async_database(database)
         self._layer = Layer(
             dialect=self._database.dialect,

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Outcome: TypeAlias = Literal[
-    "run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable"
-]
+Outcome: TypeAlias = Literal["run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ connection throws that connection away, because nobody vouches for its state.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -74,10 +75,8 @@ class ThreadLane(Generic[H]):
         return result
 
     def abandon(self) -> None:
-        try:
+        with contextlib.suppress(StoreUnavailable):  # it was on its way out
             self.discard()
-        except StoreUnavailable:
-            pass  # it was on its way out
 
 
 #: Connections of cancelled requests, on their way out. The loop keeps only weak references to tasks.

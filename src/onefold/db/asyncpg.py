@@ -7,7 +7,11 @@ connection, because parsing them again each time costs more than running them.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -16,13 +20,35 @@ import asyncpg
 from asyncpg.transaction import TransactionState
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
-from onefold.db.postgres import BOUNDARIES, error_for, inlined, literal
-from onefold.errors import OnefoldError, StoreUnavailable
+from onefold.db.postgres import (
+    checked_dsn,
+    error_for,
+    literal,
+    none_free,
+    not_connected,
+    refused,
+    rendered,
+    script,
+)
+from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
-_VENDOR_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_VENDOR_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+    UnicodeError,
+)
+
+#: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
+_PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
+
+#: A prepared statement is missing, or there already: not the session it was, or a pooler between us and it.
+_NOT_AS_PREPARED = ("26000", "42P05")
 
 
 class AsyncpgDatabase:
@@ -31,45 +57,59 @@ class AsyncpgDatabase:
     dialect = "postgres"
 
     def __init__(self, pool: Pool | str, *, acquire_timeout_s: float = 10.0) -> None:
-        self._dsn = pool if isinstance(pool, str) else None
+        self._dsn = checked_dsn(pool) if isinstance(pool, str) else None
         self._pool = None if isinstance(pool, str) else pool
+        self._ready: Pool | None = None
+        self._opening = asyncio.Lock()
         self._acquire_timeout_s = acquire_timeout_s
         self._prepared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+        self.prepares = True
 
     async def acquire(self) -> AsyncpgConnection:
         try:
-            if self._pool is None:
-                self._pool = asyncpg.create_pool(self._dsn, min_size=0)
-            # Awaiting a pool that is already initialised returns it at once.
-            pool = await self._pool
-            assert pool is not None
+            pool = self._ready or await self._opened()
             proxy: Any = await pool.acquire(timeout=self._acquire_timeout_s)
+        except asyncpg.exceptions.ClientConfigurationError:
+            # Not chained: asyncpg quotes what it could not read, which may be a password.
+            raise ConfigurationError("asyncpg cannot read the Postgres DSN") from None
+        except TimeoutError as error:
+            raise none_free(self._acquire_timeout_s) from error
         except _VENDOR_ERRORS as error:
-            raise _store_error(error) from error
+            raise not_connected(error) from error
         connection = proxy._con  # the pooled connection itself: the proxy is new each time
-        return AsyncpgConnection(pool, proxy, self._prepared.setdefault(connection, set()))
+        return AsyncpgConnection(self, pool, proxy, self._prepared.setdefault(connection, set()))
 
     async def close(self) -> None:
-        if self._dsn is not None and self._pool is not None:
-            await self._pool.close()
-            self._pool = None
+        if self._dsn is not None and self._ready is not None:
+            pool, self._ready = self._ready, None
+            await pool.close()
+
+    async def _opened(self) -> Pool:
+        async with self._opening:  # a pool refuses to be opened by two tasks at once
+            if self._ready is None:
+                pool = asyncpg.create_pool(self._dsn, min_size=0) if self._pool is None else self._pool
+                self._ready = await pool
+            return self._ready
 
 
 class AsyncpgConnection:
     """One connection of the pool."""
 
-    __slots__ = ("_broken", "_pool", "_prepared", "_proxy")
+    __slots__ = ("_broken", "_connection", "_database", "_pool", "_prepared", "_proxy")
 
-    def __init__(self, pool: Pool, proxy: Any, prepared: set[str]) -> None:
+    def __init__(self, database: AsyncpgDatabase, pool: Pool, proxy: Any, prepared: set[str]) -> None:
+        self._database = database
         self._pool = pool
         self._proxy = proxy
+        # The proxy forgets its connection as soon as that is lost.
+        self._connection = proxy._con
         self._prepared = prepared
         self._broken = False
 
     @property
     def handle(self) -> Handle:
-        connection = self._proxy._con
-        if connection._top_xact is None and connection.is_in_transaction():
+        connection = self._connection
+        if connection._top_xact is None and self._in_transaction():
             # Tell asyncpg about the transaction that our batch began, so that the handler's own
             # `connection.transaction()` becomes a savepoint instead of an InterfaceError.
             transaction = connection.transaction()
@@ -80,76 +120,73 @@ class AsyncpgConnection:
 
     async def batch(self, steps: Sequence[Step]) -> int:
         new: list[str] = []
-        script = ";".join(self._rendered(steps, new))
+        query = script(self._rendered(steps, new))
         try:
-            status = await self._proxy.execute(script)
+            status = await self._proxy.execute(query)
         except _VENDOR_ERRORS as error:
             # Which of the new statements exist by now is unknown: this connection is not reused.
             self._broken = self._broken or bool(new)
-            raise _mapped(error) from error
+            if getattr(error, "sqlstate", None) in _NOT_AS_PREPARED:
+                self._broken = True
+                self._database.prepares = False
+            raise self._mapped(error) from error
+        finally:
+            if not self._in_transaction() or Boundary.COMMIT in steps or Boundary.ROLLBACK in steps:
+                self._connection._top_xact = None  # what we told asyncpg is over
         self._prepared.update(new)
-        if steps[-1] in (Boundary.COMMIT, Boundary.ROLLBACK):
-            self._proxy._con._top_xact = None
         return _row_count(status)
 
     async def fetch(self, statement: Statement) -> list[Row]:
         try:
             return [tuple(record) for record in await self._proxy.fetch(statement.sql, *statement.values)]
         except _VENDOR_ERRORS as error:
-            raise _mapped(error) from error
+            raise self._mapped(error) from error
 
     async def release(self) -> None:
-        if self._broken:
+        if self._broken or self._in_transaction():
             return await self.discard()
         try:
             await self._pool.release(self._proxy)
         except _VENDOR_ERRORS as error:
-            raise _mapped(error) from error
+            raise self._mapped(error) from error
 
     async def discard(self) -> None:
-        self._proxy.terminate()
-        try:
+        self._connection.terminate()
+        with suppress(*_VENDOR_ERRORS):  # terminated: there may be nothing to give back
             await self._pool.release(self._proxy)
-        except _VENDOR_ERRORS:
-            pass  # terminated: there is nothing to give back
+
+    def _in_transaction(self) -> bool:
+        return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
 
     def _rendered(self, steps: Sequence[Step], new: list[str]) -> Iterable[str]:
         # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
-        preparing = self._proxy._con._stmt_cache.get_max_size() > 0
+        preparing = self._database.prepares and self._connection._stmt_cache.get_max_size() > 0
         for step in steps:
-            if isinstance(step, Boundary):
-                yield BOUNDARIES[step]
-            elif not preparing:
-                yield inlined(step)
-            else:
-                name = _name(step.sql)
-                if name not in self._prepared and name not in new:
-                    new.append(name)
-                    yield f"PREPARE {name} AS {step.sql}"
-                yield f"EXECUTE {name}({','.join(map(literal, step.values))})" if step.values else f"EXECUTE {name}"
+            name = _name(step.sql) if preparing and isinstance(step, Statement) else None
+            if name is None or isinstance(step, Boundary):
+                yield rendered(step)
+                continue
+            if name not in self._prepared and name not in new:
+                new.append(name)
+                yield f"PREPARE {name} AS {step.sql}"
+            values = ",".join(map(literal, step.values))
+            yield f"EXECUTE {name}({values})" if values else f"EXECUTE {name}"
+
+    def _mapped(self, error: BaseException) -> OnefoldError:
+        sqlstate = getattr(error, "sqlstate", None)
+        if isinstance(error, asyncpg.InterfaceError | UnicodeError) and not self._connection.is_closed():
+            return refused(error)  # asyncpg itself would not send it
+        return error_for(sqlstate, error)
 
 
-_names: dict[str, str] = {}
-
-
-def _name(sql: str) -> str:
+@lru_cache(maxsize=1000)
+def _name(sql: str) -> str | None:
     """A name that changes with the text: two releases of onefold may share a server-side session."""
-    name = _names.get(sql)
-    if name is None:
-        name = _names[sql] = "onefold_" + blake2b(sql.encode(), digest_size=8).hexdigest()
-    return name
+    if not _PREPARABLE.match(sql):
+        return None
+    return "onefold_" + blake2b(sql.encode(), digest_size=8).hexdigest()
 
 
 def _row_count(status: str) -> int:
     last = status.rsplit(" ", 1)[-1]
     return int(last) if last.isdigit() else 0
-
-
-def _mapped(error: BaseException) -> OnefoldError:
-    return error_for(getattr(error, "sqlstate", None), error)
-
-
-def _store_error(error: BaseException) -> OnefoldError:
-    if isinstance(error, TimeoutError):
-        return StoreUnavailable("no Postgres connection became free in time; is the pool large enough?")
-    return _mapped(error)

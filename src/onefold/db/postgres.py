@@ -1,4 +1,4 @@
-"""What the Postgres drivers share: literals for merged batches, and the table of SQLSTATEs.
+"""What the Postgres drivers share: literals for merged batches, the table of SQLSTATEs, and what a DSN may be.
 
 A batch travels as one simple query, so its values are written into the text. Only four kinds of value exist
 (`Value`), each with one rendering that cannot be read as anything but that value.
@@ -7,10 +7,12 @@ A batch travels as one simple query, so its values are written into the text. On
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import assert_never
 
-from onefold._kernel.effects import Boundary, Statement, Value
+from onefold._kernel.effects import Boundary, Statement, Step, Value
 from onefold.errors import (
+    ConfigurationError,
     ConnectionLost,
     OnefoldError,
     RequiredValueMissing,
@@ -51,6 +53,9 @@ SQLSTATES: dict[str, type[OnefoldError]] = {
     "42P01": SchemaMissing,  # undefined table
     "42703": SchemaMissing,  # undefined column: a schema older than this code
     "3F000": SchemaMissing,
+    "26000": StoreUnavailable,  # a prepared statement of ours is gone: see db/asyncpg.py
+    "42P05": StoreUnavailable,  # a prepared statement of ours is there already
+    "40003": ConnectionLost,  # the server itself does not know whether it completed
     "55P03": StoreBusy,
     "57014": StoreUnavailable,  # cancelled by a statement timeout or an operator
     "25P03": ConnectionLost,  # idle_in_transaction_session_timeout: the lease ran out
@@ -58,10 +63,13 @@ SQLSTATES: dict[str, type[OnefoldError]] = {
     "57P01": ConnectionLost,
     "57P02": ConnectionLost,
     "57P03": StoreUnavailable,  # starting up
+    "57P04": ConnectionLost,  # the database was dropped
+    "57P05": ConnectionLost,  # idle_session_timeout
     "08": ConnectionLost,
     "28": StoreUnavailable,  # wrong user or password
     "3D": StoreUnavailable,  # no such database
     "53": StoreUnavailable,  # out of connections, memory or disk
+    "58": StoreUnavailable,  # the server's own files or disk
 }
 
 _PLACEHOLDER = re.compile(r"\$(\d+)")
@@ -74,6 +82,44 @@ def error_for(sqlstate: str | None, error: BaseException) -> OnefoldError:
     kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2]) or StatementRefused
     hint = "; run `onefold migrate` to create onefold's tables" if kind is SchemaMissing else ""
     return kind(f"Postgres {sqlstate}: {error}{hint}")
+
+
+def refused(error: BaseException) -> StatementRefused:
+    """Our error for a statement that the driver would not even send."""
+    return StatementRefused(f"Postgres: {type(error).__name__}: {error}")
+
+
+def not_connected(error: BaseException) -> StoreUnavailable:
+    """Our error for a connection that could not be had."""
+    return StoreUnavailable(f"no connection to Postgres: {type(error).__name__}: {error}")
+
+
+def none_free(seconds: float) -> StoreUnavailable:
+    """Our error for a pool that has nothing to give."""
+    return StoreUnavailable(
+        f"no Postgres connection could be had within {seconds:g} s; is the server up, and the pool large enough?"
+    )
+
+
+def checked_dsn(dsn: str) -> str:
+    """The DSN, if it is a URL the drivers agree on. It may hold a password, so no message repeats it."""
+    scheme, separator, rest = dsn.partition("://")
+    if not separator or scheme not in ("postgresql", "postgres"):
+        raise ConfigurationError("a Postgres DSN is written postgresql://user:password@host:port/database")
+    location = rest.partition("?")[0]
+    authority = location.partition("/")[0]
+    user, _, hosts = authority.rpartition("@")
+    # A raw "@" or "/" in a password moves what follows it into the host or the database name.
+    if "@" in user or "@" in location[len(authority) :] or "#" in dsn:
+        raise ConfigurationError(
+            "the Postgres DSN has an '@', '/' or '#' too many; inside a user name or a password they are "
+            "percent-encoded: %40, %2F, %23"
+        )
+    for host in hosts.split(","):
+        port = host.rpartition("]")[2].rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+        if port and not port.isdecimal():
+            raise ConfigurationError("the port in the Postgres DSN is not a number")
+    return dsn
 
 
 def literal(value: Value) -> str:
@@ -100,3 +146,13 @@ def inlined(statement: Statement) -> str:
     """The statement with its values written in."""
     literals = [literal(value) for value in statement.values]
     return _PLACEHOLDER.sub(lambda found: literals[int(found[1]) - 1], statement.sql)
+
+
+def rendered(step: Step) -> str:
+    """A step of a batch as SQL text."""
+    return BOUNDARIES[step] if isinstance(step, Boundary) else inlined(step)
+
+
+def script(statements: Iterable[str]) -> str:
+    """The statements as one simple query. The new line keeps a comment at the end of one from hiding the next."""
+    return "\n;".join(statements)

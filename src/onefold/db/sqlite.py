@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +27,15 @@ from onefold.errors import (
     StoreBusy,
     StoreReadOnly,
     StoreUnavailable,
+    TransactionEnded,
     TransactionMisused,
     UniqueViolated,
 )
 
 T = TypeVar("T")
+
+#: Also what sqlite3 raises for a value that does not fit: an integer beyond 64 bits, half a character.
+_VENDOR_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
 
 #: SQLite result codes (extended first, then primary) to errors.
 CODES: dict[int, type[OnefoldError]] = {
@@ -49,16 +54,16 @@ CODES: dict[int, type[OnefoldError]] = {
 }
 
 
-def error_for(error: sqlite3.Error, where: str = "SQLite") -> OnefoldError:
-    """Our error for sqlite3's."""
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None or "no such table" in str(error) or "has no column" in str(error):
-        missing = "no such table" in str(error) or "has no column" in str(error)
-        if missing:
-            return SchemaMissing(f"{where}: {error}; run `onefold migrate` to create onefold's tables")
-        return StatementRefused(f"{where}: {error}")
+def error_for(error: Exception, where: str = "SQLite") -> OnefoldError:
+    """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked."""
+    text = str(error)
+    if any(sign in text for sign in ("no such table", "no such column", "has no column")):
+        return SchemaMissing(f"{where}: {text}; run `onefold migrate` to create onefold's tables")
+    if "no such savepoint" in text:
+        return TransactionEnded(f"{where}: {text}")
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     kind = CODES.get(code) or CODES.get(code & 0xFF) or StatementRefused
-    return kind(f"{where}: {error}")
+    return kind(f"{where}: {text}")
 
 
 class SqliteDatabase:
@@ -73,131 +78,202 @@ class SqliteDatabase:
                 f"SQLite database {self.path!r} exists in one connection only; give the path of a file"
             )
         self._busy_timeout_s = busy_timeout_s
-        self._idle: list[SqliteConnection] = []
+        self._idle: list[_Link] = []
         self._writer = threading.Lock()
 
     def acquire(self) -> SqliteConnection:
         try:
-            return self._idle.pop()
+            link = self._idle.pop()
         except IndexError:
-            return SqliteConnection(self._open(), self._writer, self._busy_timeout_s, self._idle)
+            link = _Link(self._open())
+        return SqliteConnection(link, self._writer, self._busy_timeout_s, self._idle)
 
     def close(self) -> None:
         while self._idle:
-            self._idle.pop().discard()
+            self._idle.pop().close()
 
     def _open(self) -> sqlite3.Connection:
         try:
             connection = sqlite3.connect(
                 self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )
-            # Readers do not block the writer in WAL; FULL makes a commit survive a power cut, not just a crash.
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
+            try:
+                # Readers do not block the writer in WAL; FULL makes a commit survive a power cut, not just a crash.
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+            except sqlite3.Error:
+                connection.close()
+                raise
         except sqlite3.Error as error:
             raise error_for(error, f"SQLite file {self.path!r}") from error
         return connection
 
 
-class SqliteConnection:
-    """One connection to the file."""
+class _Link:
+    """An open file and what outlives a request: how its commits are flushed, and whose turn it is."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, writer: threading.Lock, busy_timeout_s: float, idle: list[SqliteConnection]
-    ) -> None:
-        self._connection = connection
+    __slots__ = ("connection", "light", "ours", "trespass")
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.light = False
+        self.ours = True
+        self.trespass: str | None = None
+        connection.set_authorizer(self._authorize)
+
+    @property
+    def in_transaction(self) -> bool:
+        try:
+            return self.connection.in_transaction
+        except sqlite3.ProgrammingError:
+            return False  # closed
+
+    def close(self) -> None:
+        # A cursor that someone still holds keeps a closed connection half alive, and its lock: so first roll back.
+        with suppress(sqlite3.Error):
+            self.connection.rollback()
+        self.connection.close()
+
+    def _authorize(self, action: int, operation: str | None, *_: object) -> int:
+        """Keep COMMIT, ROLLBACK and BEGIN for ourselves, however the handler spells them.
+
+        SQLite asks when it compiles a statement. Ours must not be found in sqlite3's cache of compiled ones, so we
+        end transactions with `commit()` and `rollback()`, which do not use it.
+        """
+        if action == sqlite3.SQLITE_TRANSACTION and not self.ours:
+            self.trespass = operation
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+
+class SqliteConnection:
+    """One connection to the file, for as long as it is out."""
+
+    __slots__ = ("_busy_timeout_s", "_idle", "_lent", "_writer", "_writing")
+
+    def __init__(self, link: _Link, writer: threading.Lock, busy_timeout_s: float, idle: list[_Link]) -> None:
+        self._lent: _Link | None = link
         self._writer = writer
         self._busy_timeout_s = busy_timeout_s
         self._idle = idle
-        self._light = False
         self._writing = False
-        self._ours = True
-        self._trespass: str | None = None
-        connection.set_authorizer(self._authorize)
 
     @property
     def handle(self) -> sqlite3.Connection:
         """The sqlite3 connection, in its transaction, which begins here."""
-        try:
-            if not self._writing:
-                self._begin(light=False)
-        finally:
-            self._ours = False
-        return self._connection
+        link = self._link
+        if not self._writing:
+            self._begin(light=False)
+        link.ours = False
+        return link.connection
 
     def batch(self, steps: Sequence[Step]) -> int:
-        self._reclaim()
+        self._reclaim(undone=steps[0] is Boundary.ROLLBACK)
         count = 0
         try:
             for step in steps:
                 if isinstance(step, Statement):
-                    cursor = self._connection.execute(step.sql, step.values)
+                    cursor = self._execute(step)
                     count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
                 else:
                     self._cross(step)
                     count = 0
-        except sqlite3.Error as error:
+        except _VENDOR_ERRORS as error:
             raise error_for(error) from error
         return count
 
     def fetch(self, statement: Statement) -> list[Row]:
         self._reclaim()
         try:
-            return self._connection.execute(statement.sql, statement.values).fetchall()
-        except sqlite3.Error as error:
+            return self._execute(statement).fetchall()
+        except _VENDOR_ERRORS as error:
             raise error_for(error) from error
 
     def release(self) -> None:
-        self._ours = True
-        self._trespass = None
-        if self._connection.in_transaction:
-            self._cross(Boundary.ROLLBACK)
-        self._let_go()
-        self._idle.append(self)
+        link, self._lent = self._link, None
+        link.ours, link.trespass = True, None
+        try:
+            link.connection.rollback()
+            # What the handler may have set for itself is not for the next one.
+            link.connection.row_factory, link.connection.text_factory = None, str
+        except sqlite3.Error:
+            link.close()
+        else:
+            self._idle.append(link)
+        finally:
+            self._let_go()
 
     def discard(self) -> None:
-        self._ours = True
+        link, self._lent = self._link, None
+        link.ours = True
         try:
-            self._connection.close()  # rolls back what is open
+            link.close()
         except sqlite3.Error as error:
             raise error_for(error) from error
         finally:
             self._let_go()
 
-    def _reclaim(self) -> None:
-        """Our turn again. Whatever the handler tried on the transaction itself is reported now."""
-        self._ours = True
-        trespass, self._trespass = self._trespass, None
+    @property
+    def _link(self) -> _Link:
+        if self._lent is None:
+            raise TransactionMisused(
+                "the request that this SQLite connection belonged to is over; finish the work before the handler "
+                "returns (a task left behind would write into another request's transaction)"
+            )
+        return self._lent
+
+    def _reclaim(self, *, undone: bool = False) -> None:
+        """Our turn again. What became of the transaction in the handler's hands matters unless it is undone now."""
+        link = self._link
+        link.ours = True
+        trespass, link.trespass = link.trespass, None
+        if undone:
+            return
         if trespass is not None:
             raise TransactionMisused(
                 f"the handler tried to {trespass} on the request's transaction; onefold commits it together with "
                 "the key and the response: remove the call (a savepoint is allowed)"
             )
+        if self._writing and not link.in_transaction:
+            raise TransactionEnded(
+                "SQLite: the transaction is gone (an ON CONFLICT ROLLBACK, an error that rolls back, or close())"
+            )
+
+    def _execute(self, statement: Statement) -> sqlite3.Cursor:
+        cursor = self._link.connection.cursor()
+        cursor.row_factory = None
+        return cursor.execute(statement.sql, statement.values)
 
     def _cross(self, boundary: Boundary) -> None:
+        connection = self._link.connection
         match boundary:
             case Boundary.BEGIN | Boundary.BEGIN_LIGHT:
                 if not self._writing:
                     self._begin(light=boundary is Boundary.BEGIN_LIGHT)
-            case Boundary.COMMIT | Boundary.ROLLBACK:
-                if self._writing:
-                    self._connection.execute(boundary.value)
-                    self._let_go()
-            case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
+            case Boundary.COMMIT:
+                connection.commit()
+                self._let_go()
+            case Boundary.ROLLBACK:
+                connection.rollback()
+                self._let_go()
+            case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT:
                 if not self._writing:
-                    self._begin(light=False)  # a savepoint alone would begin a transaction without the write lock
-                self._connection.execute(f"{boundary.value} onefold")
+                    raise TransactionEnded(f"SQLite: {boundary.value} outside a transaction")
+                connection.execute(f"{boundary.value} onefold")
 
     def _begin(self, *, light: bool) -> None:
+        link = self._link
         if not self._writer.acquire(timeout=self._busy_timeout_s):
-            raise StoreBusy(f"SQLite: another transaction of this process held the write lock for {self._busy_timeout_s} s")
+            raise StoreBusy(
+                f"SQLite: another transaction of this process held the write lock for {self._busy_timeout_s:g} s"
+            )
         self._writing = True
         try:
-            if light != self._light:
+            if light != link.light:
                 # A lease may be lost in a power cut: everyone who could have acted on it is gone too.
-                self._connection.execute(f"PRAGMA synchronous={'NORMAL' if light else 'FULL'}")
-                self._light = light
-            self._connection.execute("BEGIN IMMEDIATE")
+                link.connection.execute(f"PRAGMA synchronous={'NORMAL' if light else 'FULL'}")
+                link.light = light
+            link.connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             self._let_go()
             raise error_for(error) from error
@@ -206,13 +282,6 @@ class SqliteConnection:
         if self._writing:
             self._writing = False
             self._writer.release()
-
-    def _authorize(self, action: int, operation: str | None, *_: object) -> int:
-        """Keep COMMIT, ROLLBACK and BEGIN for ourselves, however the handler spells them."""
-        if action == sqlite3.SQLITE_TRANSACTION and not self._ours:
-            self._trespass = operation
-            return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK
 
 
 class AsyncSqlite:

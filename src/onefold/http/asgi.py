@@ -21,6 +21,7 @@ from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
 from onefold.http.problems import problem
+from onefold.http.pulse import TaskPulse
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -32,6 +33,9 @@ Resolve: TypeAlias = Callable[[Request], Route | None]
 
 #: Where a handler finds its transaction in the scope.
 TRANSACTION = "onefold.transaction"
+
+
+_BODY_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"})
 
 
 class ClientGone(Exception):
@@ -98,8 +102,13 @@ class IdempotencyMiddleware:
         send: Send,
     ) -> None:
         scope[TRANSACTION] = tx
+        # Bodies that the server would read from disk by itself cannot be held back, nor stored.
+        scope["extensions"] = {
+            name: value for name, value in (scope.get("extensions") or {}).items() if name not in _BODY_EXTENSIONS
+        }
         passage.entered = not self._marks_entry
         held = _Held(passage, lane, received, send)
+        pulse = TaskPulse(passage, self._database) if passage.leased else None
         token = passing.set(passage)
         try:
             await self._app(scope, received, held)
@@ -111,6 +120,8 @@ class IdempotencyMiddleware:
             raise
         finally:
             passing.reset(token)
+            if pulse is not None:
+                pulse.stop()
         if not passage.over:
             await run_async(passage.abort("no answer"), lane)
 
@@ -171,36 +182,32 @@ class _Held:
         self._received.settled.set()
         if instead is not None:
             self._start = None
-            return await _send_whole(instead, self._send)
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
+            await _send_whole(instead, self._send)
+        else:
+            await self._send(start)
+            await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
 
 
 async def _whole_body(receive: Receive, policy: Policy) -> bytes:
+    body = bytearray()
+    more = True
     try:
         async with asyncio.timeout(policy.body_timeout_s):
-            message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                whole = bytes(message.get("body", b""))
-                _check_size(whole, policy)
-                return whole
-            body = bytearray()
-            while message["type"] == "http.request":
-                body += message.get("body", b"")
-                _check_size(body, policy)
-                if not message.get("more_body", False):
-                    return bytes(body)
+            while more:
                 message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > policy.body_bytes_max:
+                    raise BodyTooLarge(
+                        f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
+                    )
     except TimeoutError as error:
         raise BodyTooSlow(
             f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."
         ) from error
-    raise ClientGone
-
-
-def _check_size(body: bytes | bytearray, policy: Policy) -> None:
-    if len(body) > policy.body_bytes_max:
-        raise BodyTooLarge(f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route.")
+    return bytes(body)
 
 
 async def _send_whole(response: Response, send: Send) -> None:

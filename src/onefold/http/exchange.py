@@ -219,7 +219,8 @@ class Passage:
         if self.over:
             return
         if self._run is None or self._ask is None:
-            return self._end()
+            self._end()
+            return
         try:
             await self._close_sessions(False)
         except Exception:
@@ -227,6 +228,16 @@ class Passage:
         self._end()
         await self._store.release(self._ask, self._run)
         tell(self._gate.listener, Released(self.operation, reason))
+
+    @property
+    def leased(self) -> bool:
+        """Whether the claim is a lease that a long handler must keep alive."""
+        return self._store.leases and self._run is not None
+
+    async def renew(self) -> None:
+        """Extend the lease, unless the passage is over or its open transaction makes that needless."""
+        if self._run is not None and self._ask is not None and not self.over and not self.tx.touched:
+            await self._store.renew(self._ask, self._run)
 
     async def _close_sessions(self, keep_rows: bool) -> None:
         while self.tx.endings:
@@ -295,8 +306,8 @@ class Passage:
             case Expired():
                 self._tell("expired")
                 error = KeyExpired(
-                    f"This Idempotency-Key is older than {self.policy.retention_s:.0f} s, the time this route remembers "
-                    "its answers. It was not run. Find out what became of it, then use a new key."
+                    f"This Idempotency-Key is older than {self.policy.retention_s:.0f} s, the time this route "
+                    "remembers its answers. It was not run. Find out what became of it, then use a new key."
                 )
             case Run():
                 raise ProgrammerError("a claim that was granted has no answer yet")

@@ -1,8 +1,8 @@
 """FastAPI: the request's transaction as a dependency.
 
-    @app.post("/payments", status_code=201)
-    @once.idempotent(required=True)
-    async def pay(body: Payment, tx: Tx[asyncpg.Connection]) -> Receipt: ...
+@app.post("/payments", status_code=201)
+@once.idempotent(required=True)
+async def pay(body: Payment, tx: Tx[asyncpg.Connection]) -> Receipt: ...
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def transaction_of(connection: HTTPConnection) -> Transaction[Any]:
     if isinstance(tx, Transaction):
         return tx
     raise ProgrammerError(
-        f"{connection.url.path} has no transaction: mark the endpoint with @once.idempotent(...), below @app.post(...), "
-        "and call once.install(app)"
+        f"{connection.url.path} has no transaction: mark the endpoint with @once.idempotent(...), below "
+        "@app.post(...), and call once.install(app)"
     )
 
 

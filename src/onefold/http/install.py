@@ -118,8 +118,8 @@ def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
     """Put the layer around a Starlette or FastAPI application, outside its other middleware added so far."""
     if not hasattr(app, "add_middleware") or not hasattr(app, "routes"):
         raise ConfigurationError(
-            f"cannot install into {type(app).__module__}.{type(app).__qualname__}: install() knows FastAPI, Starlette and "
-            "(with Onefold) Flask; for anything else wrap it with once.asgi(app, routes) or once.wsgi(app, routes)"
+            f"cannot install into {type(app).__module__}.{type(app).__qualname__}: install() knows FastAPI, Starlette "
+            "and (with Onefold) Flask; for anything else wrap it with once.asgi(app, routes) or once.wsgi(app, routes)"
         )
     from onefold.http.starlette import ApplicationRoutes
 

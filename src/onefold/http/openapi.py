@@ -50,9 +50,7 @@ def _describe(operation: dict[str, Any], policy: Policy) -> None:
     for status, (meaning, headers) in _problems(policy).items():
         addition = {
             "description": meaning,
-            "content": {
-                "application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}
-            },
+            "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}},
         } | ({"headers": headers} if headers else {})
         if status not in responses:
             responses[status] = addition
@@ -74,8 +72,7 @@ def _parameter(policy: Policy) -> dict[str, Any]:
         "required": policy.required,
         "description": (
             "Names the intent: repeat it on every retry of the same request, and the request happens once. Answers are "
-            f"remembered for {policy.retention_s:g} s."
-            + (" Keys must be UUIDv7." if policy.expiry == "refuse" else "")
+            f"remembered for {policy.retention_s:g} s." + (" Keys must be UUIDv7." if policy.expiry == "refuse" else "")
         ),
         "schema": {"type": "string", "minLength": 1, "maxLength": 257},
         "example": '"0192f0c1-7f3a-7b6e-8c51-3d2a9e4b5f60"',

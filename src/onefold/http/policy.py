@@ -10,7 +10,7 @@ from onefold.errors import ConfigurationError
 from onefold.http.messages import Request
 from onefold.idempotency.fingerprint import Strategy, canonical_json
 
-Principal: TypeAlias = Callable[[Request], str | None | Awaitable[str | None]]
+Principal: TypeAlias = Callable[[Request], Awaitable[str | None] | str | None]
 
 #: Methods a key means something for; the others are idempotent by themselves or change nothing.
 METHODS = frozenset({"POST", "PATCH", "PUT", "DELETE"})
@@ -66,6 +66,7 @@ class Policy:
 
 #: Never stored, whatever a policy says.
 SECRET_HEADERS = frozenset({"set-cookie", "www-authenticate", "proxy-authenticate", "authentication-info"})
+
 
 class Settings(TypedDict, total=False):
     """What a route may say for itself; the rest comes from the application's defaults. See `Policy`."""

@@ -19,6 +19,7 @@ from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
 from onefold.http.problems import problem
+from onefold.http.pulse import ThreadPulse
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]
@@ -49,6 +50,7 @@ class IdempotencyMiddleware:
         self._resolve = resolve
         self._pages = pages
         self._marks_entry = marks_entry
+        self._pulse = ThreadPulse(database)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = _request(environ)
@@ -78,6 +80,8 @@ class IdempotencyMiddleware:
         self, passage: Passage, lane: ThreadLane[Any], environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         passage.entered = not self._marks_entry
+        if passage.leased:
+            self._pulse.start(passage)
         token = passing.set(passage)
         held = _Held(passage.policy.response_bytes_max)
         try:
@@ -92,6 +96,7 @@ class IdempotencyMiddleware:
             raise
         finally:
             passing.reset(token)
+            self._pulse.stop(passage)
         if instead is not None:
             held.close()
             return _send_whole(instead, start_response)
@@ -159,9 +164,11 @@ def _request(environ: Environ) -> Request:
         for name, value in environ.items()
         if name.startswith("HTTP_")
     ]
-    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-        if environ.get(name):
-            headers.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
+    headers += [
+        (name.replace("_", "-").lower().encode(), environ[name].encode("latin-1"))
+        for name in ("CONTENT_TYPE", "CONTENT_LENGTH")
+        if environ.get(name)
+    ]
     # WSGI hands the decoded path over in latin-1; ASGI decodes it as UTF-8. A key means the same through both.
     path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
     return Request(

@@ -19,7 +19,7 @@ from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, St
 from onefold.errors import RequiredValueMissing, UniqueViolated
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Run, Status
 from onefold.idempotency.sql import sqlite
-from onefold.idempotency.store import ask_for, changed_by, recorded, status_of, translated
+from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
 
 
 class LeasedStatements(Protocol):
@@ -30,6 +30,7 @@ class LeasedStatements(Protocol):
     def evict(self, ask: Ask) -> Statement: ...
     def take(self, ask: Ask, fence: int) -> Statement: ...
     def settle(self, ask: Ask, fence: int, answer: Answer) -> Statement: ...
+    def renew(self, ask: Ask, fence: int) -> Statement: ...
     def drop(self, digest: bytes, fence: int) -> Statement: ...
     def status(self, digest: bytes) -> Statement: ...
     def reap_records(self, limit: int) -> Statement: ...
@@ -38,6 +39,8 @@ class LeasedStatements(Protocol):
 
 class LeasedStore:
     """Keys claimed by a committed row with a lease and a fence."""
+
+    leases = True
 
     def __init__(self, fences: Callable[[], int], sql: LeasedStatements = sqlite) -> None:
         self._fences = fences
@@ -68,13 +71,17 @@ class LeasedStore:
         # Should this fail, the lease runs out by itself.
         await undoing(Boundary.BEGIN_LIGHT, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
 
+    async def renew(self, ask: Ask, run: Run) -> None:
+        steps = (Boundary.BEGIN_LIGHT, self._sql.renew(ask, run.fence), Boundary.COMMIT)
+        await borrowing(lambda: in_batch(*steps))
+
     async def status(self, digest: bytes) -> Status:
         [row] = await borrowing(lambda: ask_for(self._sql.status(digest)))
         return status_of(*row)
 
     async def reap(self, limit: int) -> tuple[int, int]:
-        records = await borrowing(lambda: changed_by(self._sql.reap_records(limit)))
-        claims = await borrowing(lambda: changed_by(self._sql.reap_claims(limit)))
+        records = await borrowing(lambda: in_batch(self._sql.reap_records(limit)))
+        claims = await borrowing(lambda: in_batch(self._sql.reap_claims(limit)))
         return records, claims
 
     async def _claim(self, ask: Ask) -> Claim:
@@ -83,9 +90,7 @@ class LeasedStore:
             return known
         fence = self._fences()
         try:
-            await Batch(
-                (Boundary.BEGIN_LIGHT, self._sql.evict(ask), self._sql.take(ask, fence), Boundary.COMMIT)
-            )
+            await Batch((Boundary.BEGIN_LIGHT, self._sql.evict(ask), self._sql.take(ask, fence), Boundary.COMMIT))
         except (UniqueViolated, RequiredValueMissing):
             # Someone was quicker between the look and the claim.
             return await self._look_again(ask)

@@ -29,7 +29,7 @@ from onefold.errors import (
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
 from onefold.idempotency.recent import Recent
 from onefold.idempotency.sql import postgres
-from onefold.idempotency.store import ask_for, changed_by, recorded, status_of, translated
+from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
 
 #: How long a lost COMMIT is looked for: the server may still be working on it.
 LOOKUP_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5)
@@ -53,6 +53,8 @@ class LockedStatements(Protocol):
 
 class LockedStore:
     """Keys claimed by locks that end with their transaction."""
+
+    leases = False
 
     def __init__(self, sql: LockedStatements = postgres, *, recent: Recent | None = None) -> None:
         self._sql = sql
@@ -85,12 +87,15 @@ class LockedStore:
     async def release(self, ask: Ask, run: Run) -> None:
         await undoing()
 
+    async def renew(self, ask: Ask, run: Run) -> None:
+        """Nothing to extend: the claim lives as long as its transaction."""
+
     async def status(self, digest: bytes) -> Status:
         [row] = await borrowing(lambda: ask_for(self._sql.status(digest)))
         return status_of(*row)
 
     async def reap(self, limit: int) -> tuple[int, int]:
-        return await borrowing(lambda: changed_by(self._sql.reap(limit))), 0
+        return await borrowing(lambda: in_batch(self._sql.reap(limit))), 0
 
     async def _found(self, ask: Ask) -> Claim | None:
         rows = await Fetch(self._sql.find(ask.digest))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onefold._kernel.effects import Batch, Fetch, Flow, Row, Statement
+from onefold._kernel.effects import Batch, Fetch, Flow, Row, Statement, Step
 from onefold.errors import (
     RequiredValueMissing,
     StoreError,
@@ -17,6 +17,15 @@ from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, Claim, Mismat
 
 class Store(Protocol):
     """Claims, settles and releases keys. Every flow starts and, unless it answers Run, ends without a connection."""
+
+    @property
+    def leases(self) -> bool:
+        """Whether a claim is a lease that must be renewed while its handler runs."""
+        ...
+
+    def renew(self, ask: Ask, run: Run) -> Flow[None]:
+        """Extend the lease of a claim that is still ours."""
+        ...
 
     def claim(self, ask: Ask) -> Flow[Claim]:
         """Judge a request. After Run its transaction is open (or opens with the handler's first touch)."""
@@ -65,9 +74,9 @@ async def ask_for(statement: Statement) -> list[Row]:
     return await Fetch(statement)
 
 
-async def changed_by(statement: Statement) -> int:
-    """How many rows one statement changes, as a flow."""
-    return await Batch((statement,))
+async def in_batch(*steps: Step) -> int:
+    """A batch, as a flow."""
+    return await Batch(steps)
 
 
 _COMMITTED_BY_HANDLER = (

@@ -21,6 +21,8 @@ def unkeyed_ask(operation: str, lease_s: float) -> Ask:
 class UnkeyedStore:
     """Implements `Store` for requests that have no key."""
 
+    leases = False
+
     def __init__(self, *, begin: tuple[Step, ...]) -> None:
         self._begin = begin
 
@@ -45,6 +47,9 @@ class UnkeyedStore:
 
     async def release(self, ask: Ask, run: Run) -> None:
         await undoing()
+
+    async def renew(self, ask: Ask, run: Run) -> None:
+        """Nothing to extend: the claim lives as long as its transaction."""
 
     async def status(self, digest: bytes) -> Status:
         return Status("unknown")

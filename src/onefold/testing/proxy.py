@@ -216,9 +216,7 @@ class FaultProxy:
         except* (OSError, _Cut):
             pass  # One end is gone, or never was there. Closing the link will tell the other.
 
-    async def _pump(
-        self, direction: Direction, link: _Link, source: socket.socket, target: socket.socket
-    ) -> None:
+    async def _pump(self, direction: Direction, link: _Link, source: socket.socket, target: socket.socket) -> None:
         loop, through = asyncio.get_running_loop(), self._running.through
         while True:
             await through.wait()

@@ -44,9 +44,7 @@ STOP_S_MAX: Final = 10.0
 _NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
 _WHEEL_FOLDERS: Final = MappingProxyType({16: "pginstall", 18: "pginstall18"})
 # What this module decides; a setting of the same name would break it or be silently overruled.
-_OWN_SETTINGS: Final = frozenset(
-    {"data_directory", "dynamic_shared_memory_type", "fsync", "listen_addresses", "port"}
-)
+_OWN_SETTINGS: Final = frozenset({"data_directory", "dynamic_shared_memory_type", "fsync", "listen_addresses", "port"})
 
 
 class ServerUnavailable(OnefoldError):
@@ -118,9 +116,7 @@ class PrivatePostgres:
     def kill(self) -> None:
         """SIGKILL the postmaster and every backend; returns when the last one is gone. The data stays."""
         if self._started.owner != os.getpid():
-            raise ProgrammerError(
-                f"only process {self._started.owner}, which started this server, can kill it"
-            )
+            raise ProgrammerError(f"only process {self._started.owner}, which started this server, can kill it")
         if self._keeper is not None:
             self._keeper.terminate()
             self._keeper.wait()
@@ -183,7 +179,7 @@ class PrivatePostgres:
         command = [self._program("postgres"), "-D", str(data), "-h", HOST, "-p", str(self.port), "-k", ""]
         for setting in self._settings.items():
             command += ["-c", "=".join(setting)]
-        self._keeper = _start_keeper(self.directory, command)
+        self._keeper = _start_keeper(self.directory.parent / "keeper.py", self.directory, command)
         deadline = time.monotonic() + START_S_MAX
         while True:
             ended = self._keeper.poll()
@@ -283,7 +279,11 @@ def _root(owner: int) -> Path:
     if _account() is not None and not _readable_by_all(root):
         root.rmdir()
         raise ServerUnavailable(f"the user nobody may not enter {root.parent}; set TMPDIR to where it may")
-    guard = _start_keeper(root, [])
+    # A program by itself, not an import of ours: a bare interpreter is up in a fraction of the time.
+    imports = "import contextlib, ctypes, os, shutil, signal, subprocess, sys, time; from pathlib import Path"
+    program = root / "keeper.py"
+    program.write_text(f"{imports}\n{inspect.getsource(_keep)}\n_keep()\n")
+    guard = _start_keeper(program, root, [])
 
     def clean_up() -> None:
         if os.getpid() == owner:
@@ -306,7 +306,7 @@ def _template(owner: int, version: int) -> tuple[Installation, Path]:
     data.mkdir()
     _hand_over(data)
     command = [str(installation.programs / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust"]
-    keeper = _start_keeper(home, [*command, "-E", "UTF8", "--locale=C", "--no-sync"])
+    keeper = _start_keeper(root / "keeper.py", home, [*command, "-E", "UTF8", "--locale=C", "--no-sync"])
     if status := keeper.wait():
         raise ServerFailed(f"{command[0]} exited with {status}\n{_tail(home, 40)}")
     return installation, data
@@ -339,13 +339,9 @@ def _tail(directory: Path, lines: int) -> str:
     return "\n".join((directory / "log").read_text(errors="replace").splitlines()[-lines:])
 
 
-def _start_keeper(directory: Path, command: list[str]) -> subprocess.Popen[bytes]:
-    # From its source, not by import: a bare interpreter is up in a fraction of the time.
-    imports = "import contextlib, ctypes, os, shutil, signal, subprocess, sys, time; from pathlib import Path"
-    program = f"{imports}\n{inspect.getsource(_keep)}\n_keep()"
+def _start_keeper(program: Path, directory: Path, command: list[str]) -> subprocess.Popen[bytes]:
     account = ":".join(map(str, _account() or ()))
-    interpreter = [sys.executable, "-I", "-S", "-c", program]
-    arguments = [*interpreter, str(os.getpid()), str(directory), account, *command]
+    arguments = [sys.executable, "-I", "-S", str(program), str(os.getpid()), str(directory), account, *command]
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
@@ -353,7 +349,7 @@ def _start_keeper(directory: Path, command: list[str]) -> subprocess.Popen[bytes
 
 
 def _keep() -> None:
-    """The keeper: a program of its own, which sees of this module only what `_start_keeper` hands it."""
+    """The keeper: a program of its own, which has nothing of this module but the imports that `_root` gives it."""
     owner, directory, account, *command = sys.argv[1:]
     uid, gid = map(int, account.split(":")) if account else (None, None)
     libc = ctypes.CDLL(None)
@@ -372,9 +368,7 @@ def _keep() -> None:
         # A clean environment: a PGDATA, PGOPTIONS or LANG of the owner must not reach the server.
         env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
         groups: list[str | int] | None = [] if account else None
-        server = subprocess.Popen(
-            command, env=env, user=uid, group=gid, extra_groups=groups, preexec_fn=follow
-        )
+        server = subprocess.Popen(command, env=env, user=uid, group=gid, extra_groups=groups, preexec_fn=follow)
     while os.getppid() == int(owner) and (server is None or server.poll() is None):
         event = signal.sigtimedwait(events, 0.2)
         if event and event.si_signo == signal.SIGTERM:
@@ -388,10 +382,10 @@ def _keep() -> None:
             for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
             os.wait()
-    lock = Path(directory, "data", "postmaster.pid")
-    if lock.exists() and len(lines := lock.read_text().splitlines()) > 6:
-        # The System V segment that guards the data directory: only a killed server leaves it behind.
-        libc.shmctl(int(lines[6].split()[1]), 0, None)
+    for segment in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]:
+        # A killed postmaster leaves behind the small segment that guards its data directory.
+        if server and segment.split()[4] == str(server.pid):
+            libc.shmctl(int(segment.split()[1]), 0, None)
     signal.alarm(10)
     while os.getppid() != int(owner) and os.path.exists(directory):
         # Again and again: the guard of the whole may be here while a server in it is still being killed.

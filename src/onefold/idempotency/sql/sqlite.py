@@ -79,9 +79,7 @@ def evict(ask: Ask) -> Statement:
 
 
 def take(ask: Ask, fence: int) -> Statement:
-    return Statement(
-        _TAKE, (ask.digest, ask.fingerprint, ask.operation, fence, _ms(ask.lease_s), _ms(ask.retention_s))
-    )
+    return Statement(_TAKE, (ask.digest, ask.fingerprint, ask.operation, fence, _ms(ask.lease_s), _ms(ask.retention_s)))
 
 
 def settle(ask: Ask, fence: int, answer: Answer) -> Statement:

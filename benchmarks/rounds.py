@@ -1,0 +1,159 @@
+"""Interleaved rounds: every variant runs once per round, side by side with the bare one of the same round.
+
+A machine's speed drifts, so numbers of different minutes do not compare, but those of one round do: a variant's
+result is the median, over the rounds, of its rate divided by the bare rate of that round. The order turns from round
+to round, so that nobody always follows the same neighbour. Rows are counted at the end: a variant that answered
+more, or fewer, payments than it made is wrong and its speed is no news.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal
+
+from benchmarks.load import Load
+from benchmarks.processes import Served, children_cpu_s, cpu_s, run_load, serving
+from benchmarks.stores import payments_in
+
+CONNECTIONS: Final = 32
+REPEATED_PER_CONNECTION: Final = 16
+BARE: Final = "bare"
+
+Keys = Literal["fresh", "repeated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to serve the payment API, the kind of keys it is sent, and how fast it must be at least, × bare."""
+
+    name: str
+    application: str
+    keys: Keys = "fresh"
+    floor: float | None = None
+    stores: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int
+    seconds: float
+    warmup_s: float
+    pool_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One variant in one round. CPU in microseconds per answered request."""
+
+    load: Load
+    app_us: float
+    database_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One variant over all rounds, beside the bare one."""
+
+    variant: Variant
+    samples: tuple[Sample, ...]
+    ratios: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def missed(self) -> bool:
+        return self.variant.floor is not None and self.ratio < self.variant.floor
+
+
+def compare(
+    variants: Sequence[Variant],
+    effort: Effort,
+    *,
+    place_for: Callable[[str], str],
+    postmaster: int | None,
+    say: Callable[[str], None],
+) -> list[Measured]:
+    """Serve all variants at once, load them in turn."""
+    with contextlib.ExitStack() as stack:
+        stands = []
+        for variant in variants:
+            place = place_for(variant.name) if variant.stores else ""
+            served = stack.enter_context(serving(variant.application, place, pool_size=effort.pool_size))
+            stands.append(_Stand(variant=variant, place=place, served=served, postmaster=postmaster))
+        for stand in stands:
+            stand.warm_up(effort)
+        for turn in range(effort.rounds):
+            say(f"round {turn + 1} of {effort.rounds}")
+            shift = turn % len(stands)
+            for stand in stands[shift:] + stands[:shift]:
+                stand.take_sample(effort)
+        for stand in stands:
+            stand.check_rows()
+    [bare] = [stand.samples for stand in stands if stand.variant.name == BARE]
+    return [
+        Measured(
+            variant=stand.variant,
+            samples=tuple(stand.samples),
+            ratios=tuple(ours.load.rate / base.load.rate for ours, base in zip(stand.samples, bare, strict=True)),
+        )
+        for stand in stands
+    ]
+
+
+class _Stand:
+    """A variant, its server and its database, through all rounds."""
+
+    def __init__(self, *, variant: Variant, place: str, served: Served, postmaster: int | None) -> None:
+        self.variant = variant
+        self.samples: list[Sample] = []
+        self._place = place
+        self._served = served
+        self._postmaster = postmaster
+        self._made = 0
+        self._seed = ("--seed", "00000000-0000-4000") if variant.keys == "repeated" else ()
+
+    def warm_up(self, effort: Effort) -> None:
+        """Fill caches and prepared statements; where keys are repeated, make each of them a completed one."""
+        if self.variant.keys == "repeated":
+            self._run(*self._repeated(), "--once")
+        else:
+            self._run("--seconds", "0", "--warmup", str(effort.warmup_s))
+
+    def take_sample(self, effort: Effort) -> None:
+        app_from, database_from = self._used()
+        load = self._run(*self._repeated(), "--seconds", str(effort.seconds), "--warmup", str(effort.warmup_s))
+        app_to, database_to = self._used()
+        if self.variant.keys == "repeated" and load.replayed != load.answered:
+            raise SystemExit(f"{self.variant.name}: {load.answered - load.replayed} answers were no replays")
+        self.samples.append(
+            Sample(
+                load=load,
+                app_us=(app_to - app_from) / load.answered * 1e6,
+                database_us=(database_to - database_from) / load.answered * 1e6,
+            )
+        )
+
+    def check_rows(self) -> None:
+        found = payments_in(self._place) if self.variant.stores else self._made
+        if found != self._made:
+            raise SystemExit(f"{self.variant.name}: {self._made} payments were answered, {found} were made")
+
+    def _run(self, *arguments: str) -> Load:
+        load = run_load(self._served.port, "--connections", str(CONNECTIONS), *self._seed, *arguments)
+        if load.created != load.answered:
+            raise SystemExit(f"{self.variant.name}: {load.answered - load.created} answers were not 201")
+        self._made += load.answered - load.replayed
+        return load
+
+    def _repeated(self) -> tuple[str, ...]:
+        return ("--repeated", str(REPEATED_PER_CONNECTION)) if self.variant.keys == "repeated" else ()
+
+    def _used(self) -> tuple[float, float]:
+        return cpu_s(self._served.pid), children_cpu_s(self._postmaster) if self._postmaster else 0.0

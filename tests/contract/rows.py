@@ -1,0 +1,80 @@
+"""The rows of the HTTP contract: what each promises, in one line, and where a world has no such case.
+
+This is the list the completeness test reads. A row without a test in one of the four worlds is an error, unless a
+reason for that world stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias, get_args
+
+WorldName: TypeAlias = Literal["asgi-sqlite", "asgi-postgres", "wsgi-sqlite", "wsgi-postgres"]
+
+ALL: Final[tuple[WorldName, ...]] = get_args(WorldName)
+ASGI: Final[tuple[WorldName, ...]] = ("asgi-sqlite", "asgi-postgres")
+WSGI: Final[tuple[WorldName, ...]] = ("wsgi-sqlite", "wsgi-postgres")
+SQLITE: Final[tuple[WorldName, ...]] = ("asgi-sqlite", "wsgi-sqlite")
+POSTGRES: Final[tuple[WorldName, ...]] = ("asgi-postgres", "wsgi-postgres")
+
+_NOWHERE: Final[Mapping[WorldName, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One promise. `absent` says for which worlds it makes no sense, and why."""
+
+    meaning: str
+    absent: Mapping[WorldName, str] = _NOWHERE
+
+
+def _absent(worlds: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, str]:
+    return MappingProxyType(dict.fromkeys(worlds, reason))
+
+
+ROWS: Final[Mapping[str, Row]] = MappingProxyType(
+    {
+        "C01": Row("a quoted string is a key: its content, without the quotes"),
+        "C02": Row("a strict route refuses every other structured type with 400"),
+        "C03": Row("bad escapes, control characters, non-ASCII and missing quotes are 400"),
+        "C04": Row("parameters after the key are ignored"),
+        "C05": Row("two header lines are 400, never one of them"),
+        "C06": Row("a lenient route reads a bare key as the same key in quotes"),
+        "C07": Row("the key with another payload is 422; nothing runs and the first answer stays"),
+        "C08": Row("empty, endless and hostile keys are refused or are data, before the store is asked"),
+        "C09": Row("onefold's own keys are UUIDv7: ordered by time, accepted by the strictest route"),
+        "C10": Row("the promises are published: a page with the expiration policy"),
+        "C11": Row("a route chooses how payloads are compared: JSON, bytes, fields, or a function"),
+        "C12": Row("spelling of JSON does not matter, and every digit of a number does"),
+        "C13": Row("tracing headers, dates, agents and rotated tokens do not make another request"),
+        "C14": Row("a retry gets status, kept headers and body of the first answer, marked as a replay"),
+        "C15": Row("a deterministic 4xx is stored and replayed, and leaves no business rows"),
+        "C15b": Row("answers about rights or pace, and those given before the handler ran, are not stored"),
+        "C16": Row("204, 303, empty, text, binary and gzip answers replay exactly"),
+        "C17": Row("5xx and exceptions leave nothing, and a retry runs again"),
+        "C18": Row("of many concurrent duplicates one runs; the others get 409 with Retry-After, or wait"),
+        "C19": Row("another payload while the first is in flight is 422, not 409"),
+        "C20": Row("a missing key on a route that requires one is a 400 problem that says where to read on"),
+        "C21": Row("keys mean nothing to other routes and to GET"),
+        "C22": Row("principals never share a key: two executions, two answers"),
+        "C23": Row("the same key on another route or method is another operation"),
+        "C24": Row("after expiry a key runs anew, or, where the route says so, is 410 and never runs"),
+        "C25": Row("cookies, challenges and tokens reach the first client only"),
+        "C26": Row("streams and large answers go out whole; what was too large to keep is 410 later"),
+        "C27": Row("large, slow and broken request bodies are refused before anything is claimed"),
+        "C28": Row("a client that hangs up does not stop the work; its retry replays"),
+        "C29": Row("a killed process leaves a stored answer or a clean retry, never two executions"),
+        "C30": Row("a store that is down is 503, or runs unprotected where the route says so; it comes back"),
+        "C31": Row("problems are application/problem+json with stable members"),
+        "C32": Row("the status of a key: unknown, in flight or done, for its own principal only"),
+        "C33": Row("records of older schema versions replay; newer ones are refused by name"),
+        "C34": Row(
+            "a connection lost during COMMIT is looked up: the stored answer, or a 503 that says what to do",
+            _absent(SQLITE, "COMMIT is a call inside the process: there is no connection whose answer could be lost"),
+        ),
+        "C35": Row("a handler that swallows an SQL error or commits by itself is a 500 that says so"),
+        "C36": Row("replays are served while new work is shed"),
+    }
+)

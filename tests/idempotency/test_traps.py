@@ -1,0 +1,336 @@
+"""Each trap of claiming and settling on Postgres, with the mistake planted beside the real thing.
+
+Every test runs twice: with onefold's own statements it must hold, with the mistake put back it must be seen to break.
+A test whose planted mistake goes unnoticed proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import asyncpg
+import pytest
+
+from onefold._kernel.effects import Statement
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.runners import run_async
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.db.migrate import migrate
+from onefold.errors import TransactionMisused
+from onefold.idempotency.locked import LockedStore
+from onefold.idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
+from onefold.idempotency.schema import MIGRATIONS
+from onefold.idempotency.sql import postgres
+
+CREATED = Answer(201, b"", b"made")
+
+
+class Desk:
+    """One request at the store, on a connection of its own."""
+
+    def __init__(self, store: LockedStore, database: AsyncpgDatabase, ask: Ask) -> None:
+        self.store = store
+        self.lane: TaskLane[Any] = TaskLane(database)
+        self.ask = ask
+
+    async def claim(self) -> Claim:
+        return await run_async(self.store.claim(self.ask), self.lane)
+
+    async def pay(self) -> None:
+        await self.lane.connection.handle.execute("INSERT INTO payments VALUES (1)")
+
+    async def settle(self, *, keep_rows: bool = True) -> Claim | None:
+        return await run_async(self.store.settle(self.ask, Run(), CREATED, keep_rows=keep_rows), self.lane)
+
+    async def release(self) -> None:
+        await run_async(self.store.release(self.ask, Run()), self.lane)
+
+
+class World:
+    """A migrated database with a payments table."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self.pool = pool
+        self.database = AsyncpgDatabase(pool)
+
+    def desk(self, sql: Any = postgres, *, payload: str = "a", lease_s: float = 60.0) -> Desk:
+        ask = Ask(
+            digest=b"d" * 16,
+            fingerprint=payload.encode() * 16,
+            operation="POST /payments",
+            lease_s=lease_s,
+            retention_s=3600.0,
+        )
+        return Desk(LockedStore(sql), self.database, ask)
+
+    async def payments(self) -> int:
+        return int(await self.pool.fetchval("SELECT count(*) FROM payments"))
+
+    async def records(self) -> int:
+        return int(await self.pool.fetchval("SELECT count(*) FROM onefold_record"))
+
+
+@pytest.fixture
+async def world(postgres_dsn: str) -> AsyncIterator[World]:
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=8) as pool:
+        world = World(pool)
+        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(world.database))
+        await pool.execute("CREATE TABLE payments (amount int)")
+        yield world
+
+
+def planted(**changes: Callable[..., Statement]) -> Any:
+    """onefold's statements with some of them replaced."""
+    own = {name: getattr(postgres, name) for name in dir(postgres) if not name.startswith("__")}
+    return SimpleNamespace(**(own | changes))
+
+
+# --- one snapshot ----------------------------------------------------------------------------------------
+
+_PAUSE = "pg_sleep(0.4)"
+
+
+def _slow_lock(ask: Ask) -> Statement:
+    """The real lock, with a pause between its snapshot and the lock it takes."""
+    real = postgres.lock(ask)
+    return Statement(real.sql.replace("SELECT set_config", f"SELECT {_PAUSE}, set_config", 1), real.values)
+
+
+def _slow_lock_that_looks(ask: Ask) -> Statement:
+    """Lock and look in one statement: the look sees the world as it was before the lock."""
+    real = _slow_lock(ask)
+    return Statement(
+        real.sql.replace("SELECT ", "SELECT set_config('t.seen', (SELECT count(*)::text FROM onefold_record), true), ", 1),
+        real.values,
+    )
+
+
+def _look_at_what_the_lock_saw(ask: Ask) -> Statement:
+    return Statement(
+        "SELECT 1 WHERE current_setting('t.seen') <> '0' OR current_setting('onefold.claim') <> $1::text",
+        (postgres.token(ask),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        pytest.param(planted(lock=_slow_lock), Replay, id="two-snapshots"),
+        pytest.param(
+            planted(lock=_slow_lock_that_looks, look=_look_at_what_the_lock_saw), Run, id="planted-one-snapshot"
+        ),
+    ],
+)
+async def test_a_claim_sees_what_was_settled_while_it_waited_for_its_lock(
+    world: World, sql: Any, expected: type
+) -> None:
+    first, second = world.desk(), world.desk(sql)
+    assert isinstance(await first.claim(), Run)
+    await first.pay()
+    waiting = asyncio.create_task(second.claim())
+    await _until(world, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'", 1)
+    assert await first.settle() is None
+    claim = await waiting
+    assert isinstance(claim, expected)
+    if isinstance(claim, Run):
+        await second.release()
+
+
+# --- lock order ------------------------------------------------------------------------------------------
+
+
+def _reversed_lock(ask: Ask) -> Statement:
+    real = postgres.lock(ask)
+    lease, request_lock, key_lock, token = real.values
+    # The key first; refused there, the payload's lock tells the same request from another one.
+    sql = """
+    SELECT set_config('idle_in_transaction_session_timeout', $1::text, true),
+           set_config('onefold.claim',
+                      CASE WHEN pg_try_advisory_xact_lock($3::bigint) THEN $4::text
+                           WHEN pg_try_advisory_xact_lock($2::bigint) THEN 'other'
+                           ELSE 'same' END, true)
+    """
+    return Statement(sql, (lease, request_lock, key_lock, token))
+
+
+@pytest.mark.parametrize(
+    ("sql", "order", "false_mismatch"),
+    [
+        pytest.param(postgres, ("request_lock", "key_lock"), False, id="payload-then-key"),
+        pytest.param(planted(lock=_reversed_lock), ("key_lock", "request_lock"), True, id="planted-key-then-payload"),
+    ],
+)
+async def test_an_equal_request_that_has_only_begun_to_lock_is_never_called_a_mismatch(
+    world: World, sql: Any, order: tuple[str, ...], false_mismatch: bool
+) -> None:
+    seen = []
+    for held in range(1, len(order) + 1):
+        desk = world.desk(sql)
+        async with world.pool.acquire() as other, other.transaction():
+            for name in order[:held]:
+                await other.execute("SELECT pg_advisory_xact_lock($1)", getattr(desk.ask, name))
+            seen.append(await desk.claim())
+    assert any(isinstance(claim, Mismatch) for claim in seen) == false_mismatch
+    assert isinstance(seen[-1], InFlight), "with both locks held by an equal request"
+
+
+async def test_another_payload_in_flight_is_a_mismatch_and_not_in_flight(world: World) -> None:
+    first, other = world.desk(payload="a"), world.desk(payload="b")
+    assert isinstance(await first.claim(), Run)
+    assert isinstance(await other.claim(), Mismatch)
+    await first.release()
+    assert isinstance(await other.claim(), Run)
+    await other.release()
+
+
+# --- the loser's COMMIT ----------------------------------------------------------------------------------
+
+
+def _lock_nothing(ask: Ask) -> Statement:
+    """As if two requests had got past the locks: the table is all that stands between them."""
+    return Statement("SELECT set_config('onefold.claim', $1::text, true)", (postgres.token(ask),))
+
+
+def _settle_quietly(ask: Ask, answer: Answer) -> Statement:
+    real = postgres.settle(ask, answer)
+    return Statement(real.sql + " ON CONFLICT (digest) DO NOTHING", real.values)
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        pytest.param(planted(lock=_lock_nothing), 1, id="the-table-refuses"),
+        pytest.param(planted(lock=_lock_nothing, settle=_settle_quietly), 2, id="planted-row-count-after-commit"),
+    ],
+)
+async def test_the_loser_of_a_race_keeps_no_rows_even_without_locks(world: World, sql: Any, rows: int) -> None:
+    winner, loser = world.desk(sql), world.desk(sql)
+    for desk in (winner, loser):
+        assert isinstance(await desk.claim(), Run)
+        await desk.pay()
+    assert await winner.settle() is None
+    lost_to = await loser.settle()
+    assert await world.payments() == rows
+    if rows == 1:
+        assert lost_to == Replay(CREATED)
+
+
+# --- a peer that stopped ---------------------------------------------------------------------------------
+
+
+def _lock_without_lease(ask: Ask) -> Statement:
+    real = postgres.lock(ask)
+    return Statement(real.sql.replace("$1::text", "'0' || left($1::text, 0)"), real.values)
+
+
+@pytest.mark.parametrize(
+    ("sql", "freed"),
+    [
+        pytest.param(postgres, True, id="leased"),
+        pytest.param(planted(lock=_lock_without_lease), False, id="planted-no-lease"),
+    ],
+)
+async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(
+    world: World, sql: Any, freed: bool
+) -> None:
+    stopped, retry = world.desk(sql, lease_s=0.3), world.desk(sql)
+    assert isinstance(await stopped.claim(), Run)
+    await stopped.pay()
+    assert isinstance(await retry.claim(), InFlight)
+    await asyncio.sleep(0.8)  # longer than the lease: this is about real time passing on the server
+    claim = await retry.claim()
+    assert isinstance(claim, Run if freed else InFlight)
+    if freed:
+        await retry.pay()
+        assert await retry.settle() is None
+        # The stopped one wakes up: its rows are gone, and it is told what happened instead.
+        assert await stopped.settle() == Replay(CREATED)
+    else:
+        await stopped.release()
+    assert await world.payments() == (1 if freed else 0)
+
+
+# --- a swallowed SQL error -------------------------------------------------------------------------------
+
+
+async def test_an_sql_error_that_the_handler_swallowed_stores_nothing_and_says_so(world: World) -> None:
+    desk = world.desk()
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await desk.lane.connection.handle.execute("INSERT INTO nowhere VALUES (1)")
+    with pytest.raises(TransactionMisused, match="swallowed an SQL error"):
+        await desk.settle()
+    assert (await world.payments(), await world.records()) == (0, 0)
+
+
+async def test_control_a_bare_commit_of_an_aborted_transaction_reports_no_error(world: World) -> None:
+    """Why the record's INSERT stands in front of COMMIT: alone, COMMIT answers ROLLBACK and nobody notices."""
+    async with world.pool.acquire() as connection:
+        await connection.execute("BEGIN; INSERT INTO payments VALUES (1)")
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await connection.execute("INSERT INTO nowhere VALUES (1)")
+        assert await connection.execute("COMMIT") == "ROLLBACK"
+    assert await world.payments() == 0
+
+
+async def test_a_refusal_after_an_sql_error_is_stored_because_its_rows_are_rolled_back_anyway(world: World) -> None:
+    desk = world.desk()
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await desk.lane.connection.handle.execute("INSERT INTO nowhere VALUES (1)")
+    assert await desk.settle(keep_rows=False) is None
+    assert (await world.payments(), await world.records()) == (0, 1)
+
+
+# --- a commit behind our back ----------------------------------------------------------------------------
+
+
+def _settle_without_asking(ask: Ask, answer: Answer) -> Statement:
+    real = postgres.settle(ask, answer)
+    return Statement(real.sql.replace("current_setting('onefold.claim', true) = $1::text", "$1::text <> ''"), real.values)
+
+
+@pytest.mark.parametrize("words", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
+async def test_a_handler_that_ends_the_transaction_itself_is_refused(world: World, words: str) -> None:
+    desk = world.desk()
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    await desk.lane.connection.handle.execute(words)
+    with pytest.raises(TransactionMisused, match="by itself"):
+        await desk.settle()
+    assert await world.records() == 0
+
+
+async def test_control_without_the_proof_a_handler_s_commit_goes_unnoticed(world: World) -> None:
+    desk = world.desk(planted(settle=_settle_without_asking))
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    await desk.lane.connection.handle.execute("COMMIT; BEGIN")
+    assert await desk.settle() is None
+    assert await world.records() == 1
+
+
+# --- stricter isolation ----------------------------------------------------------------------------------
+
+
+async def test_a_server_whose_default_is_repeatable_read_is_claimed_under_read_committed(world: World) -> None:
+    name = await world.pool.fetchval("SELECT current_database()")
+    await world.pool.execute(f'ALTER DATABASE "{name}" SET default_transaction_isolation = \'repeatable read\'')
+    await world.pool.expire_connections()
+    first, second = world.desk(), world.desk(planted(lock=_slow_lock))
+    assert isinstance(await first.claim(), Run)
+    waiting = asyncio.create_task(second.claim())
+    await _until(world, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'", 1)
+    assert await first.settle() is None
+    assert isinstance(await waiting, Replay)
+
+
+async def _until(world: World, query: str, value: int) -> None:
+    async with asyncio.timeout(10):
+        while await world.pool.fetchval(query) != value:
+            await asyncio.sleep(0.01)
