@@ -30,7 +30,7 @@ from onefold.testing.servers import (
     wheel_folder,
 )
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 NOBODY = 65_534
 AS_ROOT = os.geteuid() == 0
 

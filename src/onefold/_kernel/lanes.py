@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
-from onefold.errors import ProgrammerError, StoreUnavailable
+from onefold.errors import ProgrammerError, StoreError
 
 H = TypeVar("H")
 
@@ -50,8 +50,13 @@ class ThreadLane(Generic[H]):
 
     def release(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        try:
             connection.release()
+        except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
+            with contextlib.suppress(StoreError):
+                connection.discard()
 
     def discard(self) -> None:
         connection, self._connection = self._connection, None
@@ -75,11 +80,11 @@ class ThreadLane(Generic[H]):
         return result
 
     def abandon(self) -> None:
-        with contextlib.suppress(StoreUnavailable):  # it was on its way out
+        with contextlib.suppress(StoreError):  # it was on its way out
             self.discard()
 
 
-#: Connections of cancelled requests, on their way out. The loop keeps only weak references to tasks.
+#: What cancelled requests left to be done. The loop keeps only weak references to tasks.
 _leaving: set[asyncio.Task[None]] = set()
 
 
@@ -111,8 +116,13 @@ class TaskLane(Generic[H]):
 
     async def release(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        try:
             await connection.release()
+        except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
+            with contextlib.suppress(StoreError):
+                await connection.discard()
 
     async def discard(self) -> None:
         connection, self._connection = self._connection, None
@@ -133,9 +143,14 @@ class TaskLane(Generic[H]):
         """Let go without awaiting: a cancelled task must not wait for a connection in an unknown state."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            task = asyncio.get_running_loop().create_task(connection.discard())
-            _leaving.add(task)
-            task.add_done_callback(_left)
+            in_background(connection.discard())
+
+
+def in_background(work: Coroutine[Any, Any, None]) -> None:
+    """Clean up after a cancelled request without making it wait. What fails here rolls back by itself."""
+    task = asyncio.get_running_loop().create_task(work)
+    _leaving.add(task)
+    task.add_done_callback(_left)
 
 
 def _left(task: asyncio.Task[None]) -> None:

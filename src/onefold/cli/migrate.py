@@ -8,14 +8,14 @@ import typer
 
 from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.runners import run
-from onefold.cli.options import Database
+from onefold.cli.options import DATABASE
 from onefold.db.connect import dialect_of, sync_database
 from onefold.db.migrate import migrate, script
 from onefold.idempotency.schema import MIGRATIONS
 
 
 def command(
-    database: Database,
+    database: Annotated[str, DATABASE],
     show: Annotated[
         bool, typer.Option("--print", help="Print the SQL and change nothing; the database is not opened.")
     ] = False,

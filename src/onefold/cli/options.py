@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
-
 import typer
 
-Database: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--database",
-        "-d",
-        envvar="ONEFOLD_DATABASE",
-        help="postgresql://user@host/name, or the path of a SQLite file.",
-        show_default=False,
-    ),
-]
+DATABASE = typer.Option(
+    "--database",
+    "-d",
+    envvar="ONEFOLD_DATABASE",
+    help="postgresql://user@host/name, or the path of a SQLite file.",
+    show_default=False,
+)

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from onefold.cli.options import Database
+from onefold.cli.options import DATABASE
 from onefold.face import Onefold
-from onefold.idempotency.retention import PG_CRON_JOB
+from onefold.idempotency.retention import pg_cron_job
 
 
 def command(
-    database: Annotated[str, Database.__metadata__[0]] = "",
+    database: Annotated[str, DATABASE] = "",
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per batch.")] = 1000,
     batches: Annotated[int, typer.Option(min=1, help="Batches at the most.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Delete expired records and abandoned claims, in batches small enough to disturb nobody."""
     if print_cron:
-        typer.echo(PG_CRON_JOB)
+        typer.echo(pg_cron_job())
         return
     if not database:
         raise typer.BadParameter("give --database or set ONEFOLD_DATABASE")

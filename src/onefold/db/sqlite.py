@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 #: Also what sqlite3 raises for a value that does not fit: an integer beyond 64 bits, half a character.
 _VENDOR_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
+
+#: The comment keeps it from being found in sqlite3's cache of compiled statements by a handler that begins.
+_BEGIN = "BEGIN IMMEDIATE -- onefold"
 
 #: SQLite result codes (extended first, then primary) to errors.
 CODES: dict[int, type[OnefoldError]] = {
@@ -117,9 +120,18 @@ class _Link:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.light = False
-        self.ours = True
+        self.ours = False
         self.trespass: str | None = None
         connection.set_authorizer(self._authorize)
+
+    @contextmanager
+    def turn(self) -> Iterator[sqlite3.Connection]:
+        """Our turn: as long as it lasts, transactions may begin and end."""
+        self.ours = True
+        try:
+            yield self.connection
+        finally:
+            self.ours = False
 
     @property
     def in_transaction(self) -> bool:
@@ -130,9 +142,10 @@ class _Link:
 
     def close(self) -> None:
         # A cursor that someone still holds keeps a closed connection half alive, and its lock: so first roll back.
-        with suppress(sqlite3.Error):
-            self.connection.rollback()
-        self.connection.close()
+        with self.turn():
+            with suppress(sqlite3.Error):
+                self.connection.rollback()
+            self.connection.close()
 
     def _authorize(self, action: int, operation: str | None, *_: object) -> int:
         """Keep COMMIT, ROLLBACK and BEGIN for ourselves, however the handler spells them.
@@ -161,41 +174,42 @@ class SqliteConnection:
     @property
     def handle(self) -> sqlite3.Connection:
         """The sqlite3 connection, in its transaction, which begins here."""
-        link = self._link
-        if not self._writing:
+        with self._link.turn() as connection:
             self._begin(light=False)
-        link.ours = False
-        return link.connection
+        return connection
 
     def batch(self, steps: Sequence[Step]) -> int:
-        self._reclaim(undone=steps[0] is Boundary.ROLLBACK)
+        self._check(undone=steps[0] is Boundary.ROLLBACK)
         count = 0
         try:
-            for step in steps:
-                if isinstance(step, Statement):
-                    cursor = self._execute(step)
-                    count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
-                else:
-                    self._cross(step)
-                    count = 0
+            with self._link.turn():
+                for step in steps:
+                    if isinstance(step, Statement):
+                        cursor = self._execute(step)
+                        count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
+                    else:
+                        self._cross(step)
+                        count = 0
         except _VENDOR_ERRORS as error:
             raise error_for(error) from error
         return count
 
     def fetch(self, statement: Statement) -> list[Row]:
-        self._reclaim()
+        self._check()
         try:
-            return self._execute(statement).fetchall()
+            with self._link.turn():
+                return self._execute(statement).fetchall()
         except _VENDOR_ERRORS as error:
             raise error_for(error) from error
 
     def release(self) -> None:
         link, self._lent = self._link, None
-        link.ours, link.trespass = True, None
+        link.trespass = None
         try:
-            link.connection.rollback()
+            with link.turn() as connection:
+                connection.rollback()
             # What the handler may have set for itself is not for the next one.
-            link.connection.row_factory, link.connection.text_factory = None, str
+            connection.row_factory, connection.text_factory = None, str
         except sqlite3.Error:
             link.close()
         else:
@@ -205,7 +219,6 @@ class SqliteConnection:
 
     def discard(self) -> None:
         link, self._lent = self._link, None
-        link.ours = True
         try:
             link.close()
         except sqlite3.Error as error:
@@ -222,10 +235,9 @@ class SqliteConnection:
             )
         return self._lent
 
-    def _reclaim(self, *, undone: bool = False) -> None:
-        """Our turn again. What became of the transaction in the handler's hands matters unless it is undone now."""
+    def _check(self, *, undone: bool = False) -> None:
+        """What became of the transaction in the handler's hands? It does not matter if it is undone now."""
         link = self._link
-        link.ours = True
         trespass, link.trespass = link.trespass, None
         if undone:
             return
@@ -248,21 +260,23 @@ class SqliteConnection:
         connection = self._link.connection
         match boundary:
             case Boundary.BEGIN | Boundary.BEGIN_LIGHT:
-                if not self._writing:
-                    self._begin(light=boundary is Boundary.BEGIN_LIGHT)
+                self._begin(light=boundary is Boundary.BEGIN_LIGHT)
             case Boundary.COMMIT:
                 connection.commit()
                 self._let_go()
             case Boundary.ROLLBACK:
                 connection.rollback()
                 self._let_go()
-            case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT:
-                if not self._writing:
-                    raise TransactionEnded(f"SQLite: {boundary.value} outside a transaction")
+            case Boundary.SAVEPOINT:
+                self._begin(light=False)  # the handler's first touch may be a savepoint
+                connection.execute(f"{boundary.value} onefold")
+            case Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
                 connection.execute(f"{boundary.value} onefold")
 
     def _begin(self, *, light: bool) -> None:
         link = self._link
+        if self._writing:
+            return
         if not self._writer.acquire(timeout=self._busy_timeout_s):
             raise StoreBusy(
                 f"SQLite: another transaction of this process held the write lock for {self._busy_timeout_s:g} s"
@@ -273,7 +287,7 @@ class SqliteConnection:
                 # A lease may be lost in a power cut: everyone who could have acted on it is gone too.
                 link.connection.execute(f"PRAGMA synchronous={'NORMAL' if light else 'FULL'}")
                 link.light = light
-            link.connection.execute("BEGIN IMMEDIATE")
+            link.connection.execute(_BEGIN)
         except sqlite3.Error as error:
             self._let_go()
             raise error_for(error) from error

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.lanes import TaskLane, in_background
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
@@ -117,6 +117,7 @@ class IdempotencyMiddleware:
             raise
         except BaseException:
             lane.abandon()  # cancelled: nothing more may be awaited on this connection
+            in_background(run_async(passage.forsake(), TaskLane(self._database)))
             raise
         finally:
             passing.reset(token)

@@ -229,6 +229,13 @@ class Passage:
         await self._store.release(self._ask, self._run)
         tell(self._gate.listener, Released(self.operation, reason))
 
+    async def forsake(self) -> None:
+        """The handler was interrupted and its connection thrown away: free the key now, not when its lease runs out."""
+        if not self.over:
+            self._end()
+        if self._run is not None and self._ask is not None:
+            await self._store.forsake(self._ask, self._run)
+
     @property
     def leased(self) -> bool:
         """Whether the claim is a lease that a long handler must keep alive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from io import BytesIO
 from itertools import chain
@@ -13,7 +14,7 @@ from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
 from onefold._kernel.transaction import Transaction
-from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError
+from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError, StoreError
 from onefold.http.exchange import Gate, Passage, passing
 from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
@@ -93,6 +94,8 @@ class IdempotencyMiddleware:
             raise
         except BaseException:
             lane.abandon()  # interrupted: the connection's state is unknown
+            with suppress(StoreError):
+                run(passage.forsake(), ThreadLane(self._database))
             raise
         finally:
             passing.reset(token)

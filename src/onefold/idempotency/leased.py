@@ -71,6 +71,10 @@ class LeasedStore:
         # Should this fail, the lease runs out by itself.
         await undoing(Boundary.BEGIN_LIGHT, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
 
+    async def forsake(self, ask: Ask, run: Run) -> None:
+        steps = (Boundary.BEGIN_LIGHT, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
+        await borrowing(lambda: in_batch(*steps))
+
     async def renew(self, ask: Ask, run: Run) -> None:
         steps = (Boundary.BEGIN_LIGHT, self._sql.renew(ask, run.fence), Boundary.COMMIT)
         await borrowing(lambda: in_batch(*steps))

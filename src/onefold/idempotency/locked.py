@@ -87,6 +87,9 @@ class LockedStore:
     async def release(self, ask: Ask, run: Run) -> None:
         await undoing()
 
+    async def forsake(self, ask: Ask, run: Run) -> None:
+        """Nothing to release: the claim went with its connection."""
+
     async def renew(self, ask: Ask, run: Run) -> None:
         """Nothing to extend: the claim lives as long as its transaction."""
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from onefold._kernel.events import Listener, Reaped, tell
+from onefold.idempotency.sql import postgres
 from onefold.idempotency.store import Store
 
-#: A job for pg_cron, for those who would rather not run a process for it.
-PG_CRON_JOB = """\
-SELECT cron.schedule('onefold-reap', '*/5 * * * *', $$
-  DELETE FROM onefold_record WHERE digest IN (
-    SELECT digest FROM onefold_record WHERE expires_at <= now() ORDER BY expires_at LIMIT 50000
-    FOR UPDATE SKIP LOCKED)
-$$);
-"""
+
+def pg_cron_job(limit: int = 50_000) -> str:
+    """A job for pg_cron, for those who would rather not run a process for it."""
+    return f"SELECT cron.schedule('onefold-reap', '*/5 * * * *', $${postgres.reap_script(limit)}$$);\n"
 
 
 async def reap(store: Store, *, limit: int, batches_max: int, listener: Listener | None = None) -> Reaped:

@@ -23,6 +23,10 @@ class Store(Protocol):
         """Whether a claim is a lease that must be renewed while its handler runs."""
         ...
 
+    def forsake(self, ask: Ask, run: Run) -> Flow[None]:
+        """Release a claim whose own connection was thrown away, from another one."""
+        ...
+
     def renew(self, ask: Ask, run: Run) -> Flow[None]:
         """Extend the lease of a claim that is still ours."""
         ...

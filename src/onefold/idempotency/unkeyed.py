@@ -48,6 +48,9 @@ class UnkeyedStore:
     async def release(self, ask: Ask, run: Run) -> None:
         await undoing()
 
+    async def forsake(self, ask: Ask, run: Run) -> None:
+        """Nothing to release: the claim went with its connection."""
+
     async def renew(self, ask: Ask, run: Run) -> None:
         """Nothing to extend: the claim lives as long as its transaction."""
 

@@ -279,6 +279,9 @@ def _root(owner: int) -> Path:
     if _account() is not None and not _readable_by_all(root):
         root.rmdir()
         raise ServerUnavailable(f"the user nobody may not enter {root.parent}; set TMPDIR to where it may")
+    with contextlib.suppress(FileNotFoundError):
+        # ext4 shuns inodes it freed minutes ago, one by one: told to spread our folders, it copies ten times as fast.
+        subprocess.run(["chattr", "+T", root], stderr=subprocess.DEVNULL, check=False)
     # A program by itself, not an import of ours: a bare interpreter is up in a fraction of the time.
     imports = "import contextlib, ctypes, os, shutil, signal, subprocess, sys, time; from pathlib import Path"
     program = root / "keeper.py"

@@ -135,6 +135,11 @@ def reap(limit: int) -> Statement:
     return Statement(_REAP, (limit,))
 
 
+def reap_script(limit: int) -> str:
+    """The same as plain SQL, for schedulers inside the database."""
+    return _REAP.replace("$1::int", str(limit))
+
+
 def token(ask: Ask) -> str:
     return ask.digest.hex()
 

@@ -1,0 +1,283 @@
+"""Crash points: every verb a driver is asked for is a boundary, and a fault can be put on either side of it.
+
+`Boundaries` stands between a lane and its database. What is crossed is numbered as it happens, never listed by
+hand: a run without a fault counts the crossings, then fault n strikes at crossing n, for n = 1, 2, 3 ... until the
+operation gets through untouched. Before a verb the fault means that it never happened; after it, that it happened
+and its answer was lost. What a fault pretends is made true: a lost connection is really thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+from onefold.errors import ConnectionLost
+
+H = TypeVar("H")
+T = TypeVar("T")
+
+Edge: TypeAlias = Literal["before", "during", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One side of one verb, in the order of their happening; `during` exists on asyncio only."""
+
+    number: int
+    verb: str
+    edge: Edge
+
+    def __str__(self) -> str:
+        return f"crossing {self.number}: {self.edge} {self.verb}"
+
+
+#: What happens at a crossing. It may raise, end or stop the process, cancel the task, or do nothing.
+Act: TypeAlias = Callable[[Crossing], None]
+
+
+class Strike:
+    """Acts once, at one crossing. `struck` tells where that was; None: the run never came so far."""
+
+    def __init__(self, number: int, act: Act) -> None:
+        self.number = number
+        self.struck: Crossing | None = None
+        self._act = act
+
+    def __call__(self, crossing: Crossing) -> None:
+        if crossing.number == self.number:
+            self.struck = crossing
+            self._act(crossing)
+
+
+def strikes(act: Act, *, limit: int = 1000) -> Iterator[Strike]:
+    """A strike at crossing 1, at crossing 2, and so on; ends after the first that found nothing to strike."""
+    for number in range(1, limit + 1):
+        strike = Strike(number, act)
+        yield strike
+        if strike.struck is None:
+            return
+    raise AssertionError(f"after {limit} crossings the operation still does not get through")
+
+
+def lose_connection(crossing: Crossing) -> None:
+    """The connection is gone."""
+    raise ConnectionLost(f"the connection was cut on purpose at {crossing}")
+
+
+def kill_process(crossing: Crossing) -> None:
+    """Nothing of this process goes on, not even a `finally`."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_process(crossing: Crossing) -> None:
+    """The process stands still, with everything it holds, until it gets SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def cancel_task(crossing: Crossing) -> None:
+    """The running task is cancelled; `during` waits for the verb to be under way."""
+    task = asyncio.current_task()
+    assert task is not None, "only what runs as a task can be cancelled"
+    if crossing.edge == "during":
+        asyncio.get_running_loop().call_soon(task.cancel)
+    else:
+        task.cancel()
+
+
+class Boundaries:
+    """Counts what a database is asked for, calls `act` at every crossing, and knows which connections are out."""
+
+    def __init__(self, act: Act | None = None, *, edges: Sequence[Edge] = ("before", "after")) -> None:
+        self.act = act
+        self.crossings: list[Crossing] = []
+        #: Connections that were taken and neither given back nor thrown away. More than none at the end is a leak.
+        self.out = 0
+        self._edges = frozenset(edges)
+
+    def around(self, database: Database[H]) -> Database[H]:
+        """The same database, with its boundaries."""
+        return _Database(database, self)
+
+    def around_async(self, database: AsyncDatabase[H]) -> AsyncDatabase[H]:
+        """The same, for asyncio."""
+        return _AsyncDatabase(database, self)
+
+    @contextmanager
+    def around_step(self, name: str) -> Iterator[None]:
+        """Boundaries around a part of user code, a handler's own statement for instance."""
+        self.cross(name, "before")
+        yield
+        self.cross(name, "after")
+
+    def cross(self, verb: str, edge: Edge) -> None:
+        if edge in self._edges:
+            crossing = Crossing(len(self.crossings) + 1, verb, edge)
+            self.crossings.append(crossing)
+            if self.act is not None:
+                self.act(crossing)
+
+
+class _Database(Generic[H]):
+    def __init__(self, database: Database[H], boundaries: Boundaries) -> None:
+        self._database = database
+        self._boundaries = boundaries
+
+    @property
+    def dialect(self) -> str:
+        return self._database.dialect
+
+    def acquire(self) -> Connection[H]:
+        self._boundaries.cross("acquire", "before")
+        connection = _Connection(self._database.acquire(), self._boundaries)
+        connection.crossed("acquire")
+        return connection
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class _Connection(Generic[H]):
+    """One connection. Once it is lost, no verb reaches the real one any more."""
+
+    def __init__(self, connection: Connection[H], boundaries: Boundaries) -> None:
+        self._connection: Connection[H] | None = connection
+        self._boundaries = boundaries
+        boundaries.out += 1
+
+    @property
+    def handle(self) -> H:
+        return self._performed("handle", lambda real: real.handle)
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        return self._performed(_name(steps), lambda real: real.batch(steps))
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        return self._performed("fetch", lambda real: real.fetch(statement))
+
+    def release(self) -> None:
+        self._performed("release", lambda _: self._let_go(lambda real: real.release()))
+
+    def discard(self) -> None:
+        if self._connection is not None:
+            self._performed("discard", lambda _: self._let_go(lambda real: real.discard()))
+
+    def crossed(self, verb: str, edge: Edge = "after") -> None:
+        try:
+            self._boundaries.cross(verb, edge)
+        except Exception:
+            self._let_go(lambda real: real.discard())
+            raise
+
+    def _performed(self, verb: str, perform: Callable[[Connection[H]], T]) -> T:
+        if self._connection is None:
+            raise ConnectionLost(f"{verb} on a connection that was lost before")
+        self.crossed(verb, "before")
+        result = perform(self._connection)
+        self.crossed(verb)
+        return result
+
+    def _let_go(self, perform: Callable[[Connection[H]], None]) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            perform(connection)
+            self._boundaries.out -= 1
+
+
+class _AsyncDatabase(Generic[H]):
+    def __init__(self, database: AsyncDatabase[H], boundaries: Boundaries) -> None:
+        self._database = database
+        self._boundaries = boundaries
+
+    @property
+    def dialect(self) -> str:
+        return self._database.dialect
+
+    async def acquire(self) -> AsyncConnection[H]:
+        self._boundaries.cross("acquire", "before")
+        await _cancellation()
+        self._boundaries.cross("acquire", "during")
+        connection = _AsyncConnection(await self._database.acquire(), self._boundaries)
+        await connection.crossed("acquire")
+        return connection
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+class _AsyncConnection(Generic[H]):
+    """The same, for asyncio."""
+
+    def __init__(self, connection: AsyncConnection[H], boundaries: Boundaries) -> None:
+        self._connection: AsyncConnection[H] | None = connection
+        self._boundaries = boundaries
+        boundaries.out += 1
+
+    @property
+    def handle(self) -> H:
+        if self._connection is None:
+            raise ConnectionLost("handle of a connection that was lost before")
+        return self._connection.handle
+
+    async def batch(self, steps: Sequence[Step]) -> int:
+        return await self._performed(_name(steps), lambda real: real.batch(steps))
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        return await self._performed("fetch", lambda real: real.fetch(statement))
+
+    async def release(self) -> None:
+        await self._performed("release", lambda _: self._let_go(lambda real: real.release()))
+
+    async def discard(self) -> None:
+        if self._connection is not None:
+            await self._performed("discard", lambda _: self._let_go(lambda real: real.discard()))
+
+    async def crossed(self, verb: str, edge: Edge = "after") -> None:
+        try:
+            self._boundaries.cross(verb, edge)
+        except Exception:
+            await self._let_go(lambda real: real.discard())
+            raise
+        if edge != "during":
+            await _cancellation()
+
+    async def _performed(self, verb: str, perform: Callable[[AsyncConnection[H]], Awaitable[T]]) -> T:
+        if self._connection is None:
+            raise ConnectionLost(f"{verb} on a connection that was lost before")
+        await self.crossed(verb, "before")
+        await self.crossed(verb, "during")
+        result = await perform(self._connection)
+        await self.crossed(verb)
+        return result
+
+    async def _let_go(self, perform: Callable[[AsyncConnection[H]], Awaitable[None]]) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                await perform(connection)
+            finally:
+                self._boundaries.out -= 1
+
+
+async def _cancellation() -> None:
+    """A cancellation arrives where a task waits: wait here, if one is on its way."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        await asyncio.sleep(0)
+
+
+def _name(steps: Sequence[Step]) -> str:
+    """A batch by the edges of its transaction, which is what a reader of a report looks for."""
+    edges = [step.value for step in steps if isinstance(step, Boundary)]
+    return f"batch ({', '.join(edges)})" if edges else "batch"
+
+
+def never_struck(counted: Sequence[Crossing], struck: Sequence[Any]) -> list[Crossing]:
+    """What a run without faults crosses and a campaign did not strike. More than none: the campaign is void."""
+    return [crossing for crossing in counted if crossing not in struck]

@@ -1,0 +1,208 @@
+"""The Idempotency-Key header as a client sends it: what is one key, what is none, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from onefold._kernel.ids import RANDOM_BYTES, uuid7, uuid7_ms
+from onefold.db.connect import async_database, sync_database
+from tests.contract.rows import ASGI, WSGI
+from tests.contract.worlds import Counting, Plan, World
+
+UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
+
+
+@pytest.mark.contract("C01")
+def test_c01_a_quoted_string_is_a_key_and_a_retry_finds_its_answer(world: World) -> None:
+    world.serve(settings={"strict": True})
+    first = world.post(key=f'"{UUID}"')
+    retry = world.post(key=f'"{UUID}"')
+    assert (first.status, first.replayed) == (201, False)
+    assert (retry.status, retry.replayed) == (201, True)
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C02")
+@pytest.mark.parametrize(
+    "value", ["token", UUID, "42", "4.2", "?1", ":cHJldGVuZA==:", '("a" "b")', '"a", "b"', "@1659578233", '%"a"']
+)
+def test_c02_a_strict_route_refuses_every_other_structured_type(world: World, value: str) -> None:
+    world.serve(settings={"strict": True})
+    refused = world.post(key=value)
+    assert (refused.status, refused.problem) == (400, "key-malformed")
+    assert not world.calls
+
+
+@pytest.mark.contract("C03")
+@pytest.mark.parametrize(
+    "value",
+    [b'"a\\b"', b'"caf\xc3\xa9"', b'"caf\xe9"', b'"open', b'"a\tb"', b'"a\x07b"', b'"a"b', b'"', b'"a\x7f"'],
+)
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
+def test_c03_a_broken_string_is_refused(world: World, value: bytes, strict: bool) -> None:
+    world.serve(settings={"strict": strict})
+    refused = world.post(key=value)
+    assert (refused.status, refused.problem) == (400, "key-malformed")
+    assert not world.calls
+
+
+@pytest.mark.contract("C04")
+@pytest.mark.parametrize("value", ['"k";x=1', '"k"; x="y";z', '  "k";a;b=?0  '])
+def test_c04_parameters_do_not_make_another_key(world: World, value: str) -> None:
+    world.serve(settings={"strict": True})
+    world.post(key='"k"')
+    assert world.post(key=value).replayed
+    assert len(world.calls) == 1
+
+
+@pytest.mark.contract("C05")
+@pytest.mark.parametrize("second", ['"a"', '"b"', "b"])
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
+def test_c05_two_header_lines_are_refused_even_when_they_agree(world: World, second: str, strict: bool) -> None:
+    world.serve(settings={"strict": strict})
+    lines = (("idempotency-key", '"a"'), ("Idempotency-Key", second))
+    refused = world.post(headers=lines)
+    assert (refused.status, refused.problem) == (400, "key-malformed")
+    assert not world.calls
+
+
+@pytest.mark.contract("C06")
+@pytest.mark.parametrize("key", ["k", UUID, "order_17/2024.a+b=", "18446744073709551617"])
+def test_c06_a_bare_key_is_the_same_key_as_in_quotes(world: World, key: str) -> None:
+    world.post(key=key)
+    quoted = world.post(key=f'"{key}"')
+    assert (quoted.status, quoted.replayed) == (201, True)
+    assert len(world.calls) == 1
+
+
+def counted(world: World) -> Counting:
+    database = world.database
+    return Counting(async_database(database) if world.name in ASGI else sync_database(database))
+
+
+@pytest.mark.contract("C08")
+@pytest.mark.parametrize(
+    "value",
+    [b"", b'""', b"   ", b"x" * 256, b'"' + b"x" * 256 + b'"', b"x" * 10_240, b'"' + b"x" * 10_240 + b'"', b"a b"],
+)
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
+def test_c08_an_empty_or_endless_key_is_refused_before_the_store_is_asked(
+    world: World, value: bytes, strict: bool
+) -> None:
+    database = counted(world)
+    world.serve(database=database, settings={"strict": strict})
+    refused = world.post(key=value)
+    assert (refused.status, refused.problem) == (400, "key-malformed")
+    assert database.acquired == 0
+    # The control: a good key does reach the store, so the counter would have seen it.
+    assert world.post(key='"good"').status == 201
+    assert database.acquired > 0
+
+
+@pytest.mark.contract("C08")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "'; DROP TABLE orders; --",
+        "$1 OR 1=1",
+        "%s%(x)s%%",
+        "?1:2@p",
+        "k*[a-z]\\r\\nFLUSHALL",
+        "x" * 255,
+        "{key}:${jndi:ldap}",
+    ],
+)
+def test_c08_metacharacters_are_data(world: World, key: str) -> None:
+    quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    assert world.post(key=quoted).status == 201
+    assert world.post(key=quoted).replayed
+    assert world.post(key=quoted[:-2] + '~"').replayed is False
+    assert world.rows() == ["book", "book"]
+
+
+@pytest.mark.contract("C09")
+def test_c09_onefolds_own_keys_are_ordered_by_time_and_welcome_on_the_strictest_route(world: World) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    keys = [str(uuid7(now_ms + tick, os.urandom(RANDOM_BYTES))) for tick in range(50)]
+    assert keys == sorted(keys)
+    assert [uuid7_ms(key) for key in keys] == [now_ms + tick for tick in range(50)]
+    world.serve(settings={"strict": True, "expiry": "refuse"})
+    assert world.post(key=f'"{keys[0]}"').status == 201
+    assert world.post(key=f'"{keys[0]}"').replayed
+    assert not world.post(key=f'"{keys[1]}"').replayed
+
+
+@pytest.mark.contract("C20")
+def test_c20_a_missing_key_is_a_problem_that_says_where_to_read_on(world: World) -> None:
+    world.serve(settings={"required": True})
+    refused = world.post(key=None)
+    assert (refused.status, refused.problem) == (400, "key-missing")
+    assert refused.json["retryable"] is False
+    link = refused.header("link")
+    assert link == '</onefold/specification>; rel="describedby"'
+    assert world.get(link.partition(">")[0].lstrip("<")).status == 200
+    assert not world.calls
+
+
+@pytest.mark.contract("C20", "C21")
+def test_c20_where_a_key_is_optional_a_request_without_one_gets_its_transaction_and_runs_each_time(
+    world: World,
+) -> None:
+    assert [world.post(key=None).status for _ in range(2)] == [201, 201]
+    assert world.rows() == ["book", "book"]
+    assert world.post(key=None, plan=Plan(status=402)).status == 402
+    assert world.post(key=None, plan=Plan(status=500)).status == 500
+    assert world.rows() == ["book", "book"]
+    assert not world.records()
+
+
+@pytest.mark.contract("C21")
+def test_c21_a_key_means_nothing_to_a_route_that_is_not_idempotent(world: World) -> None:
+    answers = [world.post("/search", key='"k"') for _ in range(2)]
+    assert [(answer.status, answer.replayed) for answer in answers] == [(201, False), (201, False)]
+    assert len(world.calls) == 2
+    assert world.post("/search", key='"broken').status == 201
+    assert not world.records()
+
+
+@pytest.mark.contract("C21")
+def test_c21_a_key_means_nothing_to_get(world: World) -> None:
+    world.serve(settings={"required": True})
+    answers = [world.get("/orders", key='"k"', plan=Plan(status=200)) for _ in range(2)]
+    assert [(answer.status, answer.replayed) for answer in answers] == [(200, False), (200, False)]
+    assert len(world.calls) == 2
+    assert not world.records()
+
+
+@pytest.mark.contract("C23")
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PATCH", "/orders"), ("PUT", "/orders"), ("DELETE", "/orders"), ("POST", "/orders/1/refunds")],
+)
+def test_c23_the_same_key_on_another_route_or_method_is_another_operation(
+    world: World, method: str, path: str
+) -> None:
+    world.post(key='"k"', plan=Plan(body=json.dumps("first").encode()))
+    other = world.post(path, key='"k"', method=method, plan=Plan(body=json.dumps("second").encode()))
+    assert (other.status, other.replayed, other.body) == (201, False, b'"second"')
+    assert world.post(key='"k"').body == b'"first"'
+    assert world.post(path, key='"k"', method=method).body == b'"second"'
+    assert world.rows() == ["book", "book"]
+
+
+@pytest.mark.contract("C23")
+def test_c23_one_route_with_another_path_is_another_payload(world: World) -> None:
+    world.post("/orders/1/refunds", key='"k"')
+    other = world.post("/orders/2/refunds", key='"k"')
+    assert (other.status, other.problem) == (422, "key-reused")
+    assert len(world.calls) == 1
+
+
+@pytest.mark.contract("C05", worlds=WSGI)
+def test_c05_a_comma_inside_the_quotes_is_not_two_lines(world: World) -> None:
+    assert world.post(key='"a,b"').status == 201
+    assert world.post(key='"a,b"').replayed

@@ -1,0 +1,169 @@
+"""When two requests are the same request: what is compared, what is not, and what a mismatch gets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from onefold import canonical_json, raw_bytes, selected_fields
+from onefold.http.policy import Settings
+from onefold.idempotency.fingerprint import Asked, Strategy
+from tests.contract.wire import HeaderLines
+from tests.contract.worlds import Gate, Plan, World
+
+
+@pytest.mark.contract("C07")
+def test_c07_another_payload_is_refused_and_the_first_answer_stays(world: World) -> None:
+    first = world.post(body={"item": "book"}, key='"k"', plan=Plan(body=b'{"id": 1}'))
+    other = world.post(body={"item": "pen"}, key='"k"', plan=Plan(body=b'{"id": 2}'))
+    assert (other.status, other.problem, other.json["retryable"]) == (422, "key-reused", False)
+    assert len(world.calls) == 1
+    again = world.post(body={"item": "book"}, key='"k"')
+    assert (again.status, again.body, again.replayed) == (first.status, b'{"id": 1}', True)
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C07")
+def test_c07_another_query_is_another_payload(world: World) -> None:
+    world.post(key='"k"', query="currency=eur")
+    assert world.post(key='"k"', query="currency=usd").problem == "key-reused"
+    assert world.post(key='"k"', query="currency=eur").replayed
+
+
+@pytest.mark.contract("C07")
+def test_c07_a_stored_refusal_keeps_its_key_too(world: World) -> None:
+    world.post(body={"item": "book"}, key='"k"', plan=Plan(status=402))
+    assert world.post(body={"item": "pen"}, key='"k"').status == 422
+    assert len(world.calls) == 1
+
+
+def by_item(asked: Asked) -> bytes:
+    return bytes(json.loads(asked.body)["item"], "utf-8")
+
+
+@pytest.mark.contract("C11")
+@pytest.mark.parametrize(
+    ("strategy", "same", "other"),
+    [
+        (canonical_json, b'{"cents":5.00,"item":"book"}', b'{"item": "book", "cents": 6}'),
+        (raw_bytes, b'{"item": "book", "cents": 5}', b'{"item": "book",  "cents": 5}'),
+        (selected_fields("item"), b'{"item": "book", "cents": 9}', b'{"item": "pen", "cents": 5}'),
+        (by_item, b'{"item": "book", "cents": 9}', b'{"item": "pen", "cents": 5}'),
+    ],
+    ids=["canonical JSON", "raw bytes", "selected fields", "custom"],
+)
+def test_c11_a_route_chooses_how_payloads_are_compared(
+    world: World, strategy: Strategy, same: bytes, other: bytes
+) -> None:
+    routes: dict[str, Settings] = {"POST /orders": {"fingerprint": strategy}, "PATCH /orders": {}}
+    world.serve(routes=routes)
+    world.post(body=b'{"item": "book", "cents": 5}', key='"k"')
+    assert world.post(body=same, key='"k"').replayed
+    assert world.post(body=other, key='"k"').status == 422
+    assert len(world.calls) == 1
+
+
+@pytest.mark.contract("C12")
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        b'{"cents":500,"item":"book"}',
+        b'\n{ "cents" : 5e2 ,\t"item": "\\u0062ook" }\n',
+        b'{"item": "book", "cents": 500.00}',
+    ],
+)
+def test_c12_the_spelling_of_json_does_not_matter(world: World, spelling: bytes) -> None:
+    world.post(body=b'{"item": "book", "cents": 500}', key='"k"')
+    assert world.post(body=spelling, key='"k"').replayed
+
+
+@pytest.mark.contract("C12")
+@pytest.mark.parametrize(
+    ("value", "neighbour"),
+    [
+        ("9223372036854775807", "9223372036854775806"),
+        ("18446744073709551615", "18446744073709551614"),
+        ("0.1000000000000000055511151231257827", "0.1000000000000000055511151231257828"),
+        ("1e400", "1e401"),
+        ("1" * 5000, "1" * 4999 + "2"),
+    ],
+    ids=["64-bit", "unsigned 64-bit", "long decimal", "beyond a float", "5000 digits"],
+)
+def test_c12_every_digit_of_a_number_counts(world: World, value: str, neighbour: str) -> None:
+    def body(number: str) -> bytes:
+        return b'["book", %b]' % number.encode()
+
+    assert world.post(body=body(value), key='"k"', plan=Plan(writes=False)).status == 201
+    assert world.post(body=body(neighbour), key='"k"').status == 422
+    assert world.post(body=body(value), key='"k"').replayed
+
+
+@pytest.mark.contract("C13")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
+        (("date", "Tue, 15 Nov 1994 08:12:31 GMT"), ("user-agent", "retrying/2.0")),
+        (("authorization", "Bearer acme.a-token-that-was-rotated"),),
+        (("content-type", "application/json; charset=utf-8"),),
+    ],
+)
+def test_c13_what_differs_on_any_retry_does_not_make_another_request(world: World, headers: HeaderLines) -> None:
+    world.post(key='"k"', headers=(("user-agent", "retrying/1.0"), ("date", "Mon, 14 Nov 1994 08:12:31 GMT")))
+    retry = world.post(key='"k"', headers=headers)
+    assert (retry.status, retry.replayed) == (201, True)
+    assert len(world.calls) == 1
+
+
+@pytest.mark.contract("C19")
+@pytest.mark.parametrize("wait_s", [0.0, 0.3], ids=["at once", "where the route waits"])
+def test_c19_another_payload_while_the_first_is_in_flight_is_a_mismatch(world: World, wait_s: float) -> None:
+    world.serve(settings={"wait_s": wait_s})
+    gate = Gate()
+    first = world.start(body={"item": "book"}, key='"k"', plan=Plan(gate=gate))
+    gate.await_arrival()
+    other = world.post(body={"item": "pen"}, key='"k"')
+    assert (other.status, other.problem) == (422, "key-reused")
+    gate.open()
+    assert first.answer().status == 201
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C22")
+def test_c22_two_principals_with_the_same_key_and_body_are_two_executions(world: World) -> None:
+    acme = world.post(key='"k"', account="acme", plan=Plan(body=b"acme's secret"))
+    evil = world.post(key='"k"', account="evil", plan=Plan(body=b"evil's own"))
+    assert (acme.body, acme.replayed) == (b"acme's secret", False)
+    assert (evil.body, evil.replayed) == (b"evil's own", False)
+    assert world.post(key='"k"', account="acme").body == b"acme's secret"
+    assert world.post(key='"k"', account="evil").body == b"evil's own"
+    assert world.rows() == ["book", "book"]
+    assert len(world.records()) == 2
+
+
+@pytest.mark.contract("C22")
+def test_c22_another_principal_is_neither_told_of_a_request_in_flight_nor_of_a_mismatch(world: World) -> None:
+    gate = Gate()
+    running = world.start(key='"k"', account="acme", plan=Plan(gate=gate, writes=False))
+    gate.await_arrival()
+    assert world.post(key='"k"', account="evil").status == 201
+    assert world.post(body={"item": "pen"}, key='"k2"', account="evil").status == 201
+    gate.open()
+    assert running.answer().status == 201
+
+
+@pytest.mark.contract("C22")
+@pytest.mark.parametrize(("one", "two"), [("a", "ab"), ("acme", "ACME"), ("1", "01")])
+def test_c22_principals_that_look_alike_are_not_the_same(world: World, one: str, two: str) -> None:
+    world.post(key='"bc"', account=one)
+    assert not world.post(key='"c"', account=two).replayed
+    assert not world.post(key='"bc"', account=two).replayed
+    assert len(world.calls) == 3
+
+
+@pytest.mark.contract("C22")
+def test_c22_a_request_without_a_principal_is_turned_away(world: World) -> None:
+    refused = world.post(key='"k"', headers=(("authorization", ""),))
+    assert (refused.status, refused.problem) == (401, "principal-missing")
+    assert not world.calls

@@ -1,0 +1,471 @@
+"""The four worlds a scenario runs in: ASGI or WSGI, on SQLite or Postgres, behind one face without a colour.
+
+A scenario asks, the application obeys its plan. The plan travels in a header, which is no part of what makes two
+requests the same: so a retry may find a handler that behaves differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import json
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import asyncpg
+import psycopg
+from psycopg_pool import ConnectionPool
+
+from onefold import AsyncOnefold, Onefold, Request
+from onefold._kernel.events import Event
+from onefold._kernel.transaction import Transaction
+from onefold.http import asgi, wsgi
+from onefold.http.policy import Settings
+from onefold.idempotency.sealing import Sealer
+from tests.contract.rows import ASGI, POSTGRES, WorldName
+from tests.contract.wire import PATIENCE_S, Answer, Arrival, HeaderLines, Line, Question, serve_asgi, serve_wsgi
+
+T = TypeVar("T")
+
+CONNECTIONS_MAX = 8
+JSON = (("content-type", "application/json"),)
+ORDER = {"item": "book", "cents": 500}
+
+
+class Gate:
+    """Where a handler stops until the test lets it on."""
+
+    def __init__(self) -> None:
+        self._reached: Future[None] = Future()
+        self._opened: Future[None] = Future()
+
+    def await_arrival(self) -> None:
+        self._reached.result(PATIENCE_S)
+
+    def open(self) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def pass_through(self) -> None:
+        self._arrive()
+        self._opened.result(PATIENCE_S)
+
+    async def pass_through_async(self) -> None:
+        self._arrive()
+        # Shielded: a handler that is cancelled must not open the gate for others.
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._opened)), PATIENCE_S)
+
+    def _arrive(self) -> None:
+        if not self._reached.done():
+            self._reached.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a handler does: write its row, act, stop at a gate, raise or answer."""
+
+    status: int = 201
+    headers: tuple[tuple[str, str], ...] = JSON
+    body: bytes = b'{"paid": true}'
+    chunks: tuple[bytes, ...] = ()
+    writes: bool = True
+    acts: Callable[[Desk], Awaitable[None]] | None = None
+    gate: Gate | None = None
+    error: Exception | None = None
+
+    def parts(self) -> tuple[bytes, ...]:
+        return self.chunks or (self.body,)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a handler works with. Its methods are awaited in both colours; on a thread they never suspend."""
+
+    world: World
+    tx: Transaction[Any] | None
+
+    @property
+    def connection(self) -> Any:
+        assert self.tx is not None, "this route has no transaction"
+        return self.tx.connection
+
+    async def execute(self, sql: str, *values: object) -> None:
+        """One statement; a value is written `:1`."""
+        connection = self.connection
+        mark, arguments = {
+            "asgi-sqlite": ("?", (values,)),
+            "asgi-postgres": ("$1", values),
+            "wsgi-sqlite": ("?", (values,)),
+            "wsgi-postgres": ("%s", (values,)),
+        }[self.world.name]
+        await self.finished(connection.execute(sql.replace(":1", mark), *arguments))
+
+    async def pass_gate(self, gate: Gate) -> None:
+        if self.world.name in ASGI:
+            await gate.pass_through_async()
+        else:
+            gate.pass_through()
+
+    @staticmethod
+    async def finished(result: Any) -> Any:
+        return await result if inspect.isawaitable(result) else result
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One entry into the handler."""
+
+    operation: str
+    item: str
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored row."""
+
+    status: int
+    headers: bytes
+    body: bytes | None
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request under way, and the client's end of its connection."""
+
+    future: Future[Answer]
+    line: Line
+
+    def answer(self) -> Answer:
+        return self.future.result(PATIENCE_S)
+
+
+@dataclass
+class World:
+    """An application with onefold around it, and everything a scenario wants to know about both."""
+
+    name: WorldName
+    address: str
+    """The path of the SQLite file, or the DSN."""
+    calls: list[Call] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    shedding: bool = False
+    """Whether a limiter inside the layer turns requests away before they reach the handler."""
+    _plans: dict[str, Plan] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _gates: list[Gate] = field(default_factory=list)
+    _prepared: bool = False
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.name in POSTGRES
+
+    # --- the application ---
+
+    def serve(
+        self,
+        *,
+        database: object | None = None,
+        sealer: Sealer | None = None,
+        development: bool = False,
+        routes: Mapping[str, Settings] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Start the application, as a new process would. `settings` hold for all its idempotent routes."""
+        self.prepare()
+        own = dict.fromkeys(ROUTES, Settings()) if routes is None else routes
+        self._start(
+            self.database if database is None else database,
+            {name: Settings(**{**(settings or {}), **given}) for name, given in own.items()},  # type: ignore[typeddict-item]
+            {
+                "principal": account_of,
+                "sealer": sealer,
+                "listener": self.events.append,
+                "development": development,
+            },
+        )
+
+    def prepare(self) -> None:
+        """Create the tables, once."""
+        if not self._prepared:
+            self._prepared = True
+            self._migrate()
+            self.sql("CREATE TABLE orders (item TEXT NOT NULL)")
+
+    # --- the client ---
+
+    def post(self, path: str = "/orders", body: object = ORDER, **how: Any) -> Answer:
+        return self.start(path, body, **how).answer()
+
+    def start(
+        self,
+        path: str = "/orders",
+        body: object = ORDER,
+        *,
+        key: str | bytes | None = None,
+        account: str = "acme",
+        plan: Plan | None = None,
+        headers: HeaderLines = (),
+        media_type: str = "application/json",
+        method: str = "POST",
+        query: str = "",
+        arrival: Arrival = "whole",
+    ) -> Pending:
+        """Ask without waiting for the answer."""
+        if not hasattr(self, "_app"):
+            self.serve()
+        plan = Plan() if plan is None else plan
+        if plan.gate is not None:
+            self._gates.append(plan.gate)
+        number = str(next(self._numbers))
+        self._plans[number] = plan
+        lines: HeaderLines = (
+            *((("idempotency-key", key),) if key is not None else ()),
+            ("authorization", f"Bearer {account}.{number}"),
+            ("content-type", media_type),
+            ("x-plan", number),
+        )
+        question = Question(
+            method=method,
+            path=path,
+            query=query,
+            headers=(*(line for line in lines if line[0] not in dict(headers)), *headers),
+            body=body if isinstance(body, bytes) else json.dumps(body).encode(),
+            arrival=arrival,
+        )
+        line = Line()
+        return Pending(self._ask(question, line), line)
+
+    def get(self, path: str, **how: Any) -> Answer:
+        return self.start(path, b"", method="GET", **how).answer()
+
+    def status_of(self, key: str, operation: str = "POST /orders", **how: Any) -> dict[str, Any]:
+        """What the status resource says about a key."""
+        answer = self.get("/onefold/status", query=f"operation={operation.replace(' ', '%20')}", key=key, **how)
+        assert answer.status == 200, answer
+        return answer.json
+
+    # --- the handler ---
+
+    async def handle(self, desk: Desk, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Plan:
+        """The handler of every route."""
+        plan = self._plans[headers["x-plan"]]
+        if self.shedding:
+            return Plan(status=503, body=b"too busy")
+        item = _item(body)
+        self.calls.append(Call(f"{method} {path}", item, headers["authorization"].split(".")[0]))
+        if plan.writes and desk.tx is not None:
+            await desk.execute("INSERT INTO orders (item) VALUES (:1)", item)
+        if plan.gate is not None:
+            await desk.pass_gate(plan.gate)
+        if plan.acts is not None:
+            await plan.acts(desk)
+        if plan.error is not None:
+            raise plan.error
+        return plan
+
+    # --- the database ---
+
+    def rows(self) -> list[str]:
+        """The business rows."""
+        return [item for (item,) in self.sql("SELECT item FROM orders ORDER BY item")]
+
+    def records(self) -> list[Record]:
+        found = self.sql("SELECT status, headers, body FROM onefold_record ORDER BY digest")
+        return [Record(s, bytes(h), None if b is None else bytes(b)) for s, h, b in found]
+
+    def expire_all(self) -> None:
+        """Let the retention of every record be over."""
+        then = "expires_at = 'epoch'" if self.is_postgres else "expires_at_ms = 1"
+        self.sql(f"UPDATE onefold_record SET {then}")
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """A statement of the test's own, on a connection of its own."""
+        if self.is_postgres:
+            with psycopg.connect(self.address, autocommit=True) as connection:
+                cursor = connection.execute(statement.encode())
+                return cursor.fetchall() if cursor.description else []
+        with contextlib.closing(sqlite3.connect(self.address, timeout=PATIENCE_S, isolation_level=None)) as file:
+            return file.execute(statement).fetchall()
+
+    def close(self) -> None:
+        for gate in self._gates:
+            gate.open()
+        self._closing.close()
+
+    # --- the colour ---
+
+    @property
+    def database(self) -> object:
+        raise NotImplementedError
+
+    def _migrate(self) -> None:
+        raise NotImplementedError
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _ask(self, question: Question, line: Line) -> Future[Answer]:
+        raise NotImplementedError
+
+
+#: The idempotent routes an application has unless a scenario names others.
+ROUTES = ("POST /orders", "PATCH /orders", "PUT /orders", "DELETE /orders", "POST /orders/{id}/refunds")
+
+
+def account_of(request: Request) -> str | None:
+    """The principal: the account in a token that is new on every attempt."""
+    token = (request.header("authorization") or "").removeprefix("Bearer ")
+    return token.partition(".")[0] or None
+
+
+def _item(body: bytes) -> str:
+    try:
+        read = json.loads(body)
+    except ValueError:
+        return body.decode("latin-1")
+    return str(read.get("item", "")) if isinstance(read, dict) else str(read)
+
+
+class WsgiWorld(World):
+    """Onefold on threads."""
+
+    def __post_init__(self) -> None:
+        threads = self._closing.enter_context(ThreadPoolExecutor(24, thread_name_prefix="contract"))
+        self._submit: Callable[..., Future[Answer]] = threads.submit
+        self._database: object = self.address
+        if self.is_postgres:
+            self._database = self._closing.enter_context(
+                ConnectionPool(self.address, min_size=0, max_size=CONNECTIONS_MAX, open=True)
+            )
+
+    @property
+    def database(self) -> object:
+        return self._database
+
+    def _migrate(self) -> None:
+        once = Onefold(self.database)
+        once.migrate()
+        once.close()
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        once = Onefold(database, **options)
+        self._closing.callback(once.close)
+        self._app = once.wsgi(self._application, {name: once.policy(**given) for name, given in routes.items()})
+
+    def _ask(self, question: Question, line: Line) -> Future[Answer]:
+        return self._submit(serve_wsgi, self._app, question, line)
+
+    def _application(self, environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Iterator[bytes]:
+        headers = {name[5:].lower().replace("_", "-"): value for name, value in environ.items() if name[:5] == "HTTP_"}
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
+        desk = Desk(self, environ.get(wsgi.TRANSACTION))
+        plan = _driven(self.handle(desk, environ["REQUEST_METHOD"], environ["PATH_INFO"], headers, body))
+        start_response(f"{plan.status} {_phrase(plan.status)}", list(plan.headers))
+        yield from plan.parts()
+
+
+class AsgiWorld(World):
+    """AsyncOnefold on a loop that runs on a thread of its own."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> AsgiWorld:
+        self.loop = loop
+        self._database: object = self.address
+        if self.is_postgres:
+            pool = self.run(_pool(self.address))
+            self._closing.callback(lambda: self.run(pool.close()))
+            self._database = pool
+        return self
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+    @property
+    def database(self) -> object:
+        return self._database
+
+    def _migrate(self) -> None:
+        async def migrate() -> None:
+            once = AsyncOnefold(self.database)
+            await once.migrate()
+            await once.close()
+
+        self.run(migrate())
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        once = AsyncOnefold(database, **options)
+        self._closing.callback(lambda: self.run(once.close()))
+        self._app = once.asgi(self._application, {name: once.policy(**given) for name, given in routes.items()})
+
+    def _ask(self, question: Question, line: Line) -> Future[Answer]:
+        return asyncio.run_coroutine_threadsafe(serve_asgi(self._app, question, line), self.loop)
+
+    async def _application(self, scope: Any, receive: asgi.Receive, send: asgi.Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        desk = Desk(self, scope.get(asgi.TRANSACTION))
+        plan = await self.handle(desk, scope["method"], scope["path"], headers, body)
+        lines = [(name.encode(), value.encode("latin-1")) for name, value in plan.headers]
+        await send({"type": "http.response.start", "status": plan.status, "headers": lines})
+        parts = plan.parts()
+        for number, part in enumerate(parts, 1):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+
+
+async def _pool(dsn: str) -> asyncpg.Pool[asyncpg.Record]:
+    return await asyncpg.create_pool(dsn, min_size=0, max_size=CONNECTIONS_MAX)
+
+
+def _driven(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise AssertionError(f"{work} suspended on a thread")
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Status"
+
+
+class Counting:
+    """A database that counts how often it is asked for a connection, in either colour."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self.acquired = 0
+        self.dialect: str = inner.dialect
+        if inspect.iscoroutinefunction(inner.acquire):
+            self.acquire, self.close = self._acquire_async, self._inner.close
+        else:
+            self.acquire, self.close = self._acquire, self._inner.close
+
+    def _acquire(self) -> Any:
+        with self._lock:
+            self.acquired += 1
+        return self._inner.acquire()
+
+    async def _acquire_async(self) -> Any:
+        self.acquired += 1
+        return await self._inner.acquire()

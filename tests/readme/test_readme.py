@@ -1,0 +1,122 @@
+"""The README is true: its programs run, its console session happens as printed, its tables match the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+
+from onefold.http.policy import Policy
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def block(language: str, containing: str) -> str:
+    """The fenced block of a language that contains some text."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    [found] = [text for text in blocks if containing in text]
+    return str(found)
+
+
+@pytest.fixture
+def payments_url(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "payments.py").write_text(block("python", "# payments.py"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "warning"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    server = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(url, server)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    give_up_at = time.monotonic() + 30
+    while time.monotonic() < give_up_at and server.poll() is None:
+        try:
+            httpx.get(url, timeout=1)
+            return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise AssertionError(f"the README's program did not start (exit code {server.poll()})")
+
+
+def test_the_console_session_happens_as_printed(payments_url: str) -> None:
+    session = block("console", "order-42")
+    exchanges = re.findall(r"^\$ (curl .*?)\n(.*?)(?=^\$ |\Z)", session, re.DOTALL | re.MULTILINE)
+    assert len(exchanges) == 2
+    for command, printed in exchanges:
+        answer = _curl(command, payments_url)
+        head, body = printed.strip().split("\n\n")
+        status_line, *headers = head.splitlines()
+        assert f"{answer.http_version} {answer.status_code} {answer.reason_phrase}" == status_line
+        for header in headers:
+            name, value = header.split(": ")
+            assert answer.headers[name] == value
+        assert answer.text == body
+        assert ("idempotent-replayed" in answer.headers) == ("idempotent-replayed" in head)
+
+
+def _curl(command: str, url: str) -> httpx.Response:
+    words = shlex.split(command)
+    address = next(word for word in words if word.startswith("localhost:8000"))
+    headers = dict(words[i + 1].split(": ", 1) for i, word in enumerate(words) if word == "-H")
+    body = words[words.index("--json") + 1]
+    headers["content-type"] = "application/json"
+    return httpx.post(address.replace("localhost:8000", url), content=body, headers=headers)
+
+
+def test_the_flask_program_happens_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shop = ModuleType("shop")
+    exec(compile(block("python", "# shop.py"), "shop.py", "exec"), vars(shop))
+    client = shop.app.test_client()
+    headers = {"Idempotency-Key": '"o-1"', "X-Account": "acme"}
+    first = client.post("/orders", json={"item": "tea"}, headers=headers)
+    again = client.post("/orders", json={"item": "tea"}, headers=headers)
+    assert (first.status_code, first.data) == (again.status_code, again.data) == (201, first.data)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    shop.once.close()
+
+
+def test_the_settings_table_has_every_setting_with_its_default() -> None:
+    section = README.split("## Settings")[1].split("\n## ")[0]
+    printed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+    fields = {field.name: field for field in dataclasses.fields(Policy)}
+    assert printed.keys() == fields.keys()
+    for name, shown in printed.items():
+        default = fields[name].default
+        match default:
+            case bool() | str():
+                assert shown.strip("`") == (str(default) if isinstance(default, bool) else f'"{default}"'), name
+            case int() | float():
+                assert float(shown.strip("`")) == default, name
+            case _ if callable(default):
+                assert shown.strip("`") == getattr(default, "__name__", None), name
+
+
+def test_the_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (Path(__file__).parents[2] / target).exists(), target
+
+
+@pytest.mark.parametrize("path", re.findall(r"`((?:src|examples)/[\w./]+)`", README))
+def test_the_files_it_names_exist(path: str) -> None:
+    assert (Path(__file__).parents[2] / path).exists()
