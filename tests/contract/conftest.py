@@ -32,7 +32,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.A
     address = request.getfixturevalue("postgres_dsn") if name in POSTGRES else str(tmp_path / "orders.db")
     found: World
     if name in ASGI:
-        found = AsgiWorld(name, address).open(loop_thread)
+        found = AsgiWorld(name, address, loop_thread)
     else:
         found = WsgiWorld(name, address)
     try:

@@ -7,7 +7,7 @@ reason for that world stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -19,19 +19,17 @@ WSGI: Final[tuple[WorldName, ...]] = ("wsgi-sqlite", "wsgi-postgres")
 SQLITE: Final[tuple[WorldName, ...]] = ("asgi-sqlite", "wsgi-sqlite")
 POSTGRES: Final[tuple[WorldName, ...]] = ("asgi-postgres", "wsgi-postgres")
 
-_NOWHERE: Final[Mapping[WorldName, str]] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One promise. `absent` says for which worlds it makes no sense, and why."""
 
     meaning: str
-    absent: Mapping[WorldName, str] = _NOWHERE
+    absent: Mapping[WorldName, str] = field(default_factory=dict)
 
 
 def _absent(worlds: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, str]:
-    return MappingProxyType(dict.fromkeys(worlds, reason))
+    return dict.fromkeys(worlds, reason)
 
 
 ROWS: Final[Mapping[str, Row]] = MappingProxyType(

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -147,22 +147,23 @@ class Pending:
         return self.future.result(PATIENCE_S)
 
 
-@dataclass
 class World:
     """An application with onefold around it, and everything a scenario wants to know about both."""
 
-    name: WorldName
-    address: str
-    """The path of the SQLite file, or the DSN."""
-    calls: list[Call] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    shedding: bool = False
-    """Whether a limiter inside the layer turns requests away before they reach the handler."""
-    _plans: dict[str, Plan] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _gates: list[Gate] = field(default_factory=list)
-    _prepared: bool = False
+    def __init__(self, name: WorldName, address: str) -> None:
+        self.name = name
+        #: The path of the SQLite file, or the DSN.
+        self.address = address
+        self.calls: list[Call] = []
+        self.events: list[Event] = []
+        #: Whether a limiter inside the layer turns requests away before they reach the handler.
+        self.shedding = False
+        self._serving = False
+        self._prepared = False
+        self._numbers = itertools.count()
+        self._plans: dict[str, Plan] = {}
+        self._gates: list[Gate] = []
+        self._closing = contextlib.ExitStack()
 
     @property
     def is_postgres(self) -> bool:
@@ -181,6 +182,7 @@ class World:
     ) -> None:
         """Start the application, as a new process would. `settings` hold for all its idempotent routes."""
         self.prepare()
+        self._serving = True
         own = dict.fromkeys(ROUTES, Settings()) if routes is None else routes
         self._start(
             self.database if database is None else database,
@@ -220,7 +222,7 @@ class World:
         arrival: Arrival = "whole",
     ) -> Pending:
         """Ask without waiting for the answer."""
-        if not hasattr(self, "_app"):
+        if not self._serving:
             self.serve()
         plan = Plan() if plan is None else plan
         if plan.gate is not None:
@@ -307,6 +309,10 @@ class World:
     def database(self) -> object:
         raise NotImplementedError
 
+    def reap(self) -> int:
+        """Forget what has expired; how many records that were."""
+        raise NotImplementedError
+
     def _migrate(self) -> None:
         raise NotImplementedError
 
@@ -338,7 +344,8 @@ def _item(body: bytes) -> str:
 class WsgiWorld(World):
     """Onefold on threads."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, name: WorldName, address: str) -> None:
+        super().__init__(name, address)
         threads = self._closing.enter_context(ThreadPoolExecutor(24, thread_name_prefix="contract"))
         self._submit: Callable[..., Future[Answer]] = threads.submit
         self._database: object = self.address
@@ -351,13 +358,16 @@ class WsgiWorld(World):
     def database(self) -> object:
         return self._database
 
+    def reap(self) -> int:
+        return self._once.reap().records
+
     def _migrate(self) -> None:
         once = Onefold(self.database)
         once.migrate()
         once.close()
 
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
-        once = Onefold(database, **options)
+        self._once = once = Onefold(database, **options)
         self._closing.callback(once.close)
         self._app = once.wsgi(self._application, {name: once.policy(**given) for name, given in routes.items()})
 
@@ -376,23 +386,24 @@ class WsgiWorld(World):
 class AsgiWorld(World):
     """AsyncOnefold on a loop that runs on a thread of its own."""
 
-    loop: asyncio.AbstractEventLoop
-
-    def open(self, loop: asyncio.AbstractEventLoop) -> AsgiWorld:
-        self.loop = loop
+    def __init__(self, name: WorldName, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name, address)
+        self._loop = loop
         self._database: object = self.address
         if self.is_postgres:
             pool = self.run(_pool(self.address))
             self._closing.callback(lambda: self.run(pool.close()))
             self._database = pool
-        return self
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     @property
     def database(self) -> object:
         return self._database
+
+    def reap(self) -> int:
+        return self.run(self._once.reap()).records
 
     def _migrate(self) -> None:
         async def migrate() -> None:
@@ -403,12 +414,12 @@ class AsgiWorld(World):
         self.run(migrate())
 
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
-        once = AsyncOnefold(database, **options)
+        self._once = once = AsyncOnefold(database, **options)
         self._closing.callback(lambda: self.run(once.close()))
         self._app = once.asgi(self._application, {name: once.policy(**given) for name, given in routes.items()})
 
     def _ask(self, question: Question, line: Line) -> Future[Answer]:
-        return asyncio.run_coroutine_threadsafe(serve_asgi(self._app, question, line), self.loop)
+        return asyncio.run_coroutine_threadsafe(serve_asgi(self._app, question, line), self._loop)
 
     async def _application(self, scope: Any, receive: asgi.Receive, send: asgi.Send) -> None:
         body, more = b"", True

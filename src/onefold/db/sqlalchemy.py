@@ -83,8 +83,8 @@ class AsyncSqlalchemyDatabase:
     async def acquire(self) -> AsyncSqlalchemyConnection:
         connection = self._engine.connect()
         try:
-            await connection.start()
-            return AsyncSqlalchemyConnection(connection, await connection.run_sync(_taken))
+            started = await connection.start()
+            return AsyncSqlalchemyConnection(started, await started.run_sync(_taken))
         except (exc.SQLAlchemyError, OSError) as error:
             raise _not_connected(error) from error
         except asyncio.CancelledError:
@@ -164,7 +164,9 @@ class SqlalchemyConnection:
 
     def _check(self, *, undone: bool = False) -> None:
         """What became of the transaction in the handler's hands? It does not matter if it is undone now."""
-        if self._begun is None or undone or self._connection.invalidated:
+        if self._connection.invalidated or (undone and self._connection.closed):
+            raise ConnectionLost("the connection was lost; what it had not committed is rolled back")
+        if self._begun is None or undone:
             return
         if self._connection.get_transaction() is not self._begun or not self._begun.is_active:
             raise TransactionEnded(_ENDED)
@@ -195,9 +197,8 @@ class SqlalchemyConnection:
         self._begun = None
 
     def _rollback(self) -> None:
-        if not self._connection.invalidated and not self._connection.closed:
-            # After a failed commit SQLAlchemy holds its transaction for over and sends nothing: the driver is asked.
-            self._connection.connection.rollback()
+        # After a failed commit SQLAlchemy holds its transaction for over and would send nothing: so ask the driver.
+        self._connection.connection.rollback()
         self._connection.rollback()
         self._begun = None
 

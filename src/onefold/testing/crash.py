@@ -14,7 +14,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
@@ -24,6 +24,9 @@ H = TypeVar("H")
 T = TypeVar("T")
 
 Edge: TypeAlias = Literal["before", "during", "after"]
+Interruptions: TypeAlias = tuple[type[BaseException], ...]
+
+_INTERRUPTIONS: Final[Interruptions] = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class _Database(Generic[H]):
     def acquire(self) -> Connection[H]:
         self._boundaries.cross("acquire", "before")
         connection = _Connection(self._database.acquire(), self._boundaries)
-        connection.crossed("acquire")
+        connection.cross("acquire", "after", survives=())
         return connection
 
     def close(self) -> None:
@@ -168,19 +171,26 @@ class _Connection(Generic[H]):
         if self._connection is not None:
             self._performed("discard", lambda _: self._let_go(lambda real: real.discard()))
 
-    def crossed(self, verb: str, edge: Edge = "after") -> None:
+    def cross(self, verb: str, edge: Edge, *, survives: Interruptions = _INTERRUPTIONS) -> None:
+        """What interrupts the caller leaves the connection to whoever holds it; what fails takes it away."""
         try:
             self._boundaries.cross(verb, edge)
-        except Exception:
+        except survives:
+            raise
+        except BaseException:
             self._let_go(lambda real: real.discard())
             raise
 
     def _performed(self, verb: str, perform: Callable[[Connection[H]], T]) -> T:
         if self._connection is None:
             raise ConnectionLost(f"{verb} on a connection that was lost before")
-        self.crossed(verb, "before")
-        result = perform(self._connection)
-        self.crossed(verb)
+        self.cross(verb, "before")
+        try:
+            result = perform(self._connection)
+        except Exception:
+            self.cross(verb, "after")  # a refusal is an answer too, and can be lost
+            raise
+        self.cross(verb, "after")
         return result
 
     def _let_go(self, perform: Callable[[Connection[H]], None]) -> None:
@@ -204,7 +214,7 @@ class _AsyncDatabase(Generic[H]):
         await _cancellation()
         self._boundaries.cross("acquire", "during")
         connection = _AsyncConnection(await self._database.acquire(), self._boundaries)
-        await connection.crossed("acquire")
+        await connection.cross("acquire", "after", survives=())
         return connection
 
     async def close(self) -> None:
@@ -238,22 +248,29 @@ class _AsyncConnection(Generic[H]):
         if self._connection is not None:
             await self._performed("discard", lambda _: self._let_go(lambda real: real.discard()))
 
-    async def crossed(self, verb: str, edge: Edge = "after") -> None:
+    async def cross(self, verb: str, edge: Edge, *, survives: Interruptions = _INTERRUPTIONS) -> None:
         try:
             self._boundaries.cross(verb, edge)
-        except Exception:
+            # Letting go, once begun, is the driver's to finish: nothing waits in front of it.
+            if edge == "after" or (edge == "before" and verb not in ("release", "discard")):
+                await _cancellation()
+        except survives:
+            raise
+        except BaseException:
             await self._let_go(lambda real: real.discard())
             raise
-        if edge != "during":
-            await _cancellation()
 
     async def _performed(self, verb: str, perform: Callable[[AsyncConnection[H]], Awaitable[T]]) -> T:
         if self._connection is None:
             raise ConnectionLost(f"{verb} on a connection that was lost before")
-        await self.crossed(verb, "before")
-        await self.crossed(verb, "during")
-        result = await perform(self._connection)
-        await self.crossed(verb)
+        await self.cross(verb, "before")
+        await self.cross(verb, "during")
+        try:
+            result = await perform(self._connection)
+        except Exception:
+            await self.cross(verb, "after")
+            raise
+        await self.cross(verb, "after")
         return result
 
     async def _let_go(self, perform: Callable[[AsyncConnection[H]], Awaitable[None]]) -> None:
@@ -278,6 +295,6 @@ def _name(steps: Sequence[Step]) -> str:
     return f"batch ({', '.join(edges)})" if edges else "batch"
 
 
-def never_struck(counted: Sequence[Crossing], struck: Sequence[Any]) -> list[Crossing]:
+def never_struck(counted: Sequence[Crossing], struck: Sequence[Crossing]) -> list[Crossing]:
     """What a run without faults crosses and a campaign did not strike. More than none: the campaign is void."""
     return [crossing for crossing in counted if crossing not in struck]

@@ -1,0 +1,46 @@
+"""Cancellation, which asyncio has and threads have not: wherever it strikes, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Release
+from onefold.testing.conformance.stage import Stage, Subject, expect, holding, on_tasks, prepare
+
+#: After how many turns of the loop the work is cancelled: from before it starts until well into a statement.
+TURNS = 24
+
+
+async def check_cancellation(subject: Subject) -> None:
+    """Work cancelled in the middle of an effect must leave no lock and no row, and the pool must go on."""
+    await on_tasks(subject, [prepare])
+    victims: list[asyncio.Task[Any]] = []
+
+    async def victim(stage: Stage) -> None:
+        await Acquire()
+        await Batch((Boundary.BEGIN, stage.insert(1)))
+
+    async def cancel_victims() -> None:
+        for turns in range(TURNS):
+            victims.append(asyncio.create_task(on_tasks(subject, [victim])))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            victims[-1].cancel()
+
+    async def holder(stage: Stage) -> None:
+        await Acquire()
+        # Every victim waits for this row, or for the connection that another victim has: none can finish.
+        await Batch((Boundary.BEGIN, stage.insert(1)))
+        await Call(cancel_victims)
+        await Batch((Boundary.ROLLBACK,))
+        await Release()
+
+    await on_tasks(subject, [holder])
+    ends = await asyncio.gather(*victims, return_exceptions=True)
+    expect(all(isinstance(end, asyncio.CancelledError) for end in ends), f"cancelled work ended with {ends}")
+
+    async def go_on(stage: Stage) -> None:
+        await Batch((Boundary.BEGIN, stage.insert(1), Boundary.COMMIT))
+
+    await on_tasks(subject, [lambda stage: holding(stage, subject.connections_max or 1, go_on)])

@@ -1,0 +1,110 @@
+"""Bodies with edges: streamed and large answers, large and slow and broken requests, clients that hang up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.rows import ASGI
+from tests.contract.wire import NO_ANSWER
+from tests.contract.worlds import Gate, Plan, World
+
+TEXT = (("content-type", "text/plain"),)
+
+
+@pytest.mark.contract("C26")
+def test_c26_a_stream_that_fits_is_kept_whole(world: World) -> None:
+    chunks = (b"one ", b"", b"two ", b"three")
+    first = world.post(key='"k"', plan=Plan(headers=TEXT, chunks=chunks))
+    retry = world.post(key='"k"')
+    assert (first.body, first.replayed) == (b"one two three", False)
+    assert (retry.body, retry.replayed) == (b"one two three", True)
+
+
+@pytest.mark.contract("C26")
+@pytest.mark.parametrize(
+    "chunks", [(b"x" * 101,), (b"x" * 60, b"y" * 60, b"z" * 60), (b"x" * 100, b"y")], ids=["at once", "streamed", "by one"]
+)
+def test_c26_an_answer_too_large_to_keep_goes_out_whole_and_is_not_run_again(
+    world: World, chunks: tuple[bytes, ...]
+) -> None:
+    world.serve(settings={"response_bytes_max": 100})
+    first = world.post(key='"k"', plan=Plan(headers=TEXT, chunks=chunks))
+    assert (first.status, first.body) == (201, b"".join(chunks))
+    retry = world.post(key='"k"')
+    assert (retry.status, retry.problem, retry.json["retryable"]) == (410, "answer-not-kept", False)
+    assert "201" in retry.json["detail"]
+    assert world.rows() == ["book"]
+    assert world.status_of('"k"')["status"] == 201
+
+
+@pytest.mark.contract("C26")
+def test_c26_an_answer_of_exactly_the_limit_is_kept(world: World) -> None:
+    world.serve(settings={"response_bytes_max": 100})
+    world.post(key='"k"', plan=Plan(headers=TEXT, body=b"x" * 100))
+    assert world.post(key='"k"').body == b"x" * 100
+
+
+@pytest.mark.contract("C26")
+def test_c26_the_answer_is_committed_before_its_first_byte_is_sent(world: World) -> None:
+    seen: list[int] = []
+
+    class Watching(bytes):
+        """Bytes that look into the database when they are asked for."""
+
+    chunks = (Watching(b"x" * 200), Watching(b"y"))
+    world.serve(settings={"response_bytes_max": 100})
+    first = world.post(key='"k"', plan=Plan(headers=TEXT, chunks=chunks))
+    seen.append(len(world.rows()))
+    assert (first.status, seen) == (201, [1])
+
+
+@pytest.mark.contract("C27")
+@pytest.mark.parametrize("arrival", ["whole", "in pieces"])
+def test_c27_a_body_larger_than_the_limit_is_refused_and_claims_nothing(world: World, arrival: str) -> None:
+    world.serve(settings={"body_bytes_max": 50})
+    refused = world.post(key='"k"', body=b'"' + b"x" * 49 + b'"', arrival=arrival)
+    assert (refused.status, refused.problem, refused.json["retryable"]) == (413, "body-too-large", False)
+    assert (world.calls, world.status_of('"k"')["state"]) == ([], "unknown")
+    fitting = world.post(key='"k"', body=b'"' + b"x" * 48 + b'"', arrival=arrival)
+    assert (fitting.status, fitting.replayed) == (201, False)
+    assert world.rows() == ["x" * 48]
+
+
+@pytest.mark.contract("C27")
+def test_c27_a_body_that_stalls_is_refused_and_claims_nothing(world: World) -> None:
+    world.serve(settings={"body_timeout_s": 0.05})
+    refused = world.post(key='"k"', arrival="stalls")
+    assert (refused.status, refused.problem, refused.json["retryable"]) == (408, "body-too-slow", True)
+    assert (world.calls, world.status_of('"k"')["state"]) == ([], "unknown")
+    assert world.post(key='"k"').status == 201
+
+
+@pytest.mark.contract("C27")
+def test_c27_a_client_that_is_gone_in_the_middle_of_its_body_claims_nothing(world: World) -> None:
+    refused = world.post(key='"k"', arrival="breaks off")
+    if world.name in ASGI:
+        assert refused.status == NO_ANSWER
+    else:  # to WSGI a body that ends early looks the same whether someone still listens or not
+        assert (refused.status, refused.problem) == (400, "body-incomplete")
+    assert (world.calls, world.status_of('"k"')["state"]) == ([], "unknown")
+    assert world.post(key='"k"').status == 201
+
+
+@pytest.mark.contract("C27")
+def test_c27_a_body_in_pieces_is_one_body(world: World) -> None:
+    assert world.post(key='"k"', arrival="in pieces").status == 201
+    assert world.post(key='"k"', arrival="whole").replayed
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C28")
+def test_c28_a_client_that_hangs_up_does_not_stop_the_work(world: World) -> None:
+    gate = Gate()
+    abandoned = world.start(key='"k"', plan=Plan(gate=gate, body=b"done"))
+    gate.await_arrival()
+    abandoned.line.hang_up()
+    gate.open()
+    assert abandoned.answer().body != b"done"
+    retry = world.post(key='"k"')
+    assert (retry.status, retry.body, retry.replayed) == (201, b"done", True)
+    assert world.rows() == ["book"]

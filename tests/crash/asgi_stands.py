@@ -1,0 +1,209 @@
+"""The shop as an ASGI application, on SQLite and on Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from onefold._kernel.ports import AsyncDatabase
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
+from onefold.db.threads import ThreadedDatabase
+from onefold.http.asgi import TRANSACTION, Application, IdempotencyMiddleware, Receive, Send
+from onefold.http.exchange import Gate
+from onefold.testing.crash import Act, Boundaries, Edge
+from onefold.testing.invariants import Attempt, Reply
+from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_sqlite, open_books, routes
+from tests.crash.stands import PATIENCE_S, gate_for
+
+Message = MutableMapping[str, Any]
+
+
+@dataclass(slots=True)
+class AsgiHold:
+    """A request in its handler, on the loop of its stand."""
+
+    runner: asyncio.Runner
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Attempt] | None = None
+
+    def let_go(self) -> None:
+        self.may_end.set()
+
+    def ended(self) -> Attempt:
+        self.let_go()
+        return self.runner.run(self._ended())
+
+    async def _ended(self) -> Attempt:
+        assert self.task is not None
+        return await self.task
+
+
+class AsgiStand:
+    """The shop on a loop of its own, which runs while it is asked."""
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        database: AsyncDatabase[Any],
+        insert: AsyncInsert,
+        books: Books,
+        *,
+        gate: Gate | None = None,
+        splits: bool = False,
+        edges: tuple[Edge, ...] = ("before", "after"),
+        **settings: Any,
+    ) -> None:
+        self.runner = runner
+        self.database = database
+        self.books = books
+        self.lease_s: float = settings.setdefault("lease_s", 0.2 if database.dialect == "sqlite" else 30.0)
+        self.boundaries = Boundaries(edges=edges)
+        self.shop = Shop(self.boundaries, splits=books if splits else None)
+        self._insert = insert
+        self._holds: dict[str, AsgiHold] = {}
+        gate = gate or gate_for(database.dialect)
+        resolve = routes(**settings).resolve
+        bounded = self.boundaries.around_async(database)
+        self._app = IdempotencyMiddleware(self._handler, gate=gate, database=bounded, resolve=resolve)
+        # For requests that are only company: what they cross is not counted.
+        self._uncounted = IdempotencyMiddleware(self._handler, gate=gate, database=database, resolve=resolve)
+
+    def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
+        self.boundaries.crossings.clear()
+        self.boundaries.act = act
+        try:
+            return self.runner.run(_asked(self._app, route, key, payload))
+        finally:
+            self.boundaries.act = None
+
+    def hold(self, route: str, key: str, payload: str) -> AsgiHold:
+        hold = self._holds[key] = AsgiHold(self.runner)
+
+        async def begin() -> asyncio.Task[Attempt]:
+            task = asyncio.create_task(_asked(self._uncounted, route, key, payload))
+            await asyncio.wait_for(hold.entered.wait(), PATIENCE_S)
+            return task
+
+        hold.task = self.runner.run(begin())
+        return hold
+
+    def leaks(self) -> list[str]:
+        return self.runner.run(self._leaks())
+
+    def close(self) -> None:
+        self.runner.run(self.database.close())
+        self.runner.close()
+        self.books.close()
+
+    async def _leaks(self) -> list[str]:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.boundaries.out and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)  # abandoned connections leave in tasks of their own
+        return [f"{self.boundaries.out} connections are out"] if self.boundaries.out else []
+
+    async def _handler(self, scope: Message, receive: Receive, send: Send) -> None:
+        key = dict(scope["headers"]).get(b"idempotency-key", b"none").decode()
+        payload = (await receive())["body"].decode()
+        with self.boundaries.around_step("insert"):
+            if self.shop.splits is not None:
+                self.shop.splits.insert(key, payload)
+            else:
+                await self._insert(scope[TRANSACTION].connection, key, payload)
+        if (hold := self._holds.pop(key, None)) is not None:
+            hold.entered.set()
+            await hold.may_end.wait()
+        status, headers, body = self.shop.decide(key, payload)
+        encoded = [(name.encode(), value.encode()) for name, value in headers]
+        await send({"type": "http.response.start", "status": status, "headers": encoded})
+        await send({"type": "http.response.body", "body": body})
+
+
+class AsgiSqlite(AsgiStand):
+    """On a SQLite file. A second count, below the threads, sees what really reaches the file."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.below = Boundaries()
+        below = self.below.around(SqliteDatabase(path, busy_timeout_s=0.5))
+        database = ThreadedDatabase(below, AsyncSqlite)
+        super().__init__(asyncio.Runner(), database, insert_sqlite, open_books(path), **options)
+
+    async def _leaks(self) -> list[str]:
+        found = await super()._leaks()
+        deadline = time.monotonic() + PATIENCE_S
+        while self.below.out and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        if self.below.out:
+            found.append(f"{self.below.out} SQLite connections are neither idle nor closed")
+        return found
+
+
+class AsgiAsyncpg(AsgiStand):
+    """On Postgres by asyncpg, with a pool so small that one lost connection is missed."""
+
+    POOL = 3
+
+    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+        runner = asyncio.Runner()
+        self.pool = runner.run(self._open(through or dsn))
+        super().__init__(runner, AsyncpgDatabase(self.pool), insert_asyncpg, open_books(dsn), **options)
+
+    async def _open(self, dsn: str) -> Any:
+        return await asyncpg.create_pool(dsn, min_size=0, max_size=self.POOL, timeout=PATIENCE_S)
+
+    async def _leaks(self) -> list[str]:
+        found = await super()._leaks()
+        taken: list[Any] = []
+        try:
+            for _ in range(self.POOL):
+                taken.append(await self.pool.acquire(timeout=PATIENCE_S))  # noqa: PERF401
+        except TimeoutError:
+            found.append(f"only {len(taken)} of the pool's {self.POOL} connections came back")
+        for connection in taken:
+            await self.pool.release(connection)
+        return found
+
+    def close(self) -> None:
+        self.runner.run(self.pool.close())
+        super().close()
+
+
+async def _asked(app: Application, route: str, key: str | None, payload: str) -> Attempt:
+    begun_s = time.monotonic()
+    task = asyncio.create_task(call(app, route, key, payload))
+    await asyncio.wait({task})
+    reply = None if task.cancelled() else task.result()
+    return Attempt(key=str(key), payload=payload, reply=reply, begun_s=begun_s, ended_s=time.monotonic())
+
+
+async def call(app: Application, route: str, key: str | None, payload: str) -> Reply | None:
+    """One request, as a server makes it; None if the application never finished its answer."""
+    headers = [(b"content-type", b"text/plain")]
+    if key is not None:
+        headers.append((b"idempotency-key", key.encode()))
+    scope = {"type": "http", "method": "POST", "path": route, "query_string": b"", "headers": headers}
+    messages: list[Message] = [{"type": "http.request", "body": payload.encode()}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        if not sent:
+            return Reply(500)  # what every server makes of it
+    if len(sent) < 2 or sent[-1].get("more_body"):
+        return None
+    body = b"".join(message["body"] for message in sent[1:])
+    return Reply(sent[0]["status"], tuple(sent[0]["headers"]), body)

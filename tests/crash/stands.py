@@ -1,0 +1,61 @@
+"""The shop behind each rim and on each database, all asked in the same way: `stand.ask(route, key, payload)`.
+
+A stand is plain synchronous code, also where its shop runs on asyncio: so one campaign serves both colours.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Protocol
+
+from onefold._kernel.effects import Boundary
+from onefold.http.exchange import Gate
+from onefold.idempotency.leased import LeasedStore
+from onefold.idempotency.locked import LockedStore
+from onefold.idempotency.store import Store
+from onefold.idempotency.unkeyed import UnkeyedStore
+from onefold.testing.crash import Act, Boundaries
+from onefold.testing.invariants import FINAL, Attempt
+from tests.crash.shop import Books, Shop
+
+#: How long a client goes on. Nothing here is locked for longer than a second.
+PATIENCE_S = 10.0
+
+
+class Stand(Protocol):
+    """A shop that can be asked, struck and looked at."""
+
+    books: Books
+    boundaries: Boundaries
+    shop: Shop
+    lease_s: float
+
+    def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt: ...
+    def hold(self, route: str, key: str, payload: str) -> Hold: ...
+    def leaks(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+
+class Hold(Protocol):
+    """A request that stays in its handler until it is let go, which may be done from inside a crossing."""
+
+    def let_go(self) -> None: ...
+    def ended(self) -> Attempt: ...
+
+
+def insist(stand: Stand, route: str, key: str, payload: str, first: Attempt) -> list[Attempt]:
+    """What a good client does: the same request with the same key, until it knows."""
+    attempts = [first]
+    deadline = time.monotonic() + PATIENCE_S
+    while attempts[-1].verdict not in FINAL and time.monotonic() < deadline:
+        attempts.append(stand.ask(route, key, payload))
+        if attempts[-1].verdict not in FINAL:
+            time.sleep(0.005)  # its backoff
+    return attempts
+
+
+def gate_for(dialect: str, store: Store | None = None) -> Gate:
+    if dialect == "postgres":
+        return Gate(store=store or LockedStore(), unkeyed=UnkeyedStore(begin=(Boundary.BEGIN,)))
+    return Gate(store=store or LeasedStore(lambda: secrets.randbits(63)), unkeyed=UnkeyedStore(begin=()))

@@ -1,0 +1,152 @@
+"""The shop as a WSGI application, on SQLite and on Postgres."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onefold._kernel.ports import Database
+from onefold.db.psycopg import PsycopgDatabase
+from onefold.db.sqlite import SqliteDatabase
+from onefold.http.exchange import Gate
+from onefold.http.wsgi import TRANSACTION, Application, Environ, IdempotencyMiddleware, StartResponse
+from onefold.testing.crash import Act, Boundaries
+from onefold.testing.invariants import Attempt, Reply
+from tests.crash.shop import Books, Insert, Shop, insert_psycopg, insert_sqlite, open_books, routes
+from tests.crash.stands import PATIENCE_S, gate_for
+
+
+@dataclass(slots=True)
+class WsgiHold:
+    """A request in its handler, on a thread of its own."""
+
+    entered: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+    future: Future[Attempt] | None = None
+
+    def let_go(self) -> None:
+        self.may_end.set()
+
+    def ended(self) -> Attempt:
+        self.let_go()
+        assert self.future is not None
+        return self.future.result(PATIENCE_S)
+
+
+class WsgiStand:
+    """The shop on the thread that asks."""
+
+    def __init__(
+        self,
+        database: Database[Any],
+        insert: Insert,
+        books: Books,
+        *,
+        gate: Gate | None = None,
+        splits: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.database = database
+        self.books = books
+        self.lease_s: float = settings.setdefault("lease_s", 0.2 if database.dialect == "sqlite" else 30.0)
+        self.boundaries = Boundaries()
+        self.shop = Shop(self.boundaries, splits=books if splits else None)
+        self._insert = insert
+        self._holds: dict[str, WsgiHold] = {}
+        self._threads = ThreadPoolExecutor()
+        gate = gate or gate_for(database.dialect)
+        resolve = routes(**settings).resolve
+        bounded = self.boundaries.around(database)
+        self._app = IdempotencyMiddleware(self._handler, gate=gate, database=bounded, resolve=resolve)
+        # For requests that are only company: what they cross is not counted.
+        self._uncounted = IdempotencyMiddleware(self._handler, gate=gate, database=database, resolve=resolve)
+
+    def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
+        self.boundaries.crossings.clear()
+        self.boundaries.act = act
+        try:
+            return _asked(self._app, route, key, payload)
+        finally:
+            self.boundaries.act = None
+
+    def hold(self, route: str, key: str, payload: str) -> WsgiHold:
+        hold = self._holds[key] = WsgiHold()
+        hold.future = self._threads.submit(_asked, self._uncounted, route, key, payload)
+        assert hold.entered.wait(PATIENCE_S)
+        return hold
+
+    def leaks(self) -> list[str]:
+        return [f"{self.boundaries.out} connections are out"] if self.boundaries.out else []
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self.database.close()
+        self.books.close()
+
+    def _handler(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        key = environ.get("HTTP_IDEMPOTENCY_KEY", "none")
+        payload = environ["wsgi.input"].read().decode()
+        with self.boundaries.around_step("insert"):
+            if self.shop.splits is not None:
+                self.shop.splits.insert(key, payload)
+            else:
+                self._insert(environ[TRANSACTION].connection, key, payload)
+        if (hold := self._holds.pop(key, None)) is not None:
+            hold.entered.set()
+            hold.may_end.wait(PATIENCE_S)
+        status, headers, body = self.shop.decide(key, payload)
+        start_response(f"{status} Said", headers)
+        return [body]
+
+
+class WsgiSqlite(WsgiStand):
+    """On a SQLite file."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        database = SqliteDatabase(path, busy_timeout_s=0.5)
+        super().__init__(database, insert_sqlite, open_books(path), **options)
+
+
+class WsgiPsycopg(WsgiStand):
+    """On Postgres by psycopg."""
+
+    def __init__(self, dsn: str, **options: Any) -> None:
+        super().__init__(PsycopgDatabase(dsn), insert_psycopg, open_books(dsn), **options)
+
+
+def _asked(app: Application, route: str, key: str | None, payload: str) -> Attempt:
+    begun_s = time.monotonic()
+    reply = call(app, route, key, payload)
+    return Attempt(key=str(key), payload=payload, reply=reply, begun_s=begun_s, ended_s=time.monotonic())
+
+
+def call(app: Application, route: str, key: str | None, payload: str) -> Reply:
+    """One request, as a server makes it."""
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    body = payload.encode()
+    environ: Environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": route,
+        "CONTENT_TYPE": "text/plain",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body),
+    }
+    if key is not None:
+        environ["HTTP_IDEMPOTENCY_KEY"] = key
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        started.append((status, headers))
+
+    try:
+        said = b"".join(app(environ, start_response))
+    except Exception:
+        return Reply(500)  # what every server makes of it
+    status, headers = started[-1]
+    encoded = tuple((name.lower().encode(), value.encode()) for name, value in headers)
+    return Reply(int(status.split(" ")[0]), encoded, said)
