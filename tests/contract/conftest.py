@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from onefold.testing.servers import PrivatePostgres
 from tests.contract.completeness import claims_of
 from tests.contract.rows import ASGI, POSTGRES
 from tests.contract.wire import looping
@@ -26,16 +27,21 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
         yield loop
 
 
+@pytest.fixture(scope="session")
+def contract_dsn(postgres: PrivatePostgres) -> str:
+    """One database for all the worlds of a worker: making one takes longer than most of these tests."""
+    return postgres.fresh_database()
+
+
 @pytest.fixture
 def world(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop) -> Iterator[World]:
     name: Any = request.param
-    address = request.getfixturevalue("postgres_dsn") if name in POSTGRES else str(tmp_path / "orders.db")
-    found: World
-    if name in ASGI:
-        found = AsgiWorld(name, address, loop_thread)
-    else:
-        found = WsgiWorld(name, address)
+    address = request.getfixturevalue("contract_dsn") if name in POSTGRES else str(tmp_path / "orders.db")
+    found: World = AsgiWorld(name, address, loop_thread) if name in ASGI else WsgiWorld(name, address)
     try:
         yield found
     finally:
         found.close()
+        if found.is_postgres:
+            # Waits for nobody: a transaction that is still open now was leaked by the test.
+            found.sql("SET lock_timeout = '5s'; DROP TABLE IF EXISTS orders, onefold_record, onefold_migration")

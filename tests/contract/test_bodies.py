@@ -44,18 +44,17 @@ def test_c26_an_answer_of_exactly_the_limit_is_kept(world: World) -> None:
     assert world.post(key='"k"').body == b"x" * 100
 
 
-@pytest.mark.contract("C26")
-def test_c26_the_answer_is_committed_before_its_first_byte_is_sent(world: World) -> None:
-    seen: list[int] = []
-
-    class Watching(bytes):
-        """Bytes that look into the database when they are asked for."""
-
-    chunks = (Watching(b"x" * 200), Watching(b"y"))
+@pytest.mark.contract("C14", "C26")
+@pytest.mark.parametrize("body", [b"small", b"x" * 200], ids=["kept", "too large to keep"])
+def test_c26_rows_and_record_are_committed_before_the_first_byte_is_sent(world: World, body: bytes) -> None:
     world.serve(settings={"response_bytes_max": 100})
-    first = world.post(key='"k"', plan=Plan(headers=TEXT, chunks=chunks))
-    seen.append(len(world.rows()))
-    assert (first.status, seen) == (201, [1])
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        seen.append((len(world.rows()), len(world.records())))
+
+    world.post(key='"k"', plan=Plan(headers=TEXT, chunks=(body, body)), answered=look)
+    assert seen == [(1, 1)]
 
 
 @pytest.mark.contract("C27")

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Literal, TypeAlias
@@ -77,8 +77,9 @@ class Answer:
 
 @dataclass(slots=True)
 class Line:
-    """The connection of one client: it can hang up."""
+    """The connection of one client: it can hang up, and tells when the first of the answer arrives."""
 
+    answered: Callable[[], object] = lambda: None
     gone: threading.Event = field(default_factory=threading.Event)
     loop: asyncio.AbstractEventLoop | None = None
     heard: asyncio.Event | None = None
@@ -111,6 +112,8 @@ async def serve_asgi(app: asgi.Application, question: Question, line: Line) -> A
     async def send(message: asgi.Message) -> None:
         if line.gone.is_set():
             raise OSError("the client has hung up")
+        if not sent:
+            line.answered()
         sent.append(message)
 
     scope = {
@@ -153,6 +156,7 @@ def serve_wsgi(app: wsgi.Application, question: Question, line: Line) -> Answer:
     started: list[tuple[str, list[tuple[str, str]]]] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        line.answered()
         started.append((status, headers))
         return lambda data: None
 

@@ -220,6 +220,7 @@ class World:
         method: str = "POST",
         query: str = "",
         arrival: Arrival = "whole",
+        answered: Callable[[], object] = lambda: None,
     ) -> Pending:
         """Ask without waiting for the answer."""
         if not self._serving:
@@ -243,7 +244,7 @@ class World:
             body=body if isinstance(body, bytes) else json.dumps(body).encode(),
             arrival=arrival,
         )
-        line = Line()
+        line = Line(answered)
         return Pending(self._ask(question, line), line)
 
     def get(self, path: str, **how: Any) -> Answer:

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from onefold._kernel.ports import AsyncDatabase
 from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
 from onefold.db.threads import ThreadedDatabase
 from onefold.http.asgi import TRANSACTION, Application, IdempotencyMiddleware, Receive, Send
 from onefold.http.exchange import Gate
 from onefold.testing.crash import Act, Boundaries, Edge
 from onefold.testing.invariants import Attempt, Reply
-from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_sqlite, open_books, routes
+from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_psycopg, insert_sqlite, open_books, routes
 from tests.crash.stands import PATIENCE_S, gate_for
+from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite, WsgiStand
 
 Message = MutableMapping[str, Any]
 
@@ -55,6 +58,7 @@ class AsgiStand:
         database: AsyncDatabase[Any],
         insert: AsyncInsert,
         books: Books,
+        rival: WsgiStand,
         *,
         gate: Gate | None = None,
         splits: bool = False,
@@ -63,6 +67,7 @@ class AsgiStand:
     ) -> None:
         self.runner = runner
         self.database = database
+        self.dialect = database.dialect
         self.books = books
         self.lease_s: float = settings.setdefault("lease_s", 0.2 if database.dialect == "sqlite" else 30.0)
         self.boundaries = Boundaries(edges=edges)
@@ -73,8 +78,11 @@ class AsgiStand:
         resolve = routes(**settings).resolve
         bounded = self.boundaries.around_async(database)
         self._app = IdempotencyMiddleware(self._handler, gate=gate, database=bounded, resolve=resolve)
-        # For requests that are only company: what they cross is not counted.
         self._uncounted = IdempotencyMiddleware(self._handler, gate=gate, database=database, resolve=resolve)
+        self.rival = rival
+
+    def ask_elsewhere(self, route: str, key: str, payload: str) -> Attempt:
+        return self.rival.ask(route, key, payload)
 
     def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
         self.boundaries.crossings.clear()
@@ -102,6 +110,7 @@ class AsgiStand:
         self.runner.run(self.database.close())
         self.runner.close()
         self.books.close()
+        self.rival.close()
 
     async def _leaks(self) -> list[str]:
         deadline = time.monotonic() + PATIENCE_S
@@ -133,7 +142,8 @@ class AsgiSqlite(AsgiStand):
         self.below = Boundaries()
         below = self.below.around(SqliteDatabase(path, busy_timeout_s=0.5))
         database = ThreadedDatabase(below, AsyncSqlite)
-        super().__init__(asyncio.Runner(), database, insert_sqlite, open_books(path), **options)
+        rival = WsgiSqlite(path, alone=True)
+        super().__init__(asyncio.Runner(), database, insert_sqlite, open_books(path), rival, **options)
 
     async def _leaks(self) -> list[str]:
         found = await super()._leaks()
@@ -145,30 +155,74 @@ class AsgiSqlite(AsgiStand):
         return found
 
 
-class AsgiAsyncpg(AsgiStand):
-    """On Postgres by asyncpg, with a pool so small that one lost connection is missed."""
+class AsgiPostgres(AsgiStand):
+    """On Postgres, with a pool so small that one lost connection is missed."""
 
     POOL = 3
 
-    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
-        runner = asyncio.Runner()
-        self.pool = runner.run(self._open(through or dsn))
-        super().__init__(runner, AsyncpgDatabase(self.pool), insert_asyncpg, open_books(dsn), **options)
+    async def take(self) -> Any:
+        raise NotImplementedError
 
-    async def _open(self, dsn: str) -> Any:
-        return await asyncpg.create_pool(dsn, min_size=0, max_size=self.POOL, timeout=PATIENCE_S)
+    async def give_back(self, connection: Any) -> None:
+        raise NotImplementedError
 
     async def _leaks(self) -> list[str]:
         found = await super()._leaks()
         taken: list[Any] = []
         try:
-            for _ in range(self.POOL):
-                taken.append(await self.pool.acquire(timeout=PATIENCE_S))  # noqa: PERF401
-        except TimeoutError:
+            while len(taken) < self.POOL:
+                taken.append(await self.take())
+        except (TimeoutError, PoolTimeout):
             found.append(f"only {len(taken)} of the pool's {self.POOL} connections came back")
         for connection in taken:
-            await self.pool.release(connection)
+            await self.give_back(connection)
         return found
+
+
+class AsgiAsyncpg(AsgiPostgres):
+    """By asyncpg."""
+
+    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+        runner = asyncio.Runner()
+        self.pool = runner.run(self._open(through or dsn))
+        database = AsyncpgDatabase(self.pool)
+        rival = WsgiPsycopg(dsn, alone=True)
+        super().__init__(runner, database, insert_asyncpg, open_books(dsn), rival, **options)
+
+    async def _open(self, dsn: str) -> Any:
+        return await asyncpg.create_pool(dsn, min_size=0, max_size=self.POOL, timeout=PATIENCE_S)
+
+    async def take(self) -> Any:
+        return await self.pool.acquire(timeout=PATIENCE_S)
+
+    async def give_back(self, connection: Any) -> None:
+        await self.pool.release(connection)
+
+    def close(self) -> None:
+        self.runner.run(self.pool.close())
+        super().close()
+
+
+class AsgiPsycopg(AsgiPostgres):
+    """By psycopg."""
+
+    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+        runner = asyncio.Runner()
+        self.pool = runner.run(self._open(through or dsn))
+        database = AsyncPsycopgDatabase(self.pool)
+        rival = WsgiPsycopg(dsn, alone=True)
+        super().__init__(runner, database, insert_psycopg, open_books(dsn), rival, **options)
+
+    async def _open(self, dsn: str) -> AsyncConnectionPool[Any]:
+        pool: AsyncConnectionPool[Any] = AsyncConnectionPool(dsn, min_size=0, max_size=self.POOL, open=False)
+        await pool.open()
+        return pool
+
+    async def take(self) -> Any:
+        return await self.pool.getconn(timeout=PATIENCE_S)
+
+    async def give_back(self, connection: Any) -> None:
+        await self.pool.putconn(connection)
 
     def close(self) -> None:
         self.runner.run(self.pool.close())

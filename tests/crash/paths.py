@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from onefold.testing.crash import Act, Crossing
@@ -22,20 +20,19 @@ class Case:
     key: str
     history: list[Attempt] = field(default_factory=list)
     hold: Hold | None = None
+    taken_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """One way a request can go."""
 
-    prepare: Callable[[Case], None]
     ends: Verdict
+    prepare: Callable[[Case], None] = lambda case: None
+    #: What others do while the request is under way, told at each of its crossings.
+    meanwhile: Callable[[Case, Crossing], None] = lambda case, crossing: None
     route: str = PAY
     payload: str = "10 EUR"
-
-
-def first(case: Case) -> None:
-    """Nobody has used the key."""
 
 
 def breaks(case: Case) -> None:
@@ -47,13 +44,17 @@ def done(case: Case) -> None:
     case.history.append(case.stand.ask(case.route, case.key, "10 EUR"))
 
 
+def done_elsewhere(case: Case) -> None:
+    case.history.append(case.stand.ask_elsewhere(case.route, case.key, "10 EUR"))
+
+
 def done_with_another(case: Case) -> None:
-    case.history.append(case.stand.ask(case.route, case.key, "99 EUR"))
+    case.history.append(case.stand.ask_elsewhere(case.route, case.key, "99 EUR"))
 
 
 def expired(case: Case) -> None:
     """Used long ago: the record is past its retention, and nobody remembers what it was for."""
-    case.stand.ask(case.route, case.key, "10 EUR")
+    case.stand.ask_elsewhere(case.route, case.key, "10 EUR")
     case.stand.books.expire(case.route, case.key)
     case.stand.books.forget(case.key)
 
@@ -62,15 +63,35 @@ def in_flight(case: Case) -> None:
     case.hold = case.stand.hold(case.route, case.key, "10 EUR")
 
 
+def ends_in_time(case: Case, crossing: Crossing) -> None:
+    """Who waits has looked once when it gives its connection back: then the one in flight may finish."""
+    if case.hold is not None and crossing.verb in ("release", "discard"):
+        case.hold.let_go()
+
+
+def taken_over(case: Case, crossing: Crossing) -> None:
+    """The lease ends inside the handler, and another process does the work.
+
+    On SQLite that is possible until the handler holds the write lock, on Postgres until its COMMIT.
+    """
+    edge = "before" if case.stand.dialect == "sqlite" else "after"
+    if not case.taken_over and (crossing.verb, crossing.edge) == ("insert", edge):
+        case.taken_over = True
+        case.stand.books.end_lease(case.route, case.key)
+        case.history.append(case.stand.ask_elsewhere(case.route, case.key, "10 EUR"))
+
+
 PATHS: dict[str, Path] = {
-    "first success": Path(prepare=first, ends="done"),
-    "stored refusal": Path(prepare=first, ends="declined", payload=DECLINED),
-    "broken handler": Path(prepare=breaks, ends="done"),
+    "first success": Path(ends="done"),
+    "stored refusal": Path(ends="declined", payload=DECLINED),
+    "broken handler": Path(ends="done", prepare=breaks),
     "replay": Path(prepare=done, ends="done"),
+    "replay of another process": Path(prepare=done_elsewhere, ends="done"),
     "mismatch": Path(prepare=done_with_another, ends="reused"),
     "expired, runs anew": Path(prepare=expired, ends="done"),
     "expired, refused": Path(prepare=expired, ends="gone", route=PAY_ONCE),
-    "wait for another": Path(prepare=in_flight, ends="done", route=PAY_OR_WAIT),
+    "wait for another": Path(prepare=in_flight, meanwhile=ends_in_time, ends="done", route=PAY_OR_WAIT),
+    "taken over": Path(meanwhile=taken_over, ends="done"),
 }
 
 
@@ -78,7 +99,13 @@ def travel(stand: Stand, path: Path, act: Act | None) -> list[str]:
     """Prepare a key, strike the request, retry until it is final: what is wrong, as sentences."""
     case = Case(stand, path.route, new_key())
     path.prepare(case)
-    struck = stand.ask(case.route, case.key, path.payload, act=_company_leaves(case, act))
+
+    def watched(crossing: Crossing) -> None:
+        path.meanwhile(case, crossing)
+        if act is not None:
+            act(crossing)
+
+    struck = stand.ask(case.route, case.key, path.payload, act=watched)
     if case.hold is not None:
         case.history.append(case.hold.ended())
     case.history += insist(stand, case.route, case.key, path.payload, struck)
@@ -86,18 +113,3 @@ def travel(stand: Stand, path: Path, act: Act | None) -> list[str]:
     if case.history[-1].verdict != path.ends:
         found.append(f"the last answer was {case.history[-1].reply}, it should be {path.ends}")
     return found + stand.leaks()
-
-
-def _company_leaves(case: Case, act: Act | None) -> Act | None:
-    """Who waits has looked once when it gives its connection back: then the one in flight may finish."""
-    hold = case.hold
-    if hold is None:
-        return act
-
-    def watched(crossing: Crossing) -> None:
-        if crossing.verb in ("release", "discard"):
-            hold.let_go()
-        if act is not None:
-            act(crossing)
-
-    return watched

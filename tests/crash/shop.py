@@ -48,6 +48,7 @@ class Books(Protocol):
     def rows(self, key: str) -> list[Effected]: ...
     def forget(self, key: str) -> None: ...
     def expire(self, route: str, key: str) -> None: ...
+    def end_lease(self, route: str, key: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -68,9 +69,11 @@ class SqliteBooks:
         self._connection.execute("DELETE FROM payments WHERE key = ?", (key,))
 
     def expire(self, route: str, key: str) -> None:
-        self._connection.execute(
-            "UPDATE onefold_record SET expires_at_ms = 1 WHERE digest = ?", (digest(route, key),)
-        )
+        self._connection.execute("UPDATE onefold_record SET expires_at_ms = 1 WHERE digest = ?", (digest(route, key),))
+
+    def end_lease(self, route: str, key: str) -> None:
+        """Let the time of whoever runs the key be over."""
+        self._connection.execute("UPDATE onefold_claim SET lease_until_ms = 1 WHERE digest = ?", (digest(route, key),))
 
     def close(self) -> None:
         self._connection.close()
@@ -96,9 +99,13 @@ class PostgresBooks:
     def expire(self, route: str, key: str) -> None:
         self._execute("UPDATE onefold_record SET expires_at = 'epoch' WHERE digest = %s", (digest(route, key),))
 
-    def terminate(self, pid: int) -> None:
-        """What the server does itself to a transaction whose lease ran out."""
-        self._execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    def end_lease(self, route: str, key: str) -> None:
+        """What the server does by itself to transactions that stand idle for longer than their lease."""
+        self._execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state = 'idle in transaction'",
+            (),
+        )
 
     def close(self) -> None:
         self._connection.close()

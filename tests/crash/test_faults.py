@@ -16,7 +16,12 @@ from tests.crash.shop import PAY_UNKEYED, new_key
 from tests.crash.stands import Stand
 from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite
 
-STANDS = {"asgi-sqlite": AsgiSqlite, "asgi-asyncpg": AsgiAsyncpg, "wsgi-sqlite": WsgiSqlite, "wsgi-psycopg": WsgiPsycopg}
+STANDS = {
+    "asgi-sqlite": AsgiSqlite,
+    "asgi-asyncpg": AsgiAsyncpg,
+    "wsgi-sqlite": WsgiSqlite,
+    "wsgi-psycopg": WsgiPsycopg,
+}
 
 NewStand: TypeAlias = Callable[..., Stand]
 

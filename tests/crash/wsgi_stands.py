@@ -47,12 +47,14 @@ class WsgiStand:
         database: Database[Any],
         insert: Insert,
         books: Books,
+        rival: WsgiStand | None,
         *,
         gate: Gate | None = None,
         splits: bool = False,
         **settings: Any,
     ) -> None:
         self.database = database
+        self.dialect = database.dialect
         self.books = books
         self.lease_s: float = settings.setdefault("lease_s", 0.2 if database.dialect == "sqlite" else 30.0)
         self.boundaries = Boundaries()
@@ -64,8 +66,12 @@ class WsgiStand:
         resolve = routes(**settings).resolve
         bounded = self.boundaries.around(database)
         self._app = IdempotencyMiddleware(self._handler, gate=gate, database=bounded, resolve=resolve)
-        # For requests that are only company: what they cross is not counted.
         self._uncounted = IdempotencyMiddleware(self._handler, gate=gate, database=database, resolve=resolve)
+        self.rival = rival
+
+    def ask_elsewhere(self, route: str, key: str, payload: str) -> Attempt:
+        assert self.rival is not None
+        return self.rival.ask(route, key, payload)
 
     def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
         self.boundaries.crossings.clear()
@@ -88,6 +94,8 @@ class WsgiStand:
         self._threads.shutdown()
         self.database.close()
         self.books.close()
+        if self.rival is not None:
+            self.rival.close()
 
     def _handler(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         key = environ.get("HTTP_IDEMPOTENCY_KEY", "none")
@@ -108,16 +116,18 @@ class WsgiStand:
 class WsgiSqlite(WsgiStand):
     """On a SQLite file."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
+    def __init__(self, path: Path, *, alone: bool = False, **options: Any) -> None:
         database = SqliteDatabase(path, busy_timeout_s=0.5)
-        super().__init__(database, insert_sqlite, open_books(path), **options)
+        rival = None if alone else WsgiSqlite(path, alone=True)
+        super().__init__(database, insert_sqlite, open_books(path), rival, **options)
 
 
 class WsgiPsycopg(WsgiStand):
     """On Postgres by psycopg."""
 
-    def __init__(self, dsn: str, **options: Any) -> None:
-        super().__init__(PsycopgDatabase(dsn), insert_psycopg, open_books(dsn), **options)
+    def __init__(self, dsn: str, *, alone: bool = False, **options: Any) -> None:
+        rival = None if alone else WsgiPsycopg(dsn, alone=True)
+        super().__init__(PsycopgDatabase(dsn), insert_psycopg, open_books(dsn), rival, **options)
 
 
 def _asked(app: Application, route: str, key: str | None, payload: str) -> Attempt:

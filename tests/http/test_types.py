@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Annotated, Any, assert_type, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, assert_type, get_origin, get_type_hints
 
 import asyncpg
 import psycopg
@@ -13,9 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from onefold.db.sqlite import AsyncSqlite
 from onefold.http.fastapi import Tx
 
+if TYPE_CHECKING:  # generic for the type checker only
+    AsyncpgConnection = asyncpg.Connection[asyncpg.Record]
+else:
+    AsyncpgConnection = asyncpg.Connection
+
 
 def handles(
-    a: Tx[asyncpg.Connection[asyncpg.Record]],
+    a: Tx[AsyncpgConnection],
     b: Tx[psycopg.AsyncConnection[Any]],
     c: Tx[psycopg.Connection[Any]],
     d: Tx[sqlite3.Connection],
@@ -24,7 +29,7 @@ def handles(
     g: Tx[AsyncConnection],
 ) -> None:
     """Never called: its types are the test."""
-    assert_type(a.connection, asyncpg.Connection[asyncpg.Record])
+    assert_type(a.connection, AsyncpgConnection)
     assert_type(b.connection, psycopg.AsyncConnection[Any])
     assert_type(c.connection, psycopg.Connection[Any])
     assert_type(d.connection, sqlite3.Connection)

@@ -157,7 +157,7 @@ def test_settings_and_fsync_are_as_told() -> None:
         assert ask(told.dsn, "SHOW shared_buffers") == [("16MB",)]
 
 
-@pytest.mark.parametrize("name", ["port", "fsync", "listen_addresses", "dynamic_shared_memory_type"])
+@pytest.mark.parametrize("name", ["port", "fsync", "listen_addresses", "unix_socket_directories"])
 def test_a_setting_that_is_not_the_callers_to_decide_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         PrivatePostgres(settings={name: "1"})

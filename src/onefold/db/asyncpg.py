@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
+from secrets import token_hex
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -41,7 +42,6 @@ _VENDOR_ERRORS = (
     asyncpg.InternalClientError,
     OSError,
     TimeoutError,
-    UnicodeError,
 )
 
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
@@ -64,6 +64,8 @@ class AsyncpgDatabase:
         self._acquire_timeout_s = acquire_timeout_s
         self._prepared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self.prepares = True
+        #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
+        self.mark = token_hex(4)
 
     async def acquire(self) -> AsyncpgConnection:
         try:
@@ -124,11 +126,10 @@ class AsyncpgConnection:
         try:
             status = await self._proxy.execute(query)
         except _VENDOR_ERRORS as error:
-            # Which of the new statements exist by now is unknown: this connection is not reused.
-            self._broken = self._broken or bool(new)
             if getattr(error, "sqlstate", None) in _NOT_AS_PREPARED:
-                self._broken = True
                 self._database.prepares = False
+            # Which of the new statements exist by now is unknown: prepare no more here, and do not reuse it.
+            self._broken = self._broken or bool(new) or not self._database.prepares
             raise self._mapped(error) from error
         finally:
             if not self._in_transaction() or Boundary.COMMIT in steps or Boundary.ROLLBACK in steps:
@@ -160,9 +161,10 @@ class AsyncpgConnection:
 
     def _rendered(self, steps: Sequence[Step], new: list[str]) -> Iterable[str]:
         # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
-        preparing = self._database.prepares and self._connection._stmt_cache.get_max_size() > 0
+        cached = self._connection._stmt_cache.get_max_size() > 0
+        preparing = cached and self._database.prepares and not self._broken
         for step in steps:
-            name = _name(step.sql) if preparing and isinstance(step, Statement) else None
+            name = _name(step.sql, self._database.mark) if preparing and isinstance(step, Statement) else None
             if name is None or isinstance(step, Boundary):
                 yield rendered(step)
                 continue
@@ -174,17 +176,17 @@ class AsyncpgConnection:
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)
-        if isinstance(error, asyncpg.InterfaceError | UnicodeError) and not self._connection.is_closed():
+        if isinstance(error, asyncpg.InterfaceError) and not self._connection.is_closed():
             return refused(error)  # asyncpg itself would not send it
         return error_for(sqlstate, error)
 
 
 @lru_cache(maxsize=1000)
-def _name(sql: str) -> str | None:
+def _name(sql: str, mark: str) -> str | None:
     """A name that changes with the text: two releases of onefold may share a server-side session."""
     if not _PREPARABLE.match(sql):
         return None
-    return "onefold_" + blake2b(sql.encode(), digest_size=8).hexdigest()
+    return f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
 
 
 def _row_count(status: str) -> int:

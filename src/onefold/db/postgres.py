@@ -134,13 +134,23 @@ def literal(value: Value) -> str:
             # E'' again: with standard_conforming_strings off, '\\x' would lose its backslash.
             return f"E'\\\\x{value.hex()}'::bytea"
         case str():
-            if "\0" in value:
-                raise StatementRefused("Postgres text cannot hold a NUL character; store such a value as bytes")
+            if "\0" in value or not _is_unicode(value):
+                raise StatementRefused(
+                    "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
+                )
             # E'' reads the same whatever standard_conforming_strings says.
             escaped = value.replace("\\", "\\\\").replace("'", "''")
             return f"E'{escaped}'"
         case _:
             assert_never(value)
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def inlined(statement: Statement) -> str:

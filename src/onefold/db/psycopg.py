@@ -112,13 +112,11 @@ class PsycopgConnection:
             raise _mapped(self._connection, error) from error
 
     def release(self) -> None:
-        if not _is_idle(self._connection):
-            return self.discard()
-        try:
+        if _is_idle(self._connection):
             self._connection.autocommit = self._was_autocommit
             self._pool.putconn(self._connection)
-        except _VENDOR_ERRORS as error:
-            raise _mapped(self._connection, error) from error
+        else:  # in a transaction, or lost
+            self.discard()
 
     def discard(self) -> None:
         try:
@@ -201,13 +199,11 @@ class AsyncPsycopgConnection:
             raise _mapped(self._connection, error) from error
 
     async def release(self) -> None:
-        if not _is_idle(self._connection):
-            return await self.discard()
-        try:
+        if _is_idle(self._connection):
             await self._connection.set_autocommit(self._was_autocommit)
             await self._pool.putconn(self._connection)
-        except _VENDOR_ERRORS as error:
-            raise _mapped(self._connection, error) from error
+        else:  # in a transaction, or lost
+            await self.discard()
 
     async def discard(self) -> None:
         try:

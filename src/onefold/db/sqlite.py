@@ -218,9 +218,10 @@ class SqliteConnection:
             self._let_go()
 
     def discard(self) -> None:
-        link, self._lent = self._link, None
+        link, self._lent = self._lent, None
         try:
-            link.close()
+            if link is not None:
+                link.close()
         except sqlite3.Error as error:
             raise error_for(error) from error
         finally:

@@ -28,13 +28,23 @@ Operations: TypeAlias = Callable[[], dict[str, Policy]]
 _PROBLEMS = (
     (400, "key-missing", "The route requires an Idempotency-Key and the request has none."),
     (400, "key-malformed", "The header cannot be read as one key."),
+    (400, "body-incomplete", "The body ended early; nothing was done."),
     (401, "principal-missing", "The application could not tell who is asking."),
+    (408, "body-too-slow", "The body did not arrive in time; nothing was done. Retry with the same key."),
     (409, "key-in-flight", "The same request is being worked on. Wait for Retry-After, then retry with the same key."),
     (410, "key-expired", "The key is older than the route remembers; it was not run."),
     (410, "answer-not-kept", "The request completed, but its answer was too large to be kept."),
+    (413, "body-too-large", "The body is larger than the route accepts; nothing was done."),
     (422, "key-reused", "The key already names another request. Use a new key for a new request."),
+    (500, "handler-broken", "The application broke its own promise; nothing was stored."),
+    (500, "statement-refused", "The database refused what the application wrote; nothing was stored."),
     (503, "store-unavailable", "Nothing was decided. Retry later with the same key."),
+    (503, "store-busy", "Nothing was decided. Retry later with the same key."),
+    (503, "store-read-only", "Nothing was done. The operator must act first."),
+    (503, "store-not-migrated", "Nothing was done. The operator must act first."),
+    (503, "answer-unreadable", "The request completed; its stored answer cannot be read. The operator must act first."),
     (503, "outcome-unknown", "The outcome is unknown. Retry later with the same key: it happens once."),
+    (503, "outcome-unknowable", "The outcome is unknown and the request had no key: look before you repeat it."),
 )
 
 

@@ -58,6 +58,8 @@ class Policy:
                 f"lease_s={self.lease_s} is longer than retention_s={self.retention_s}: a running request would be "
                 "forgotten; raise retention_s or lower lease_s"
             )
+        # Answers are searched for these names in lower case, however the route spells them.
+        object.__setattr__(self, "headers_kept", frozenset(name.lower() for name in self.headers_kept))
         for name in self.headers_kept & SECRET_HEADERS:
             raise ConfigurationError(
                 f"headers_kept names {name!r}, which carries credentials; stored answers never hold it"

@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 import math
 
-from onefold.errors import CallerError, OnefoldError, ProgrammerError, StoreError
+from onefold.errors import (
+    CallerError,
+    OnefoldError,
+    OutcomeUnknowable,
+    OutcomeUnknown,
+    ProgrammerError,
+    SchemaMissing,
+    StoreError,
+    StoreReadOnly,
+)
 from onefold.http.messages import Headers, Response
+from onefold.idempotency.sealing import UnreadableAnswer
 
 TYPE_PREFIX = "urn:onefold:problem:"
 
-#: What a caller is told when the store fails: the cause is the operator's, and stands in the log.
+#: What a caller is told when the store fails. The cause (tables, files, keys, hosts) is the operator's, and stands in
+#: the log only.
 _STORE_DETAIL = "Nothing was decided. Retry later with the same Idempotency-Key."
+_STORE_DETAILS: dict[type[StoreError], str] = {
+    OutcomeUnknown: "The request may have happened. Retry later with the same Idempotency-Key: it happens once.",
+    OutcomeUnknowable: "The request may have happened, and it had no Idempotency-Key. Look before you repeat it.",
+    SchemaMissing: "Nothing was done. The operator must run `onefold migrate` first.",
+    StoreReadOnly: "Nothing was done. The operator must make the store writable first.",
+    UnreadableAnswer: "The request completed, and will not run again. The operator must look after its stored answer.",
+}
 
 _PROGRAMMER_SLUG = "handler-broken"
 
@@ -19,7 +37,7 @@ _PROGRAMMER_SLUG = "handler-broken"
 def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
     """The response that tells a caller about an error."""
     if isinstance(error, CallerError):
-        detail = _STORE_DETAIL if isinstance(error, StoreError) and error.retryable else error.detail
+        detail = _STORE_DETAILS.get(type(error), _STORE_DETAIL) if isinstance(error, StoreError) else error.detail
         return _response(
             error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by
         )

@@ -12,11 +12,12 @@ record. Looking needs no lock, so duplicates of a running request are answered w
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, holding, undoing
 from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Statement
-from onefold.errors import RequiredValueMissing, UniqueViolated
+from onefold.errors import RequiredValueMissing, StoreError, UniqueViolated
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Run, Status
 from onefold.idempotency.sql import sqlite
 from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
@@ -63,6 +64,8 @@ class LeasedStore:
             return claim
         except Exception as error:
             await Discard()
+            with suppress(StoreError):  # should this fail too, the lease runs out by itself
+                await self.forsake(ask, run)
             raise translated(error) from error
         await Release()
         return None

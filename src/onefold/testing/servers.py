@@ -44,7 +44,9 @@ STOP_S_MAX: Final = 10.0
 _NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
 _WHEEL_FOLDERS: Final = MappingProxyType({16: "pginstall", 18: "pginstall18"})
 # What this module decides; a setting of the same name would break it or be silently overruled.
-_OWN_SETTINGS: Final = frozenset({"data_directory", "dynamic_shared_memory_type", "fsync", "listen_addresses", "port"})
+_OWN_SETTINGS: Final = frozenset(
+    ("data_directory", "dynamic_shared_memory_type", "fsync", "listen_addresses", "port", "unix_socket_directories")
+)
 
 
 class ServerUnavailable(OnefoldError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Release
+from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Fetch, Release
 from onefold.errors import ConnectionLost, StoreUnavailable, TransactionEnded, TransactionMisused
-from onefold.testing.conformance.stage import Stage, expect, holding, promise, refuses
+from onefold.testing.conformance.stage import Stage, expect, holding, on_postgres, promise, refuses
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 SAVEPOINT = Boundary.SAVEPOINT
@@ -135,6 +135,28 @@ async def an_exhausted_pool_is_said_to_be_unavailable(stage: Stage) -> None:
     count = stage.subject.connections_max or 0
     await stage.elsewhere(lambda other: holding(other, count, one_too_many))
     await stage.elsewhere(lambda other: holding(other, count, fine))
+
+
+@promise(on_postgres)
+async def a_session_that_the_server_ends_is_lost_and_replaced(stage: Stage) -> None:
+    async def terminate(other: Stage) -> None:
+        await Acquire()
+        await Fetch(other.sql("SELECT pg_terminate_backend($1::int, 10000)", pid))
+        await Release()
+
+    await Acquire()
+    await Batch((BEGIN, stage.insert(1)))
+    await stage.user_inserts(2)
+    [(pid,)] = await Fetch(stage.sql("SELECT pg_backend_pid()"))
+    await stage.elsewhere(terminate)
+    with suppress(Exception):  # whatever the driver says to the handler
+        await stage.user_inserts(3)
+    await refuses(Batch((stage.insert(4), COMMIT)), ConnectionLost)
+    await refuses(Batch((ROLLBACK,)), ConnectionLost)
+    await Discard()
+    await Acquire()
+    await Batch((BEGIN, stage.insert(1), COMMIT))
+    await stage.others_see(1)
 
 
 @promise(lambda subject: subject.outage is not None)

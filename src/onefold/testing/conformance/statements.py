@@ -127,9 +127,7 @@ async def values_come_back_as_they_went(stage: Stage) -> None:
 @promise()
 async def values_are_stored_by_a_batch_as_they_are(stage: Stage) -> None:
     insert = "INSERT INTO onefold_conformance (id, name, data) VALUES ($1::bigint, $2::text, $3::bytea)"
-    rows: list[tuple[int, str, bytes | None]] = [
-        (integer, TEXTS[number % len(TEXTS)], None) for number, integer in enumerate(INTEGERS)
-    ]
+    rows: list[tuple[int, str, bytes | None]] = [(integer, "integer", None) for integer in INTEGERS]
     rows += [(100 + number, text, text.encode()) for number, text in enumerate(TEXTS)]
     rows += [(200 + number, "blob", blob) for number, blob in enumerate(BLOBS)]
     await Acquire()

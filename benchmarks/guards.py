@@ -1,0 +1,255 @@
+"""What a request costs, counted instead of timed: the same on every machine, and so fit to fail a build.
+
+On Postgres: round trips (ReadyForQuery answers, counted on the wire), bytes of WAL and transaction ids, one request
+after the other. On SQLite: statements, commits and hops between threads. `LIMITS` is the pinned table: it changes
+when onefold's protocol does, on purpose, and in the same commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import asyncpg
+
+from benchmarks.applications import APPLICATIONS
+from benchmarks.load import BODY, HOST
+from benchmarks.stores import postgres_place, private_postgres, sqlite_place
+from benchmarks.wire import Wire, counting_proxy
+from onefold.db.threads import LaneThread
+from onefold.testing.servers import PrivatePostgres
+
+Unit = Literal[
+    "round trips", "WAL bytes above bare", "transaction ids", "statements", "commits", "hops between threads"
+]
+
+WARM_UP: Final = 100
+COUNTED: Final = 100
+WAL_COUNTED: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How much of something one request may cost at most."""
+
+    subject: str
+    unit: Unit
+    most: float
+
+
+#: Round trips include the reset query of asyncpg's pool, which is also in bare's. A replay is of a key this process
+#: has seen done; `replay elsewhere` is the first replay of a key that another process has settled.
+LIMITS: Final = (
+    Limit(subject="asyncpg bare", unit="round trips", most=4),
+    Limit(subject="asyncpg first", unit="round trips", most=4),
+    Limit(subject="asyncpg replay", unit="round trips", most=2),
+    Limit(subject="asyncpg replay elsewhere", unit="round trips", most=4),
+    Limit(subject="psycopg bare", unit="round trips", most=3),
+    Limit(subject="psycopg first", unit="round trips", most=3),
+    Limit(subject="psycopg replay", unit="round trips", most=1),
+    Limit(subject="psycopg replay elsewhere", unit="round trips", most=3),
+    Limit(subject="asyncpg first", unit="WAL bytes above bare", most=420),
+    Limit(subject="asyncpg replay", unit="WAL bytes above bare", most=0),
+    Limit(subject="asyncpg first", unit="transaction ids", most=2),
+    Limit(subject="asyncpg replay", unit="transaction ids", most=0),
+    Limit(subject="sqlite first", unit="statements", most=13),
+    Limit(subject="sqlite first", unit="commits", most=2),
+    Limit(subject="sqlite first", unit="hops between threads", most=6),
+    Limit(subject="sqlite replay", unit="statements", most=1),
+    Limit(subject="sqlite replay", unit="commits", most=0),
+    Limit(subject="sqlite replay", unit="hops between threads", most=3),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A limit and what was counted. `found` is None when nothing was: that is a failure too."""
+
+    limit: Limit
+    found: float | None
+
+    @property
+    def broken(self) -> bool:
+        return self.found is None or self.found > self.limit.most
+
+
+Counts = dict[tuple[str, Unit], float]
+
+
+def run_guards(say: Callable[[str], None]) -> list[Verdict]:
+    """Count everything LIMITS names."""
+    counts: Counts = {}
+    with private_postgres() as server:
+        for driver in ("asyncpg", "psycopg"):
+            say(f"counting round trips of {driver}")
+            asyncio.run(_count_round_trips(driver, server, postgres_place(server), counts))
+        say("counting WAL")
+        asyncio.run(_count_wal(postgres_place(server), counts))
+    with tempfile.TemporaryDirectory() as folder:
+        say("counting statements of SQLite")
+        asyncio.run(_count_sqlite(sqlite_place(Path(folder), "counted"), counts))
+    return [Verdict(limit=limit, found=counts.get((limit.subject, limit.unit))) for limit in LIMITS]
+
+
+async def _count_round_trips(driver: str, server: PrivatePostgres, place: str, counts: Counts) -> None:
+    async with counting_proxy(HOST, server.port) as (wire, port):
+        through = place.replace(f":{server.port}/", f":{port}/")
+
+        async def count_cycles(subject: str, application: _Application, first: int) -> None:
+            cycles = await _cycles(wire, application, first)
+            counts[f"{driver} {subject}", "round trips"] = cycles
+
+        async with _application(f"{driver}_bare", through) as bare:
+            await bare.post_all(WARM_UP, start=0)
+            await count_cycles("bare", bare, WARM_UP)
+        async with _application(f"{driver}_onefold", through) as ours:
+            await ours.post_all(WARM_UP, start=0)
+            await count_cycles("first", ours, WARM_UP)
+            await ours.post_all(WARM_UP, start=0)
+            await count_cycles("replay", ours, WARM_UP)
+        async with _application(f"{driver}_onefold", through) as elsewhere:
+            await elsewhere.post_all(WARM_UP, start=0)
+            await count_cycles("replay elsewhere", elsewhere, WARM_UP)
+
+
+async def _cycles(wire: Wire, application: _Application, start: int) -> float:
+    before = wire.cycles
+    await application.post_all(COUNTED, start=start)
+    return (wire.cycles - before) / COUNTED
+
+
+async def _count_wal(place: str, counts: Counts) -> None:
+    """On a table that begins empty, after a checkpoint, with the pages' first images paid for in the warm-up."""
+    watcher = await asyncpg.connect(place)
+    wal: dict[str, float] = {}
+
+    async def count_log(subject: str, application: _Application, start: int) -> None:
+        before = await _position(watcher)
+        await application.post_all(WAL_COUNTED, start=start)
+        after = await _position(watcher)
+        wal[subject] = (after[0] - before[0]) / WAL_COUNTED
+        counts[f"asyncpg {subject}", "transaction ids"] = (after[1] - before[1]) / WAL_COUNTED
+
+    for subject in ("bare", "onefold"):
+        await watcher.execute("CHECKPOINT")
+        async with _application(f"asyncpg_{subject}", place) as application:
+            await application.post_all(WARM_UP, start=0)
+            await count_log("bare" if subject == "bare" else "first", application, WARM_UP)
+            if subject == "onefold":
+                await count_log("replay", application, WARM_UP)
+    await watcher.close()
+    counts["asyncpg bare", "WAL bytes above bare"] = wal["bare"]
+    counts["asyncpg first", "WAL bytes above bare"] = wal["first"] - wal["bare"]
+    counts["asyncpg replay", "WAL bytes above bare"] = wal["replay"]
+
+
+async def _position(watcher: asyncpg.Connection[asyncpg.Record]) -> tuple[int, int]:
+    """Where the log ends, in bytes, and the next transaction id."""
+    row = await watcher.fetchrow(
+        "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    )
+    assert row is not None
+    return int(row[0]), int(row[1])
+
+
+async def _count_sqlite(place: str, counts: Counts) -> None:
+    with _traced_sqlite() as statements, _counted_hops() as hops:
+
+        async def count_statements(subject: str, application: _Application, start: int) -> None:
+            statements.clear()
+            hops.clear()
+            await application.post_all(COUNTED, start=start)
+            commits = sum(statement.strip().upper().startswith("COMMIT") for statement in statements)
+            counts[f"sqlite {subject}", "statements"] = len(statements) / COUNTED
+            counts[f"sqlite {subject}", "commits"] = commits / COUNTED
+            counts[f"sqlite {subject}", "hops between threads"] = len(hops) / COUNTED
+
+        async with _application("sqlite_onefold", place) as ours:
+            await ours.post_all(WARM_UP, start=0)
+            await count_statements("first", ours, WARM_UP)
+            await count_statements("replay", ours, WARM_UP)
+
+
+@contextmanager
+def _traced_sqlite() -> Iterator[list[str]]:
+    """Every statement that connections opened from now on execute."""
+    statements: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = connect(*args, **kwargs)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    sqlite3.connect = traced  # type: ignore[assignment]
+    try:
+        yield statements
+    finally:
+        sqlite3.connect = connect
+
+
+@contextmanager
+def _counted_hops() -> Iterator[list[object]]:
+    """Everything that is handed from the loop to a connection's thread from now on."""
+    hops: list[object] = []
+    submit = LaneThread.submit
+
+    def counted(thread: LaneThread, function: Any, *args: Any, **kwargs: Any) -> Any:
+        hops.append(function)
+        return submit(thread, function, *args, **kwargs)
+
+    LaneThread.submit = counted  # type: ignore[method-assign]
+    try:
+        yield hops
+    finally:
+        LaneThread.submit = submit  # type: ignore[method-assign]
+
+
+@asynccontextmanager
+async def _application(name: str, place: str) -> AsyncIterator[_Application]:
+    """The application in this process, on one connection."""
+    app = APPLICATIONS[name](place, 1)
+    async with app.router.lifespan_context(app):
+        yield _Application(app)
+
+
+class _Application:
+    """An ASGI application and its one, patient caller."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def post_all(self, requests: int, *, start: int) -> None:
+        """Payments with the keys `start`, `start + 1` ..., one after the other."""
+        for number, _ in zip(count(start), range(requests), strict=False):
+            status = await self._post(b'"key-%d"' % number)
+            if status != 201:
+                raise SystemExit(f"request {number} was answered {status}, so there is nothing to count")
+
+    async def _post(self, key: bytes) -> int:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": BODY, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json"), (b"x-account", b"acct_4711"), (b"idempotency-key", key)]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/payments",
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+        }
+        await self._app(scope, receive, send)
+        return int(sent[0]["status"])

@@ -1,0 +1,97 @@
+"""The numbers as plain text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.guards import Verdict
+from benchmarks.rounds import Effort, Measured, Sample
+
+_HEAD: Final = ("", "req/s", "x bare", "min-max", "p50 ms", "p99 ms", "app us", "db us", "floor", "")
+_GUARD_HEAD: Final = ("", "what", "found", "at most", "")
+
+
+def machine() -> str:
+    """What the numbers were measured on."""
+    load = " ".join(f"{average:.1f}" for average in os.getloadavg())
+    cores = os.cpu_count()
+    return f"Python {platform.python_version()}, {platform.machine()}, {cores} cores, load average {load}"
+
+
+def table_of(title: str, measured: Sequence[Measured]) -> str:
+    """One comparison: medians over the rounds, ratios to the bare variant of the same round."""
+    rows = []
+    for one in measured:
+        floor = one.variant.floor
+        rows.append(
+            (
+                one.variant.name,
+                f"{_median(one.samples, 'rate'):,.0f}",
+                f"{one.ratio:.2f}",
+                f"{min(one.ratios):.2f}-{max(one.ratios):.2f}",
+                f"{_median(one.samples, 'p50_ms'):.1f}",
+                f"{_median(one.samples, 'p99_ms'):.1f}",
+                f"{median(sample.app_us for sample in one.samples):.0f}",
+                f"{median(sample.database_us for sample in one.samples):.0f}",
+                "" if floor is None else f"{floor:.2f}",
+                "" if floor is None else "MISSED" if one.missed else "PASS",
+            )
+        )
+    return f"{title}\n{_aligned((_HEAD, *rows))}"
+
+
+def guards_of(verdicts: Iterable[Verdict]) -> str:
+    """What was counted, per request."""
+    rows = [
+        (
+            verdict.limit.subject,
+            verdict.limit.unit,
+            "-" if verdict.found is None else f"{verdict.found:g}",
+            f"{verdict.limit.most:g}",
+            "FAIL" if verdict.broken else "PASS",
+        )
+        for verdict in verdicts
+    ]
+    return f"Counted per request\n{_aligned((_GUARD_HEAD, *rows), words=2)}"
+
+
+def as_json(effort: Effort, tables: dict[str, list[Measured]], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "machine": machine(),
+        "effort": asdict(effort),
+        "tables": {
+            title: [
+                {
+                    "variant": one.variant.name,
+                    "floor": one.variant.floor,
+                    "ratio": one.ratio,
+                    "ratios": one.ratios,
+                    "samples": [asdict(sample) for sample in one.samples],
+                }
+                for one in measured
+            ]
+            for title, measured in tables.items()
+        },
+        "guards": [{**asdict(verdict.limit), "found": verdict.found} for verdict in verdicts],
+    }
+
+
+def _median(samples: Iterable[Sample], name: str) -> float:
+    return median(float(getattr(sample.load, name)) for sample in samples)
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
+    """Columns of one width each: the first `words` columns are words and start left, the others are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < words else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,154 @@
+"""`make bench`: what onefold costs beside the same application without it; fails when it costs more than it may.
+
+See README.md in this folder for what is measured, and why as ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.guards import Verdict, run_guards
+from benchmarks.report import as_json, guards_of, machine, table_of
+from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
+from benchmarks.stores import postgres_place, private_postgres, sqlite_place
+
+THOROUGH: Final = Effort(rounds=5, seconds=2.0, warmup_s=0.3, pool_size=16)
+QUICK: Final = Effort(rounds=3, seconds=0.6, warmup_s=0.2, pool_size=16)
+NOOP: Final = Variant(name="noop", application="noop", stores=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One table of the report."""
+
+    title: str
+    variants: tuple[Variant, ...]
+
+
+COMPARISONS: Final = {
+    "pg": Comparison(
+        title="Postgres, asyncpg",
+        variants=(
+            Variant(name="bare", application="asyncpg_bare"),
+            Variant(name="onefold first", application="asyncpg_onefold", floor=0.8),
+            Variant(name="onefold replay", application="asyncpg_onefold", keys="repeated", floor=1.3),
+            Variant(name="textbook", application="asyncpg_textbook"),
+            NOOP,
+        ),
+    ),
+    "psycopg": Comparison(
+        title="Postgres, psycopg",
+        variants=(
+            Variant(name="bare", application="psycopg_bare"),
+            Variant(name="onefold first", application="psycopg_onefold"),
+            Variant(name="onefold replay", application="psycopg_onefold", keys="repeated"),
+        ),
+    ),
+    "sqlite": Comparison(
+        title="SQLite, synchronous=FULL",
+        variants=(
+            Variant(name="bare", application="sqlite_bare"),
+            Variant(name="onefold first", application="sqlite_onefold"),
+            Variant(name="onefold replay", application="sqlite_onefold", keys="repeated"),
+        ),
+    ),
+}
+
+
+def main() -> int:
+    told = _told()
+    effort = _effort(told)
+    print(f"{machine()}\n{CONNECTIONS} connections, {effort.rounds} rounds of {effort.seconds:g} s, pools of "
+          f"{effort.pool_size}, fsync on, one uvicorn worker\n")  # fmt: skip
+    started = time.monotonic()
+    tables: dict[str, list[Measured]] = {}
+    verdicts: list[Verdict] = []
+    for part in [told.only] if told.only else [*COMPARISONS, "guards"]:
+        if part == "guards":
+            verdicts = run_guards(_progress)
+            print(guards_of(verdicts), end="\n\n")
+        else:
+            comparison = COMPARISONS[part]
+            tables[part] = _run(comparison, effort)
+            print(table_of(comparison.title, tables[part]), end="\n\n")
+    if told.json:
+        Path(told.json).write_text(json.dumps(as_json(effort, tables, verdicts), indent=1) + "\n")
+    print(f"{time.monotonic() - started:.0f} s; {machine()}")
+    return _exit_code(tables, verdicts, floors=not told.no_floors)
+
+
+def _run(comparison: Comparison, effort: Effort) -> list[Measured]:
+    if "sqlite" in comparison.variants[0].application:
+        with tempfile.TemporaryDirectory() as folder:
+            return compare(
+                comparison.variants,
+                effort,
+                place_for=lambda name: sqlite_place(Path(folder), name.replace(" ", "-")),
+                postmaster=None,
+                say=_progress,
+            )
+    with private_postgres() as server:
+        return compare(
+            comparison.variants,
+            effort,
+            place_for=lambda name: postgres_place(server),
+            postmaster=server.pid,
+            say=_progress,
+        )
+
+
+def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *, floors: bool) -> int:
+    missed = [
+        f"{part} {one.variant.name} is {one.ratio:.2f} x bare, its floor is {one.variant.floor}"
+        for part, measured in tables.items()
+        for one in measured
+        if one.missed
+    ]
+    broken = [
+        f"{verdict.limit.subject}: {verdict.found} {verdict.limit.unit}, at most {verdict.limit.most:g}"
+        for verdict in verdicts
+        if verdict.broken
+    ]
+    for line in (*missed, *broken):
+        print(line, file=sys.stderr)
+    return 1 if broken or (missed and floors) else 0
+
+
+def _told() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
+    parser.add_argument("--only", choices=[*COMPARISONS, "guards"], help="one part only")
+    parser.add_argument("--rounds", type=int, help="rounds per comparison")
+    parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
+    parser.add_argument("--pool", type=int, help="connections in each pool")
+    parser.add_argument("--json", metavar="FILE", help="also write every sample to FILE")
+    parser.add_argument("--no-floors", action="store_true", help="a missed ratio does not fail the run")
+    return parser.parse_args()
+
+
+def _effort(told: argparse.Namespace) -> Effort:
+    usual = QUICK if told.quick else THOROUGH
+    return Effort(
+        rounds=told.rounds or usual.rounds,
+        seconds=told.seconds or usual.seconds,
+        warmup_s=usual.warmup_s,
+        pool_size=told.pool or usual.pool_size,
+    )
+
+
+def _progress(line: str) -> None:
+    """On a terminal only, and on one line: what is going on."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line} ...\r", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Handlers that break their own transaction, and limiters that shed load: neither may break the promise."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.rows import POSTGRES, SQLITE, WorldName
+from tests.contract.worlds import Desk, Plan, World
+
+
+async def swallow_an_error(desk: Desk) -> None:
+    with contextlib.suppress(Exception):
+        await desk.execute("INSERT INTO nowhere (item) VALUES (:1)", "x")
+
+
+@pytest.mark.contract("C35")
+def test_c35_a_swallowed_sql_error_never_passes_for_success(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    answer = world.post(key='"k"', plan=Plan(acts=swallow_an_error))
+    if world.is_postgres:
+        assert (answer.status, answer.problem) == (500, "handler-broken")
+        assert "swallowed an SQL error" in answer.json["detail"]
+        assert "swallowed an SQL error" in caplog.text
+        assert (world.rows(), world.records()) == ([], [])
+        assert world.post(key='"k"').status == 201
+    else:  # SQLite undoes the failed statement alone: the transaction is whole, and so is its answer
+        assert answer.status == 201
+        assert world.post(key='"k"').replayed
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C35", worlds=POSTGRES)
+def test_c35_a_swallowed_sql_error_behind_a_refusal_is_harmless(world: World) -> None:
+    refused = world.post(key='"k"', plan=Plan(status=402, acts=swallow_an_error))
+    assert refused.status == 402
+    assert world.post(key='"k"').replayed
+    assert world.rows() == []
+
+
+@pytest.mark.contract("C35")
+def test_c35_a_request_without_a_key_may_not_swallow_an_sql_error_either(world: World) -> None:
+    answer = world.post(key=None, plan=Plan(acts=swallow_an_error))
+    assert (answer.status, world.rows()) == ((500, []) if world.is_postgres else (201, ["book"]))
+
+
+Act = Callable[[Any], Any]
+
+
+def on_the_connection(work: Act) -> Callable[[Desk], Awaitable[None]]:
+    """Do something with the driver's own connection, on whatever thread it lives."""
+
+    async def act(desk: Desk) -> None:
+        connection = desk.connection
+        if desk.world.name == "asgi-sqlite":
+            await connection.run(work)
+        else:
+            await desk.finished(work(connection))
+
+    return act
+
+
+def with_block(connection: Any) -> None:
+    with connection:
+        connection.execute("INSERT INTO orders (item) VALUES ('more')")
+
+
+SQL_SPELLINGS = ("COMMIT", "ROLLBACK", "end", "commit /* now */", "COMMIT TRANSACTION")
+
+
+def in_sql(sql: str) -> Act:
+    return lambda connection: connection.execute(sql)
+
+
+SQLITE_ENDINGS: dict[str, Act] = {
+    **{sql: in_sql(sql) for sql in SQL_SPELLINGS},
+    "commit()": lambda connection: connection.commit(),
+    "rollback()": lambda connection: connection.rollback(),
+    "executescript()": lambda connection: connection.executescript("SELECT 1;"),
+    "with connection": with_block,
+}
+ASYNCPG_ENDINGS: dict[str, Act] = {
+    **{sql: in_sql(sql) for sql in (*SQL_SPELLINGS, "ABORT", "COMMIT AND CHAIN", "ROLLBACK AND CHAIN")},
+    "COMMIT; BEGIN": in_sql("COMMIT; BEGIN"),
+    "COMMIT; BEGIN; SAVEPOINT onefold": in_sql("COMMIT; BEGIN; SAVEPOINT onefold"),
+    "PREPARE TRANSACTION": in_sql("ROLLBACK; BEGIN"),
+}
+PSYCOPG_ENDINGS: dict[str, Act] = {
+    **{name: act for name, act in ASYNCPG_ENDINGS.items() if name != "PREPARE TRANSACTION"},
+    "commit()": lambda connection: connection.commit(),
+    "rollback()": lambda connection: connection.rollback(),
+}
+ENDINGS: dict[WorldName, dict[str, Act]] = {
+    "asgi-sqlite": SQLITE_ENDINGS,
+    "wsgi-sqlite": SQLITE_ENDINGS,
+    "asgi-postgres": ASYNCPG_ENDINGS,
+    "wsgi-postgres": PSYCOPG_ENDINGS,
+}
+
+
+def swallowing(act: Callable[[Desk], Awaitable[None]]) -> Callable[[Desk], Awaitable[None]]:
+    async def quiet(desk: Desk) -> None:
+        with contextlib.suppress(Exception):
+            await act(desk)
+
+    return quiet
+
+
+@pytest.mark.contract("C35")
+@pytest.mark.parametrize("status", [201, 402])
+def test_c35_a_handler_that_ends_the_transaction_by_itself_is_told_so(world: World, status: int) -> None:
+    for number, (name, ending) in enumerate(ENDINGS[world.name].items()):
+        key = f'"{number}"'
+        acts = swallowing(on_the_connection(ending))
+        answer = world.post(key=key, plan=Plan(status=status, acts=acts))
+        if world.name in SQLITE and status == 402:
+            continue  # SQLite forbids the ending itself: a refusal that is rolled back anyway is whole
+        assert (answer.status, answer.problem) == (500, "handler-broken"), name
+        assert "the handler" in answer.json["detail"], name
+        assert not world.records(), name
+        world.sql("DELETE FROM orders")
+        retry = world.post(key=key)
+        assert (retry.status, retry.replayed) == (201, False), name
+        world.sql("DELETE FROM onefold_record")
+
+
+@pytest.mark.contract("C35")
+def test_c35_a_handler_that_ends_the_transaction_and_then_fails_leaves_its_key_free(world: World) -> None:
+    for number, (name, ending) in enumerate(ENDINGS[world.name].items()):
+        key = f'"{number}"'
+        acts = on_the_connection(ending)
+        assert world.post(key=key, plan=Plan(status=500, acts=acts)).status == 500, name
+        assert not world.records(), name
+        retry = world.post(key=key)
+        assert (retry.status, retry.replayed) == (201, False), name
+        world.sql("DELETE FROM onefold_record")
+
+
+@pytest.mark.contract("C35", worlds=SQLITE)
+def test_c35_on_sqlite_a_commit_by_the_handler_does_not_commit(world: World) -> None:
+    for name, ending in SQLITE_ENDINGS.items():
+        world.post(key='"k"', plan=Plan(acts=swallowing(on_the_connection(ending))))
+        assert world.rows() == [], name
+
+
+@pytest.mark.contract("C35")
+def test_c35_a_handler_may_nest_transactions_of_its_own(world: World) -> None:
+    async def nested(desk: Desk) -> None:
+        if world.name == "asgi-postgres":
+            async with desk.connection.transaction():
+                await desk.execute("INSERT INTO orders (item) VALUES (:1)", "inner")
+        elif world.name == "wsgi-postgres":
+            with desk.connection.transaction():
+                await desk.execute("INSERT INTO orders (item) VALUES (:1)", "inner")
+        else:
+            await desk.execute("SAVEPOINT mine")
+            await desk.execute("INSERT INTO orders (item) VALUES (:1)", "inner")
+            await desk.execute("RELEASE mine")
+
+    assert world.post(key='"k"', plan=Plan(acts=nested)).status == 201
+    assert world.rows() == ["book", "inner"]
+
+
+@pytest.mark.contract("C35")
+def test_c35_in_development_a_success_that_never_touched_its_transaction_is_told_so(world: World) -> None:
+    world.serve(development=True)
+    answer = world.post(key='"k"', plan=Plan(writes=False))
+    assert (answer.status, answer.problem) == (500, "handler-broken")
+    assert "without using its transaction" in answer.json["detail"]
+    assert not world.records()
+    assert world.post(key='"k"').status == 201
+    assert world.post(key='"refused"', plan=Plan(status=404, writes=False)).status == 404
+    world.serve(development=True, settings={"writes": False})
+    assert world.post(key='"l"', plan=Plan(writes=False)).status == 201
+
+
+@pytest.mark.contract("C36")
+def test_c36_replays_are_served_while_new_work_is_shed(world: World) -> None:
+    world.post(key='"done"', plan=Plan(body=b"served before"))
+    world.shedding = True
+    assert world.post(key='"new"').status == 503
+    replay = world.post(key='"done"')
+    assert (replay.status, replay.body, replay.replayed) == (201, b"served before", True)
+    assert world.post(key='"done"', body=b"other").status == 422
+    world.shedding = False
+    later = world.post(key='"new"')
+    assert (later.status, later.replayed) == (201, False)

@@ -1,0 +1,36 @@
+"""The task of a request is cancelled before, during and after everything it does: it rolled back or completed, its
+connection is back, and a retry is clean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onefold.testing.crash import cancel_task, strikes
+from onefold.testing.servers import PrivatePostgres
+from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg, AsgiSqlite, AsgiStand
+from tests.crash.paths import PATHS, travel
+
+STANDS: dict[str, Any] = {"sqlite": AsgiSqlite, "asyncpg": AsgiAsyncpg, "psycopg": AsgiPsycopg}
+
+
+@pytest.fixture(scope="module", params=STANDS)
+def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiStand]:
+    where: Any
+    if request.param == "sqlite":
+        where = tmp_path_factory.mktemp("cancellation") / "shop.db"
+    else:
+        server: PrivatePostgres = request.getfixturevalue("crash_server")
+        where = server.fresh_database()
+    stand: AsgiStand = STANDS[request.param](where, edges=("before", "during", "after"))
+    yield stand
+    stand.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_cancelled_request_leaves_nothing_half_done_and_no_connection_behind(stand: AsgiStand, path: str) -> None:
+    assert travel(stand, PATHS[path], None) == []
+    for strike in strikes(cancel_task):
+        assert travel(stand, PATHS[path], strike) == [], f"cancelled at {strike.struck}"

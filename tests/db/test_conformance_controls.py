@@ -1,0 +1,260 @@
+"""The conformance suite finds drivers that break a promise: each of these breaks one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg_pool import AsyncConnectionPool
+
+from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.ports import Connection
+from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
+from onefold.db.sqlite import SqliteDatabase
+from onefold.errors import OnefoldError
+from onefold.testing.conformance import SCENARIOS, NotConforming, Subject, check, check_cancellation
+from tests.db.drivers import sqlite
+
+
+class Wrapped:
+    """A connection that does everything right."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self.path = database.path
+        self.inner: Connection[sqlite3.Connection] = database.acquire()
+
+    @property
+    def handle(self) -> sqlite3.Connection:
+        return self.inner.handle
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        return self.inner.batch(steps)
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        return self.inner.fetch(statement)
+
+    def release(self) -> None:
+        self.inner.release()
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+
+class Without(Wrapped):
+    """Leaves a boundary out."""
+
+    missing: Boundary
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        kept = tuple(step for step in steps if step is not self.missing)
+        return super().batch(kept) if kept else 0
+
+
+class DropsTheRollbackToASavepoint(Without):
+    missing = Boundary.ROLLBACK_TO_SAVEPOINT
+
+
+class DropsTheCommit(Without):
+    missing = Boundary.COMMIT
+
+
+class DropsTheBegin(Without):
+    missing = Boundary.BEGIN
+
+
+class CountsOneTooMany(Wrapped):
+    def batch(self, steps: Sequence[Step]) -> int:
+        return super().batch(steps) + isinstance(steps[-1], Statement)
+
+
+class CountsTheRowsOfAllSteps(Wrapped):
+    def batch(self, steps: Sequence[Step]) -> int:
+        return sum(super(CountsTheRowsOfAllSteps, self).batch((step,)) for step in steps)
+
+
+class GoesOnAfterAnError(Wrapped):
+    def batch(self, steps: Sequence[Step]) -> int:
+        errors, count = [], 0
+        for step in steps:
+            try:
+                count = super().batch((step,))
+            except OnefoldError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return count
+
+
+class LeaksTheErrorsOfSqlite(Wrapped):
+    def fetch(self, statement: Statement) -> list[Row]:
+        try:
+            return super().fetch(statement)
+        except OnefoldError as error:
+            raise error.__cause__ or error from None
+
+
+class MistakesEveryErrorForAnother(Wrapped):
+    def batch(self, steps: Sequence[Step]) -> int:
+        try:
+            return super().batch(steps)
+        except OnefoldError as error:
+            raise OnefoldError(str(error)) from error
+
+
+class AnswersWithLists(Wrapped):
+    def fetch(self, statement: Statement) -> list[Row]:
+        rows: list[Any] = [list(row) for row in super().fetch(statement)]
+        return rows
+
+
+class TrimsText(Wrapped):
+    def batch(self, steps: Sequence[Step]) -> int:
+        return super().batch([self._trimmed(step) for step in steps])
+
+    def _trimmed(self, step: Step) -> Step:
+        if isinstance(step, Boundary):
+            return step
+        values = tuple(value.strip('\\"') if isinstance(value, str) else value for value in step.values)
+        return Statement(step.sql, values)
+
+
+class CommitsWhatIsDiscarded(Wrapped):
+    def discard(self) -> None:
+        self.inner.batch((Boundary.COMMIT,))
+        self.inner.release()
+
+
+class CommitsWhatIsReleased(Wrapped):
+    def release(self) -> None:
+        self.inner.batch((Boundary.COMMIT,))
+        self.inner.release()
+
+
+class BeginsByItself(Wrapped):
+    def fetch(self, statement: Statement) -> list[Row]:
+        self.inner.batch((Boundary.BEGIN,))
+        return super().fetch(statement)
+
+
+class LetsTheHandlerCommit(Wrapped):
+    """Reopens what the handler closed, as if nothing had happened."""
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        try:
+            return super().batch(steps)
+        except OnefoldError:
+            return super().batch((Boundary.ROLLBACK, Boundary.BEGIN, Boundary.SAVEPOINT, *steps))
+
+
+class HandsOutAnotherConnection(Wrapped):
+    @property
+    def handle(self) -> sqlite3.Connection:
+        self._other = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        return self._other
+
+    def release(self) -> None:
+        self._close()
+        super().release()
+
+    def discard(self) -> None:
+        self._close()
+        super().discard()
+
+    def _close(self) -> None:
+        if hasattr(self, "_other"):
+            self._other.close()
+
+
+class BrokenDatabase:
+    """A database whose connections are of a broken kind."""
+
+    dialect = "sqlite"
+
+    def __init__(self, database: SqliteDatabase, kind: type[Wrapped]) -> None:
+        self._database = database
+        self._kind = kind
+
+    def acquire(self) -> Wrapped:
+        return self._kind(self._database)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+BROKEN: dict[type[Wrapped], str] = {
+    DropsTheRollbackToASavepoint: "a_savepoint_undoes_what_followed_it_only",
+    DropsTheCommit: "what_is_committed_is_there_for_others_and_before_that_it_is_not",
+    DropsTheBegin: "a_rollback_undoes",
+    CountsOneTooMany: "a_batch_answers_with_the_row_count_of_its_last_step",
+    CountsTheRowsOfAllSteps: "a_batch_answers_with_the_row_count_of_its_last_step",
+    GoesOnAfterAnError: "a_batch_stops_at_its_first_error",
+    LeaksTheErrorsOfSqlite: "errors_have_the_classes_of_onefold",
+    MistakesEveryErrorForAnother: "errors_have_the_classes_of_onefold",
+    AnswersWithLists: "values_come_back_as_they_went",
+    TrimsText: "values_are_stored_by_a_batch_as_they_are",
+    CommitsWhatIsDiscarded: "a_discarded_connection_is_rolled_back_and_replaced",
+    CommitsWhatIsReleased: "a_released_connection_leaves_nothing_open",
+    BeginsByItself: "a_plain_read_leaves_nothing_open",
+    LetsTheHandlerCommit: "a_commit_by_the_handler_is_found_out",
+    HandsOutAnotherConnection: "the_handle_is_in_the_same_transaction",
+}
+
+
+@contextmanager
+def broken(kind: type[Wrapped], path: Path) -> Iterator[Subject]:
+    with sqlite(str(path), 0.1) as whole, closing(SqliteDatabase(path, busy_timeout_s=0.1)) as database:
+        yield Subject(
+            database=BrokenDatabase(database, kind),
+            execute=whole.execute,
+            nested=whole.nested,
+            commit=whole.commit,
+        )
+
+
+def kept(subject: Subject, name: str) -> bool:
+    [scenario] = [scenario for scenario in SCENARIOS if str(scenario) == name]
+    try:
+        check(scenario, subject)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("kind", "name"), BROKEN.items(), ids=[kind.__name__ for kind in BROKEN])
+def test_a_driver_that_breaks_a_promise_is_found(kind: type[Wrapped], name: str, sqlite_path: Path) -> None:
+    with broken(kind, sqlite_path) as subject:
+        assert not kept(subject, name)
+
+
+@pytest.mark.parametrize("name", sorted(set(BROKEN.values())))
+def test_a_driver_that_is_only_wrapped_keeps_the_same_promises(name: str, sqlite_path: Path) -> None:
+    with broken(Wrapped, sqlite_path) as subject:
+        assert kept(subject, name)
+
+
+class LosesWhatIsDiscarded(AsyncPsycopgConnection):
+    async def discard(self) -> None:
+        """Neither closed nor given back."""
+
+
+class LosingDatabase(AsyncPsycopgDatabase):
+    async def acquire(self) -> AsyncPsycopgConnection:
+        taken = await super().acquire()
+        return LosesWhatIsDiscarded(taken._pool, taken._connection, taken._was_autocommit)
+
+
+async def test_a_driver_that_loses_cancelled_connections_is_found(postgres_dsn: str) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=0, max_size=2, open=False) as pool:
+        subject = Subject(
+            database=LosingDatabase(pool, acquire_timeout_s=0.2),
+            execute=lambda handle, sql: handle.execute(sql),
+            nested=lambda handle, sql, fails: handle.execute(sql),
+            commit=lambda handle: handle.commit(),
+            connections_max=2,
+        )
+        with pytest.raises((NotConforming, OnefoldError)):
+            await check_cancellation(subject)
