@@ -105,7 +105,7 @@ def asyncpg_textbook(place: str, pool_size: int) -> Starlette:
             )
             if not claimed:
                 known = await connection.fetchrow("SELECT * FROM textbook_keys WHERE key = $1", key)
-                if known["request_hash"] != asked:
+                if known is None or known["request_hash"] != asked:
                     return Response(status_code=422)
                 return Response(known["body"], known["status"], {"idempotent-replayed": "true"}, "application/json")
             await connection.execute(_ASYNCPG_INSERT, payment["account"], payment["amount"])

@@ -184,7 +184,7 @@ def _traced_sqlite() -> Iterator[list[str]]:
     connect = sqlite3.connect
 
     def traced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        connection = connect(*args, **kwargs)
+        connection: sqlite3.Connection = connect(*args, **kwargs)
         connection.set_trace_callback(statements.append)
         return connection
 
@@ -205,7 +205,7 @@ def _counted_hops() -> Iterator[list[object]]:
         hops.append(function)
         return submit(thread, function, *args, **kwargs)
 
-    LaneThread.submit = counted  # type: ignore[method-assign]
+    LaneThread.submit = counted  # type: ignore[method-assign, assignment]
     try:
         yield hops
     finally:

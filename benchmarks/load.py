@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import json
 import secrets
@@ -137,7 +138,7 @@ async def load(
         keys = keys_of(caller, seed=seed, count=repeated)
         if once:
             keys = itertools.islice(keys, repeated)
-        await asyncio.get_running_loop().create_connection(lambda keys=keys: Caller(tally, keys), HOST, port)
+        await asyncio.get_running_loop().create_connection(functools.partial(Caller, tally, keys), HOST, port)
     await asyncio.wait_for(tally.over, warmup_s + seconds + ANSWER_S_MAX)
     took_s = time.perf_counter() - tally.start
     latencies = sorted(tally.latencies) or [0.0]

@@ -34,7 +34,8 @@ class Served:
 def serving(application: str, place: str, *, pool_size: int) -> Iterator[Served]:
     command = [sys.executable, "-m", "benchmarks.serve", application, place, "--pool", str(pool_size)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             said = process.stdout.readline()
             if not said:

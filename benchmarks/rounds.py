@@ -27,7 +27,7 @@ Keys = Literal["fresh", "repeated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to serve the payment API, the kind of keys it is sent, and how fast it must be at least, × bare."""
+    """One way to serve the payment API, the kind of keys it is sent, and how many times bare's rate it must reach."""
 
     name: str
     application: str

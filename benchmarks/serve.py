@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import os
 import socket
 import sys
 
@@ -27,7 +28,7 @@ class Server(uvicorn.Server):
             print(listening.getsockname()[1], flush=True)
 
     def _heard(self) -> None:
-        if not sys.stdin.buffer.raw.read(1):  # type: ignore[attr-defined]
+        if not os.read(sys.stdin.fileno(), 1):
             self.should_exit = True
 
 

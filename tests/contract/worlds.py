@@ -158,8 +158,9 @@ class World:
         self.events: list[Event] = []
         #: Whether a limiter inside the layer turns requests away before they reach the handler.
         self.shedding = False
+        #: Whether the tables are there already.
+        self.prepared = False
         self._serving = False
-        self._prepared = False
         self._numbers = itertools.count()
         self._plans: dict[str, Plan] = {}
         self._gates: list[Gate] = []
@@ -197,8 +198,8 @@ class World:
 
     def prepare(self) -> None:
         """Create the tables, once."""
-        if not self._prepared:
-            self._prepared = True
+        if not self.prepared:
+            self.prepared = True
             self._migrate()
             self.sql("CREATE TABLE orders (item TEXT NOT NULL)")
 
@@ -363,7 +364,7 @@ class WsgiWorld(World):
         return self._once.reap().records
 
     def _migrate(self) -> None:
-        once = Onefold(self.database)
+        once = Onefold(self.address)
         once.migrate()
         once.close()
 
@@ -408,7 +409,7 @@ class AsgiWorld(World):
 
     def _migrate(self) -> None:
         async def migrate() -> None:
-            once = AsyncOnefold(self.database)
+            once = AsyncOnefold(self.address)
             await once.migrate()
             await once.close()
 

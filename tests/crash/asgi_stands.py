@@ -22,7 +22,7 @@ from onefold.http.exchange import Gate
 from onefold.testing.crash import Act, Boundaries, Edge
 from onefold.testing.invariants import Attempt, Reply
 from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_psycopg, insert_sqlite, open_books, routes
-from tests.crash.stands import PATIENCE_S, gate_for
+from tests.crash.stands import LEASES_S, PATIENCE_S, gate_for
 from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite, WsgiStand
 
 Message = MutableMapping[str, Any]
@@ -49,6 +49,44 @@ class AsgiHold:
         return await self.task
 
 
+class AsgiShop:
+    """The application alone: its handler, and the layer around it."""
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        insert: AsyncInsert,
+        shop: Shop,
+        *,
+        gate: Gate | None = None,
+        **settings: Any,
+    ) -> None:
+        self._insert = insert
+        self._shop = shop
+        self.holds: dict[str, AsgiHold] = {}
+        gate = gate or gate_for(database.dialect)
+        resolve = routes(**settings).resolve
+        bounded = shop.boundaries.around_async(database)
+        self.app = IdempotencyMiddleware(self._handler, gate=gate, database=bounded, resolve=resolve)
+        self.uncounted = IdempotencyMiddleware(self._handler, gate=gate, database=database, resolve=resolve)
+
+    async def _handler(self, scope: Message, receive: Receive, send: Send) -> None:
+        key = dict(scope["headers"]).get(b"idempotency-key", b"none").decode()
+        payload = (await receive())["body"].decode()
+        with self._shop.boundaries.around_step("insert"):
+            if self._shop.splits is not None:
+                self._shop.splits.insert(key, payload)
+            else:
+                await self._insert(scope[TRANSACTION].connection, key, payload)
+        if (hold := self.holds.pop(key, None)) is not None:
+            hold.entered.set()
+            await hold.may_end.wait()
+        status, headers, body = self._shop.decide(key, payload)
+        encoded = [(name.encode(), value.encode()) for name, value in headers]
+        await send({"type": "http.response.start", "status": status, "headers": encoded})
+        await send({"type": "http.response.body", "body": body})
+
+
 class AsgiStand:
     """The shop on a loop of its own, which runs while it is asked."""
 
@@ -69,34 +107,28 @@ class AsgiStand:
         self.database = database
         self.dialect = database.dialect
         self.books = books
-        self.lease_s: float = settings.setdefault("lease_s", 0.2 if database.dialect == "sqlite" else 30.0)
+        self.rival = rival
+        self.lease_s: float = settings.setdefault("lease_s", LEASES_S[database.dialect])
         self.boundaries = Boundaries(edges=edges)
         self.shop = Shop(self.boundaries, splits=books if splits else None)
-        self._insert = insert
-        self._holds: dict[str, AsgiHold] = {}
-        gate = gate or gate_for(database.dialect)
-        resolve = routes(**settings).resolve
-        bounded = self.boundaries.around_async(database)
-        self._app = IdempotencyMiddleware(self._handler, gate=gate, database=bounded, resolve=resolve)
-        self._uncounted = IdempotencyMiddleware(self._handler, gate=gate, database=database, resolve=resolve)
-        self.rival = rival
-
-    def ask_elsewhere(self, route: str, key: str, payload: str) -> Attempt:
-        return self.rival.ask(route, key, payload)
+        self._asgi = AsgiShop(database, insert, self.shop, gate=gate, **settings)
 
     def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
         self.boundaries.crossings.clear()
         self.boundaries.act = act
         try:
-            return self.runner.run(_asked(self._app, route, key, payload))
+            return self.runner.run(_asked(self._asgi.app, route, key, payload, self.boundaries))
         finally:
             self.boundaries.act = None
 
+    def ask_elsewhere(self, route: str, key: str, payload: str) -> Attempt:
+        return self.rival.ask_on_a_thread(route, key, payload)
+
     def hold(self, route: str, key: str, payload: str) -> AsgiHold:
-        hold = self._holds[key] = AsgiHold(self.runner)
+        hold = self._asgi.holds[key] = AsgiHold(self.runner)
 
         async def begin() -> asyncio.Task[Attempt]:
-            task = asyncio.create_task(_asked(self._uncounted, route, key, payload))
+            task = asyncio.create_task(_asked(self._asgi.uncounted, route, key, payload))
             await asyncio.wait_for(hold.entered.wait(), PATIENCE_S)
             return task
 
@@ -113,26 +145,9 @@ class AsgiStand:
         self.rival.close()
 
     async def _leaks(self) -> list[str]:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.boundaries.out and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)  # abandoned connections leave in tasks of their own
+        if background := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(background, timeout=PATIENCE_S)
         return [f"{self.boundaries.out} connections are out"] if self.boundaries.out else []
-
-    async def _handler(self, scope: Message, receive: Receive, send: Send) -> None:
-        key = dict(scope["headers"]).get(b"idempotency-key", b"none").decode()
-        payload = (await receive())["body"].decode()
-        with self.boundaries.around_step("insert"):
-            if self.shop.splits is not None:
-                self.shop.splits.insert(key, payload)
-            else:
-                await self._insert(scope[TRANSACTION].connection, key, payload)
-        if (hold := self._holds.pop(key, None)) is not None:
-            hold.entered.set()
-            await hold.may_end.wait()
-        status, headers, body = self.shop.decide(key, payload)
-        encoded = [(name.encode(), value.encode()) for name, value in headers]
-        await send({"type": "http.response.start", "status": status, "headers": encoded})
-        await send({"type": "http.response.body", "body": body})
 
 
 class AsgiSqlite(AsgiStand):
@@ -148,8 +163,8 @@ class AsgiSqlite(AsgiStand):
     async def _leaks(self) -> list[str]:
         found = await super()._leaks()
         deadline = time.monotonic() + PATIENCE_S
-        while self.below.out and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
+        while self.below.out and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # a connection whose taking was cancelled is closed on its thread
         if self.below.out:
             found.append(f"{self.below.out} SQLite connections are neither idle nor closed")
         return found
@@ -229,9 +244,13 @@ class AsgiPsycopg(AsgiPostgres):
         super().close()
 
 
-async def _asked(app: Application, route: str, key: str | None, payload: str) -> Attempt:
+async def _asked(
+    app: Application, route: str, key: str | None, payload: str, boundaries: Boundaries | None = None
+) -> Attempt:
     begun_s = time.monotonic()
     task = asyncio.create_task(call(app, route, key, payload))
+    if boundaries is not None:
+        boundaries.counts = lambda: asyncio.current_task() is task
     await asyncio.wait({task})
     reply = None if task.cancelled() else task.result()
     return Attempt(key=str(key), payload=payload, reply=reply, begun_s=begun_s, ended_s=time.monotonic())

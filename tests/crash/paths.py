@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onefold.testing.crash import Act, Crossing
-from onefold.testing.invariants import Attempt, Verdict, violations
+from onefold.testing.crash import Act, Crossing, never_struck, strikes
+from onefold.testing.invariants import FINAL, Attempt, Verdict, violations
 from tests.crash.shop import DECLINED, PAY, PAY_ONCE, PAY_OR_WAIT, new_key
 from tests.crash.stands import Hold, Stand, insist
 
@@ -33,6 +33,16 @@ class Path:
     meanwhile: Callable[[Case, Crossing], None] = lambda case, crossing: None
     route: str = PAY
     payload: str = "10 EUR"
+    #: Whether someone else works on the key too, if nothing is struck.
+    company: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journey:
+    """What became of one request: what is wrong, as sentences, and what it crossed."""
+
+    wrong: list[str]
+    crossings: list[Crossing]
 
 
 def breaks(case: Case) -> None:
@@ -84,19 +94,19 @@ def taken_over(case: Case, crossing: Crossing) -> None:
 PATHS: dict[str, Path] = {
     "first success": Path(ends="done"),
     "stored refusal": Path(ends="declined", payload=DECLINED),
-    "broken handler": Path(ends="done", prepare=breaks),
-    "replay": Path(prepare=done, ends="done"),
-    "replay of another process": Path(prepare=done_elsewhere, ends="done"),
-    "mismatch": Path(prepare=done_with_another, ends="reused"),
+    "broken handler": Path(prepare=breaks, ends="done"),
+    "replay": Path(prepare=done, ends="done", company=True),
+    "replay of another process": Path(prepare=done_elsewhere, ends="done", company=True),
+    "mismatch": Path(prepare=done_with_another, ends="reused", company=True),
     "expired, runs anew": Path(prepare=expired, ends="done"),
     "expired, refused": Path(prepare=expired, ends="gone", route=PAY_ONCE),
-    "wait for another": Path(prepare=in_flight, meanwhile=ends_in_time, ends="done", route=PAY_OR_WAIT),
-    "taken over": Path(meanwhile=taken_over, ends="done"),
+    "wait for another": Path(prepare=in_flight, meanwhile=ends_in_time, ends="done", route=PAY_OR_WAIT, company=True),
+    "taken over": Path(meanwhile=taken_over, ends="done", company=True),
 }
 
 
-def travel(stand: Stand, path: Path, act: Act | None) -> list[str]:
-    """Prepare a key, strike the request, retry until it is final: what is wrong, as sentences."""
+def travel(stand: Stand, path: Path, act: Act | None = None) -> Journey:
+    """Prepare a key, strike the request, retry until it is final."""
     case = Case(stand, path.route, new_key())
     path.prepare(case)
 
@@ -106,10 +116,26 @@ def travel(stand: Stand, path: Path, act: Act | None) -> list[str]:
             act(crossing)
 
     struck = stand.ask(case.route, case.key, path.payload, act=watched)
+    crossings = list(stand.boundaries.crossings)
     if case.hold is not None:
         case.history.append(case.hold.ended())
+    alone = not any(attempt.verdict in FINAL for attempt in case.history)
+    wrong = ["nobody else came by"] if act is None and path.company and alone else []
     case.history += insist(stand, case.route, case.key, path.payload, struck)
-    found = violations(case.history, stand.books.rows(case.key), lease_s=stand.lease_s)
+    wrong += violations(case.history, stand.books.rows(case.key), lease_s=stand.lease_s)
     if case.history[-1].verdict != path.ends:
-        found.append(f"the last answer was {case.history[-1].reply}, it should be {path.ends}")
-    return found + stand.leaks()
+        wrong.append(f"the last answer was {case.history[-1].reply}, it should be {path.ends}")
+    return Journey(wrong=wrong + stand.leaks(), crossings=crossings)
+
+
+def campaign(stand: Stand, path: Path, act: Act) -> list[str]:
+    """Strike at every crossing in turn: what went wrong, and which boundaries were never visited."""
+    counted = travel(stand, path)
+    wrong = [f"without a fault: {sentence}" for sentence in counted.wrong]
+    struck: list[Crossing] = []
+    for strike in strikes(act):
+        journey = travel(stand, path, strike)
+        wrong += [f"struck at {strike.struck}: {sentence}" for sentence in journey.wrong]
+        struck += [strike.struck] if strike.struck is not None else []
+    wrong += [f"never struck: {crossing}" for crossing in never_struck(counted.crossings, struck)]
+    return wrong

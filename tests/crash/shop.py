@@ -20,7 +20,7 @@ import psycopg
 from onefold import Onefold, single_principal
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import uuid7
-from onefold.http.policy import Policy, Settings
+from onefold.http.policy import Policy
 from onefold.http.templates import RouteTable, routes_of
 from onefold.idempotency.model import Scope
 from onefold.testing.crash import Boundaries
@@ -140,16 +140,16 @@ def open_books(address: str | Path) -> Books:
 
 def routes(**settings: Any) -> RouteTable:
     """The shop's routes, all with these settings."""
-    common: Settings = {"principal": single_principal, "required": True, **settings}
-    waiting: Settings = {**common, "wait_s": 5.0}
-    strict: Settings = {**common, "expiry": "refuse"}
-    easy: Settings = {**common, "required": False}
+
+    def policy(**own: Any) -> Policy:
+        return Policy(**{"principal": single_principal, "required": True, **settings, **own})
+
     return routes_of(
         {
-            f"POST {PAY}": Policy(**common),
-            f"POST {PAY_OR_WAIT}": Policy(**waiting),
-            f"POST {PAY_ONCE}": Policy(**strict),
-            f"POST {PAY_UNKEYED}": Policy(**easy),
+            f"POST {PAY}": policy(),
+            f"POST {PAY_OR_WAIT}": policy(wait_s=5.0),
+            f"POST {PAY_ONCE}": policy(expiry="refuse"),
+            f"POST {PAY_UNKEYED}": policy(required=False),
         }
     )
 

@@ -22,6 +22,9 @@ from tests.crash.shop import Books, Shop
 #: How long a client goes on. Nothing here is locked for longer than a second.
 PATIENCE_S = 10.0
 
+#: On SQLite a lost request is waited for; on Postgres its connection ends, and its locks with it.
+LEASES_S = {"sqlite": 0.2, "postgres": 30.0}
+
 
 class Stand(Protocol):
     """A shop that can be asked, struck and looked at."""

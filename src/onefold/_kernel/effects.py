@@ -34,7 +34,8 @@ class Boundary(Enum):
     """The edges of a transaction. They may stand between statements of a batch."""
 
     BEGIN = "begin"
-    #: A transaction whose loss in a power cut is harmless (a lease): drivers may spare the disk flush.
+    #: A transaction whose loss in a power cut is harmless (a lease), and that its flow can try again: drivers may
+    #: spare the disk flush, and may give up soon (StoreBusy) on a lock that someone else holds.
     BEGIN_LIGHT = "begin light"
     COMMIT = "commit"
     ROLLBACK = "rollback"

@@ -20,8 +20,9 @@ Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 #: Whoever migrates holds this advisory lock until COMMIT. Any number will do, if it is always the same.
 _LOCK_ID = 6_018_373_285_120_474_113
 
+#: Not to_regclass: in a session that has asked before, it may still say no after the lock was waited for.
 _EXISTS = {
-    "postgres": "SELECT 1 WHERE to_regclass('onefold_migration') IS NOT NULL",
+    "postgres": "SELECT 1 FROM pg_class WHERE relname = 'onefold_migration' AND pg_table_is_visible(oid)",
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'onefold_migration'",
 }
 

@@ -40,6 +40,10 @@ _VENDOR_ERRORS = (psycopg.Error, OSError, UnicodeError)
 #: How many connections a pool of our own may hold; who needs another number passes a pool.
 _POOL_MAX = 10
 
+#: A pool that cannot connect waits longer after each try, up to this. Its default of minutes would keep requests
+#: failing long after the server is back.
+_RECONNECT_S = 1.0
+
 
 class PsycopgDatabase:
     """A pool of psycopg connections: the application's own, or one opened from a DSN on first use."""
@@ -76,7 +80,9 @@ class PsycopgDatabase:
                 assert self._dsn is not None
                 # A pool keeps its failures to its log; this tells at once what is wrong.
                 psycopg.connect(self._dsn, connect_timeout=math.ceil(self._acquire_timeout_s)).close()
-                pool = ConnectionPool(self._dsn, min_size=0, max_size=_POOL_MAX, open=False)
+                pool = ConnectionPool(
+                    self._dsn, min_size=0, max_size=_POOL_MAX, reconnect_timeout=_RECONNECT_S, open=False
+                )
                 pool.open()
                 self._pool = pool
             return self._pool
@@ -162,7 +168,9 @@ class AsyncPsycopgDatabase:
                     self._dsn, connect_timeout=math.ceil(self._acquire_timeout_s)
                 )
                 await probe.close()
-                pool = AsyncConnectionPool(self._dsn, min_size=0, max_size=_POOL_MAX, open=False)
+                pool = AsyncConnectionPool(
+                    self._dsn, min_size=0, max_size=_POOL_MAX, reconnect_timeout=_RECONNECT_S, open=False
+                )
                 await pool.open()
                 self._pool = pool
             return self._pool

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,6 +58,10 @@ CODES: dict[int, type[OnefoldError]] = {
 }
 
 
+#: How long a light transaction waits for the write lock before its flow looks around and tries again.
+_LIGHT_PATIENCE_S = 0.1
+
+
 def error_for(error: Exception, where: str = "SQLite") -> OnefoldError:
     """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked."""
     text = str(error)
@@ -102,7 +107,7 @@ class SqliteDatabase:
             )
             try:
                 # Readers do not block the writer in WAL; FULL makes a commit survive a power cut, not just a crash.
-                connection.execute("PRAGMA journal_mode=WAL")
+                self._convert_to_wal(connection)
                 connection.execute("PRAGMA synchronous=FULL")
             except sqlite3.Error:
                 connection.close()
@@ -110,6 +115,18 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             raise error_for(error, f"SQLite file {self.path!r}") from error
         return connection
+
+    def _convert_to_wal(self, connection: sqlite3.Connection) -> None:
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                # Of two who convert a new file at once, SQLite lets neither wait for the other.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
 
 
 class _Link:
@@ -278,15 +295,15 @@ class SqliteConnection:
         link = self._link
         if self._writing:
             return
-        if not self._writer.acquire(timeout=self._busy_timeout_s):
-            raise StoreBusy(
-                f"SQLite: another transaction of this process held the write lock for {self._busy_timeout_s:g} s"
-            )
+        patience_s = min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if light else self._busy_timeout_s
+        if not self._writer.acquire(timeout=patience_s):
+            raise StoreBusy(f"SQLite: another transaction of this process held the write lock for {patience_s:g} s")
         self._writing = True
         try:
             if light != link.light:
                 # A lease may be lost in a power cut: everyone who could have acted on it is gone too.
                 link.connection.execute(f"PRAGMA synchronous={'NORMAL' if light else 'FULL'}")
+                link.connection.execute(f"PRAGMA busy_timeout={round(patience_s * 1000)}")
                 link.light = light
             link.connection.execute(_BEGIN)
         except sqlite3.Error as error:

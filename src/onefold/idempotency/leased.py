@@ -16,11 +16,15 @@ from contextlib import suppress
 from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, holding, undoing
-from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Statement
-from onefold.errors import RequiredValueMissing, StoreError, UniqueViolated
+from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Now, Release, Statement
+from onefold.errors import RequiredValueMissing, StoreBusy, StoreError, UniqueViolated
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Run, Status
 from onefold.idempotency.sql import sqlite
 from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
+
+
+#: How long a claim waits for the write lock, in all.
+BUSY_S_MAX = 5.0
 
 
 class LeasedStatements(Protocol):
@@ -72,14 +76,14 @@ class LeasedStore:
 
     async def release(self, ask: Ask, run: Run) -> None:
         # Should this fail, the lease runs out by itself.
-        await undoing(Boundary.BEGIN_LIGHT, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
+        await undoing(Boundary.BEGIN, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
 
     async def forsake(self, ask: Ask, run: Run) -> None:
-        steps = (Boundary.BEGIN_LIGHT, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
+        steps = (Boundary.BEGIN, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
         await borrowing(lambda: in_batch(*steps))
 
     async def renew(self, ask: Ask, run: Run) -> None:
-        steps = (Boundary.BEGIN_LIGHT, self._sql.renew(ask, run.fence), Boundary.COMMIT)
+        steps = (Boundary.BEGIN, self._sql.renew(ask, run.fence), Boundary.COMMIT)
         await borrowing(lambda: in_batch(*steps))
 
     async def status(self, digest: bytes) -> Status:
@@ -92,16 +96,28 @@ class LeasedStore:
         return records, claims
 
     async def _claim(self, ask: Ask) -> Claim:
-        known = await self._judge(ask)
-        if known is not None:
-            return known
         fence = self._fences()
-        try:
-            await Batch((Boundary.BEGIN_LIGHT, self._sql.evict(ask), self._sql.take(ask, fence), Boundary.COMMIT))
-        except (UniqueViolated, RequiredValueMissing):
-            # Someone was quicker between the look and the claim.
-            return await self._look_again(ask)
-        return Run(fence)
+        take = (Boundary.BEGIN_LIGHT, self._sql.evict(ask), self._sql.take(ask, fence), Boundary.COMMIT)
+        give_up_at: float | None = None
+        while True:
+            known = await self._judge(ask)
+            if known is not None:
+                return known
+            try:
+                await Batch(take)
+            except (UniqueViolated, RequiredValueMissing):
+                # Someone was quicker between the look and the claim.
+                return await self._look_again(ask)
+            except StoreBusy:
+                # Whoever holds the write lock may be running this very key, claimed since we looked: so look again,
+                # and only then wait on.
+                await Batch((Boundary.ROLLBACK,))
+                now = await Now()
+                give_up_at = now + BUSY_S_MAX if give_up_at is None else give_up_at
+                if now >= give_up_at:
+                    raise
+            else:
+                return Run(fence)
 
     async def _judge(self, ask: Ask) -> Claim | None:
         """What the key's rows say. None: it may be taken."""

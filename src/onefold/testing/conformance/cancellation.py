@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Release
+from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Release
 from onefold.testing.conformance.stage import Stage, Subject, expect, holding, on_tasks, prepare
 
 #: After how many turns of the loop the work is cancelled: from before it starts until well into a statement.
@@ -15,6 +16,25 @@ TURNS = 24
 async def check_cancellation(subject: Subject) -> None:
     """Work cancelled in the middle of an effect must leave no lock and no row, and the pool must go on."""
     await on_tasks(subject, [prepare])
+    await _cancel_while_connecting(subject)
+    await _cancel_while_waiting(subject)
+
+    async def go_on(stage: Stage) -> None:
+        await Batch((Boundary.BEGIN, stage.insert(1), Boundary.COMMIT))
+
+    await on_tasks(subject, [lambda stage: holding(stage, subject.connections_max or 1, go_on)])
+
+
+async def _cancel_while_connecting(subject: Subject) -> None:
+    async def passer_by(stage: Stage) -> None:
+        await Acquire()
+        await Discard()  # so that the next one has to connect again
+
+    for turns in range(TURNS):
+        await _cancelled_after(turns, asyncio.create_task(on_tasks(subject, [passer_by])))
+
+
+async def _cancel_while_waiting(subject: Subject) -> None:
     victims: list[asyncio.Task[Any]] = []
 
     async def victim(stage: Stage) -> None:
@@ -40,7 +60,10 @@ async def check_cancellation(subject: Subject) -> None:
     ends = await asyncio.gather(*victims, return_exceptions=True)
     expect(all(isinstance(end, asyncio.CancelledError) for end in ends), f"cancelled work ended with {ends}")
 
-    async def go_on(stage: Stage) -> None:
-        await Batch((Boundary.BEGIN, stage.insert(1), Boundary.COMMIT))
 
-    await on_tasks(subject, [lambda stage: holding(stage, subject.connections_max or 1, go_on)])
+async def _cancelled_after(turns: int, task: asyncio.Task[Any]) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):  # or it was done by then
+        await task

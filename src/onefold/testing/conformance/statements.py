@@ -19,6 +19,9 @@ UNDO, KEEP = Boundary.ROLLBACK_TO_SAVEPOINT, Boundary.RELEASE_SAVEPOINT
 TEXTS = (
     "",
     "plain",
+    "  spaces  ",
+    "'",
+    "ends with a backslash \\",
     "it's \"quoted\" ''",
     "back\\slash \\\\ \\' \\x41 \\u0041",
     "$1 ?1 :p1 %s %(p1)s {} ::text",

@@ -1,0 +1,49 @@
+"""A process to be killed or stopped: it serves one whole request, then gets stuck in the middle of another.
+
+Run as `python -m tests.contract.doomed WORLD ADDRESS LEASE_S BEFORE_OR_AFTER`; says `stuck` when it is. A line on
+its standard input lets it go on; it then says what its client was told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from tests.contract.rows import ASGI
+from tests.contract.wire import looping
+from tests.contract.worlds import AsgiWorld, Desk, Gate, Plan, World, WsgiWorld
+
+DONE, STUCK = '"done"', '"stuck"'
+
+
+def main(name: Any, address: str, lease_s: str, stuck: str) -> None:
+    with contextlib.ExitStack() as closing:
+        world: World
+        if name in ASGI:
+            world = AsgiWorld(name, address, closing.enter_context(looping()))
+        else:
+            world = WsgiWorld(name, address)
+        closing.callback(world.close)
+        world.prepared = True
+        world.serve(settings={"lease_s": float(lease_s)})
+        assert world.post(key=DONE, body={"item": "done"}).status == 201
+        pending = world.start(key=STUCK, body={"item": "stuck"}, plan=plan_of(stuck, gate := Gate()))
+        gate.await_arrival()
+        print("stuck", flush=True)
+        sys.stdin.readline()
+        gate.open()
+        answer = pending.answer()
+        print(answer.status, "replayed" if answer.replayed else "fresh", flush=True)
+
+
+def plan_of(stuck: str, gate: Gate) -> Plan:
+    async def write(desk: Desk) -> None:
+        await desk.execute("INSERT INTO orders (item) VALUES (:1)", "stuck")
+
+    # After its write the process holds the database's locks; before, only its claim.
+    return Plan(gate=gate) if stuck == "after" else Plan(gate=gate, writes=False, acts=write)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,222 @@
+"""Processes that die, stores that are gone, connections that are lost in the one moment that matters."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from onefold import Claimed
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.db.psycopg import PsycopgDatabase
+from onefold.db.sqlite import SqliteDatabase, async_sqlite
+from onefold.errors import StoreUnavailable
+from onefold.http.policy import Settings
+from onefold.testing.proxy import FaultProxy
+from onefold.testing.servers import PrivatePostgres
+from tests.contract.doomed import DONE, STUCK
+from tests.contract.rows import ASGI, POSTGRES
+from tests.contract.worlds import Desk, Plan, World
+
+ROOT = Path(__file__).parents[2]
+LEASE_S = 1.0
+
+
+@contextlib.contextmanager
+def doomed(world: World, stuck: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process of the same application, stuck before or after its write."""
+    world.prepare()
+    command = [sys.executable, "-m", "tests.contract.doomed", world.name, world.address, str(LEASE_S), stuck]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "stuck\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.contract("C29")
+@pytest.mark.parametrize("stuck", ["before", "after"], ids=["before its write", "after its write"])
+def test_c29_a_killed_process_leaves_a_stored_answer_or_a_clean_retry(world: World, stuck: str) -> None:
+    with doomed(world, stuck) as process:
+        process.kill()
+        process.wait()
+    world.serve(settings={"lease_s": LEASE_S, "wait_s": 15})
+    assert world.post(key=DONE, body={"item": "done"}).replayed
+    retry = world.post(key=STUCK, body={"item": "stuck"})
+    assert (retry.status, retry.replayed) == (201, False)
+    assert world.rows() == ["done", "stuck"]
+
+
+@pytest.mark.contract("C29")
+def test_c29_a_process_that_wakes_up_after_its_lease_changes_nothing(world: World) -> None:
+    with doomed(world, "before") as process:
+        process.send_signal(signal.SIGSTOP)
+        world.serve(settings={"lease_s": LEASE_S, "wait_s": 15})
+        retry = world.post(key=STUCK, body={"item": "stuck"})
+        assert (retry.status, retry.replayed) == (201, False)
+        process.send_signal(signal.SIGCONT)
+        told, _ = process.communicate("\n", timeout=20)
+        # It lost its claim: either it finds the answer of the one who took over, or it cannot say.
+        assert told in ("201 replayed\n", "503 fresh\n", "500 fresh\n")
+    assert world.rows() == ["done", "stuck"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The store of a world, which can go and come back."""
+
+    down: Callable[[], object]
+    up: Callable[[], object]
+
+
+@pytest.fixture
+def outage(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
+    """Moves the world to a store that may be taken down, and lets it serve from there."""
+    settings: dict[str, Settings] = {"POST /orders": {}, "PUT /orders": {"store_down": "run"}}
+    database: object
+    if world.is_postgres:
+        server: PrivatePostgres = request.getfixturevalue("mortal_postgres")
+        world.address = server.fresh_database()
+        asynchronous = world.name in ASGI
+        database = AsyncpgDatabase(world.address) if asynchronous else PsycopgDatabase(world.address, acquire_timeout_s=1.5)
+        world.serve(database=database, routes=settings)
+        yield Outage(server.kill, server.restart)
+        server.restart()
+    else:
+        # Open files outlive their folder: so this process starts while the volume is not there.
+        volume, elsewhere = tmp_path / "volume", tmp_path / "unmounted"
+        volume.mkdir()
+        world.address = str(volume / "orders.db")
+        world.prepare()
+        database = async_sqlite(world.address) if world.name in ASGI else SqliteDatabase(world.address)
+        world.serve(database=database, routes=settings)
+        yield Outage(lambda: volume.rename(elsewhere), lambda: elsewhere.rename(volume))
+
+
+@pytest.mark.contract("C30")
+def test_c30_a_store_that_is_down_is_an_answer_and_not_a_guess_and_it_comes_back(world: World, outage: Outage) -> None:
+    if world.is_postgres:  # connections that were open when the server died must not matter later
+        assert world.post(key='"before"').status == 201
+    outage.down()
+    refused = world.post(key='"k"')
+    assert (refused.status, refused.problem, refused.json["retryable"]) == (503, "store-unavailable", True)
+    assert int(refused.header("retry-after") or 0) >= 1
+    keyless = world.post(key=None)
+    assert (keyless.status, keyless.problem) == (503, "store-unavailable")
+    status = world.get("/onefold/status", query="operation=POST%20/orders", key='"k"')
+    assert status.status == 503
+    known = len(world.calls)
+    outage.up()
+    back = world.post(key='"k"')
+    assert (back.status, back.replayed) == (201, False)
+    assert world.post(key='"k"').replayed
+    assert len(world.calls) == known + 1
+
+
+@pytest.mark.contract("C30")
+def test_c30_a_route_may_choose_to_run_unprotected(world: World, outage: Outage) -> None:
+    refusals: list[str] = []
+
+    async def try_to_write(desk: Desk) -> None:
+        try:
+            await desk.execute("INSERT INTO orders (item) VALUES (:1)", "unprotected")
+        except StoreUnavailable as error:
+            refusals.append(str(error))
+
+    outage.down()
+    answers = [
+        world.post(key='"k"', method="PUT", plan=Plan(writes=False, acts=try_to_write, body=b"ran")) for _ in range(2)
+    ]
+    assert [(answer.status, answer.body, answer.replayed) for answer in answers] == [(201, b"ran", False)] * 2
+    assert len(world.calls) == len(refusals) == 2
+    assert [event for event in world.events if event == Claimed("PUT /orders", "unprotected")] == world.events
+    outage.up()
+    assert world.post(key='"k"', method="PUT").status == 201
+    assert world.post(key='"k"', method="PUT").replayed
+    assert world.rows() == ["book"]
+
+
+@pytest.fixture
+def proxy(world: World) -> Iterator[FaultProxy]:
+    """Lets the world reach its Postgres through a proxy only."""
+    host, port = urlsplit(world.address).hostname, urlsplit(world.address).port
+    assert host is not None
+    assert port is not None
+    with FaultProxy(host, port) as between:
+        dsn = between.dsn(world.address)
+        # A connection that is refused is an answer; the psycopg pool would wait for better times.
+        database = AsyncpgDatabase(dsn) if world.name in ASGI else PsycopgDatabase(dsn, acquire_timeout_s=0.3)
+        world.serve(database=database, settings={"lease_s": 2})
+        yield between
+        world.close()
+
+
+@pytest.mark.contract("C34", worlds=POSTGRES)
+def test_c34_a_commit_whose_answer_is_lost_is_found(world: World, proxy: FaultProxy) -> None:
+    async def lose_the_answer(desk: Desk) -> None:
+        proxy.cut_after("down", 0)
+
+    answer = world.post(key='"k"', plan=Plan(acts=lose_the_answer, body=b"committed"))
+    assert proxy.traffic.cuts == 1
+    assert (answer.status, answer.body) == (201, b"committed")
+    assert world.post(key='"k"').replayed
+    assert world.rows() == ["book"]
+    assert len(world.calls) == 1
+
+
+@pytest.mark.contract("C34", worlds=POSTGRES)
+def test_c34_a_commit_that_never_arrived_is_a_503_that_may_be_retried(world: World, proxy: FaultProxy) -> None:
+    async def lose_the_commit(desk: Desk) -> None:
+        proxy.cut_after("up", 0)
+
+    answer = world.post(key='"k"', plan=Plan(acts=lose_the_commit))
+    assert proxy.traffic.cuts == 1
+    assert (answer.status, answer.problem, answer.json["retryable"]) == (503, "store-unavailable", True)
+    assert (world.rows(), world.records()) == ([], [])
+    assert world.post(key='"k"').status == 201
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C34", worlds=POSTGRES)
+def test_c34_a_commit_that_cannot_be_asked_about_is_said_to_be_unknown(world: World, proxy: FaultProxy) -> None:
+    async def lose_the_answer_and_the_server(desk: Desk) -> None:
+        proxy.switch("refuse")
+        proxy.cut_after("down", 0)
+
+    answer = world.post(key='"k"', plan=Plan(acts=lose_the_answer_and_the_server, body=b"committed"))
+    assert (answer.status, answer.problem, answer.json["retryable"]) == (503, "outcome-unknown", True)
+    world.serve()  # another process, which can reach the server
+    retry = world.post(key='"k"')
+    assert (retry.status, retry.body, retry.replayed) == (201, b"committed", True)
+    assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C34", worlds=POSTGRES)
+def test_c34_without_a_key_a_lost_commit_is_said_to_be_unknowable(world: World, proxy: FaultProxy) -> None:
+    async def lose_the_answer(desk: Desk) -> None:
+        proxy.cut_after("down", 0)
+
+    answer = world.post(key=None, plan=Plan(acts=lose_the_answer))
+    assert (answer.status, answer.problem, answer.json["retryable"]) == (503, "outcome-unknowable", False)
+
+
+@pytest.mark.contract("C34", worlds=POSTGRES)
+def test_c34_a_connection_lost_before_the_commit_leaves_nothing(world: World, proxy: FaultProxy) -> None:
+    async def lose_everything(desk: Desk) -> None:
+        proxy.switch("reset")
+        proxy.heal()
+
+    answer = world.post(key='"k"', plan=Plan(acts=lose_everything))
+    assert (answer.status, answer.problem) == (503, "store-unavailable")
+    assert world.post(key='"k"').status == 201
+    assert world.rows() == ["book"]

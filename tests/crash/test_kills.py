@@ -1,0 +1,77 @@
+"""kill -9 of a real process at every boundary it crosses: a retry from another process is answered by what was
+committed, or runs cleanly; never twice, never locked out for longer than the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onefold.testing.crash import never_struck
+from onefold.testing.invariants import violations
+from onefold.testing.servers import PrivatePostgres
+from tests.crash.shop import DECLINED, PAY, new_key
+from tests.crash.stands import Stand, insist
+from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite
+from tests.crash.zygote import Order, Zygote
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Stand, Order]]:
+    """Where the survivors ask, and the order for those who do not survive."""
+    blank = Order(route=PAY, key="", payload="10 EUR")
+    if request.param == "sqlite":
+        path = tmp_path / "shop.db"
+        stand, order = WsgiSqlite(path), replace(blank, sqlite=str(path), settings={"lease_s": 0.2})
+        with closing(stand):
+            yield stand, order
+    else:
+        server: PrivatePostgres = request.getfixturevalue("crash_server")
+        dsn = server.fresh_database()
+        with closing(WsgiPsycopg(dsn)) as other:
+            yield other, replace(blank, postgres=dsn)
+
+
+def killing(zygote: Zygote, stand: Stand, blank: Order) -> list[str]:
+    """Count the crossings of a request, then kill a process at each of them."""
+    wrong: list[str] = []
+    counting = zygote.ask(replace(blank, key=new_key()))
+    assert counting.state == "ended"
+    assert counting.crossings
+    struck = []
+    for crossing in counting.crossings:
+        order = replace(blank, key=new_key(), act="kill", at=crossing.number)
+        fate = zygote.ask(order)
+        struck += [crossing] if fate.state == "killed" else []
+        history = insist(stand, order.route, order.key, order.payload, fate.attempt)
+        found = violations(history, stand.books.rows(order.key), lease_s=stand.lease_s)
+        wrong += [f"killed at {crossing}: {sentence}" for sentence in found]
+    return wrong + [f"never killed at {crossing}" for crossing in never_struck(counting.crossings, struck)]
+
+
+def test_a_process_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
+    zygote: Zygote, shop: tuple[Stand, Order]
+) -> None:
+    assert not killing(zygote, *shop)
+
+
+def test_a_process_killed_while_it_declines_leaves_a_request_that_can_be_retried(
+    zygote: Zygote, shop: tuple[Stand, Order]
+) -> None:
+    stand, order = shop
+    assert not killing(zygote, stand, replace(order, payload=DECLINED))
+
+
+def test_a_process_killed_while_its_handler_breaks_leaves_a_request_that_can_be_retried(
+    zygote: Zygote, shop: tuple[Stand, Order]
+) -> None:
+    stand, order = shop
+    assert not killing(zygote, stand, replace(order, breaks=True))
+
+
+def test_the_kills_find_a_row_that_commits_apart_from_its_key(zygote: Zygote, shop: tuple[Stand, Order]) -> None:
+    stand, order = shop
+    assert any("has 2 rows" in found for found in killing(zygote, stand, replace(order, splits=True)))

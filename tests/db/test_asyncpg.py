@@ -1,0 +1,138 @@
+"""asyncpg: statements prepared once per connection, and what happens when they are not there any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable
+
+BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
+TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY, at timestamptz DEFAULT statement_timestamp())")
+PREPARED = Statement("SELECT name FROM pg_prepared_statements WHERE from_sql AND name LIKE 'onefold%'")
+
+
+def insert(id_: int) -> Statement:
+    return Statement("INSERT INTO thing (id) VALUES ($1::bigint)", (id_,))
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[AsyncpgDatabase]:
+    database = AsyncpgDatabase(postgres_dsn)
+    yield database
+    await database.close()
+
+
+async def test_a_statement_is_prepared_once_and_the_rest_is_not_prepared(database: AsyncpgDatabase) -> None:
+    for id_ in range(3):
+        connection = await database.acquire()
+        if id_ == 0:
+            await connection.batch((BEGIN, TABLE, COMMIT))
+        await connection.batch((BEGIN, insert(id_), insert(100 + id_), COMMIT))
+        assert len(await connection.fetch(PREPARED)) == 1
+        await connection.release()
+
+
+async def test_a_batch_is_one_message(database: AsyncpgDatabase) -> None:
+    """Statements of one simple query see the same statement_timestamp(): they arrived together."""
+    connection = await database.acquire()
+    await connection.batch((TABLE,))
+    await connection.batch((BEGIN, insert(1), Boundary.SAVEPOINT, insert(2), insert(3), COMMIT))
+    assert await connection.fetch(Statement("SELECT count(DISTINCT at), count(*) FROM thing")) == [(1, 3)]
+    await connection.release()
+
+
+async def test_statements_that_were_discarded_fail_once_and_are_not_prepared_again(database: AsyncpgDatabase) -> None:
+    """A handler's DISCARD ALL, or a pooler that changes sessions under us."""
+    connection = await database.acquire()
+    await connection.batch((BEGIN, TABLE, insert(1), COMMIT))
+    await connection.handle.execute("DEALLOCATE ALL")
+    with pytest.raises(StoreUnavailable, match="26000"):
+        await connection.batch((BEGIN, insert(2), COMMIT))
+    await connection.batch((ROLLBACK, BEGIN, insert(3), COMMIT))
+    await connection.release()
+    connection = await database.acquire()
+    await connection.batch((BEGIN, insert(4), COMMIT))
+    assert await connection.fetch(PREPARED) == []
+    assert await connection.fetch(Statement("SELECT id FROM thing ORDER BY id")) == [(1,), (3,), (4,)]
+    await connection.release()
+
+
+async def test_a_pool_without_a_statement_cache_gets_no_prepared_statements(postgres_dsn: str) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, statement_cache_size=0) as pool:
+        connection = await AsyncpgDatabase(pool).acquire()
+        await connection.batch((BEGIN, TABLE, insert(1), COMMIT))
+        assert await connection.fetch(PREPARED) == []
+        await connection.release()
+
+
+async def test_a_batch_that_failed_before_its_statements_were_known_does_not_poison_the_connection(
+    database: AsyncpgDatabase,
+) -> None:
+    connection = await database.acquire()
+    await connection.batch((TABLE,))
+    for _ in range(2):
+        with pytest.raises(StatementRefused):
+            await connection.batch((BEGIN, insert(1), insert(1), COMMIT))
+        await connection.batch((ROLLBACK,))
+    await connection.batch((BEGIN, insert(1), COMMIT))
+    await connection.release()
+
+
+async def test_a_pool_that_many_open_at_once_is_opened_once(postgres_dsn: str) -> None:
+    pool = asyncpg.create_pool(postgres_dsn, min_size=1, max_size=2)
+    database = AsyncpgDatabase(pool)
+
+    async def look() -> list[Any]:
+        connection = await database.acquire()
+        rows = await connection.fetch(Statement("SELECT 1"))
+        await connection.release()
+        return rows
+
+    assert await asyncio.gather(*(look() for _ in range(8))) == [[(1,)]] * 8
+    await database.close()
+    assert not pool.is_closing()  # the application's
+    await pool.close()
+
+
+async def test_a_handler_that_leaves_a_query_running_is_told_so(database: AsyncpgDatabase) -> None:
+    connection = await database.acquire()
+    await connection.batch((BEGIN,))
+    left_behind = asyncio.ensure_future(connection.handle.execute("SELECT pg_sleep(60)"))
+    await asyncio.sleep(0)
+    with pytest.raises(StatementRefused, match="another operation is in progress"):
+        await connection.batch((COMMIT,))
+    left_behind.cancel()
+    await connection.discard()
+    await asyncio.gather(left_behind, return_exceptions=True)
+
+
+UNREACHABLE = {
+    "no server": ("postgresql://me:hunter2@127.0.0.1:1/none", "Connect"),
+    "no database": ("{dsn}_not", "does not exist"),
+    "no user": ("postgresql://nobody_known:hunter2@{host}", "nobody_known"),
+}
+
+
+@pytest.mark.parametrize(("dsn", "reason"), UNREACHABLE.values(), ids=UNREACHABLE)
+async def test_what_is_wrong_with_a_dsn_is_said_at_once(dsn: str, reason: str, postgres_dsn: str) -> None:
+    dsn = dsn.format(dsn=postgres_dsn, host=postgres_dsn.partition("@")[2])
+    database = AsyncpgDatabase(dsn)
+    with pytest.raises(StoreUnavailable, match=reason) as refusal:
+        await database.acquire()
+    assert "hunter2" not in str(refusal.value)
+    await database.close()
+
+
+async def test_a_dsn_that_asyncpg_cannot_read_is_refused_without_being_repeated() -> None:
+    database = AsyncpgDatabase("postgresql://me:hunter2@host/name?sslmode=hunter2")
+    with pytest.raises(ConfigurationError) as refusal:
+        await database.acquire()
+    assert "hunter2" not in str(refusal.value)
+    await database.close()

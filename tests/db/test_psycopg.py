@@ -1,0 +1,153 @@
+"""psycopg: the application's pool is used as it is and given back as it was; a pool of our own opens from a DSN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
+from onefold.errors import ConfigurationError, StoreUnavailable
+
+BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
+TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY)")
+PID = Statement("SELECT pg_backend_pid()")
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_connection_goes_back_as_it_came(autocommit: bool, postgres_dsn: str) -> None:
+    options = {"autocommit": autocommit, "row_factory": dict_row}
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, kwargs=options, open=True) as pool:
+        connection = PsycopgDatabase(pool).acquire()
+        assert connection.handle.autocommit
+        connection.batch((BEGIN, TABLE, COMMIT))
+        assert connection.fetch(Statement("SELECT 1, 'two'")) == [(1, "two")]
+        assert connection.handle.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+        connection.release()
+        with pool.connection() as own:
+            assert own.autocommit is autocommit
+
+
+async def test_a_connection_for_asyncio_goes_back_as_it_came(postgres_dsn: str) -> None:
+    options: dict[str, Any] = {"row_factory": dict_row}
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, kwargs=options, open=False) as pool:
+        connection = await AsyncPsycopgDatabase(pool).acquire()
+        assert connection.handle.autocommit
+        assert await connection.fetch(Statement("SELECT 1, 'two'")) == [(1, "two")]
+        await connection.release()
+        async with pool.connection() as own:
+            assert not own.autocommit
+
+
+def test_a_batch_is_one_message_and_begins_nothing_by_itself(postgres_dsn: str) -> None:
+    """Statements of one simple query see the same statement_timestamp(): they arrived together."""
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    times = Statement("INSERT INTO moment VALUES (statement_timestamp())")
+    connection.batch((Statement("CREATE TABLE moment (at timestamptz)"),))
+    connection.batch((BEGIN, times, times, Boundary.SAVEPOINT, times, COMMIT))
+    assert connection.fetch(Statement("SELECT count(DISTINCT at), count(*) FROM moment")) == [(1, 3)]
+    assert connection.handle.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    connection.release()
+    database.close()
+
+
+def test_connections_that_the_server_closed_meanwhile_are_not_handed_out(postgres_dsn: str) -> None:
+    with ConnectionPool(postgres_dsn, min_size=3, max_size=3, open=True) as pool:
+        pool.wait()
+        database = PsycopgDatabase(pool)
+        taken = [database.acquire() for _ in range(3)]
+        pids = [pid for connection in taken for (pid,) in connection.fetch(PID)]
+        for connection in taken:
+            connection.release()
+        with psycopg.connect(postgres_dsn, autocommit=True) as operator:
+            for pid in pids:
+                operator.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        connection = database.acquire()
+        [(pid,)] = connection.fetch(PID)
+        assert pid not in pids
+        connection.release()
+
+
+async def test_the_same_for_asyncio(postgres_dsn: str) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, open=False) as pool:
+        database = AsyncPsycopgDatabase(pool)
+        connection = await database.acquire()
+        [(pid,)] = await connection.fetch(PID)
+        await connection.release()
+        with psycopg.connect(postgres_dsn, autocommit=True) as operator:
+            operator.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        connection = await database.acquire()
+        assert await connection.fetch(PID) != [(pid,)]
+        await connection.release()
+
+
+def test_a_pool_of_our_own_closes_and_opens_again(postgres_dsn: str) -> None:
+    database = PsycopgDatabase(postgres_dsn)
+    for _ in range(2):
+        connection = database.acquire()
+        assert connection.fetch(Statement("SELECT 1")) == [(1,)]
+        connection.release()
+        database.close()
+
+
+async def test_a_pool_of_our_own_closes_and_opens_again_for_asyncio(postgres_dsn: str) -> None:
+    database = AsyncPsycopgDatabase(postgres_dsn)
+    for _ in range(2):
+        connection = await database.acquire()
+        assert await connection.fetch(Statement("SELECT 1")) == [(1,)]
+        await connection.release()
+        await database.close()
+
+
+def test_a_pool_of_the_application_is_left_open(postgres_dsn: str) -> None:
+    with ConnectionPool(postgres_dsn, min_size=0, max_size=1, open=True) as pool:
+        PsycopgDatabase(pool).close()
+        assert not pool.closed
+
+
+def test_a_pool_that_was_never_opened_is_unavailable(postgres_dsn: str) -> None:
+    pool = ConnectionPool(postgres_dsn, open=False)
+    with pytest.raises(StoreUnavailable, match="not open yet"):
+        PsycopgDatabase(pool).acquire()
+
+
+UNREACHABLE = {
+    "no server": ("postgresql://me:hunter2@127.0.0.1:1/none", "refused"),
+    "no database": ("{dsn}_not", "does not exist"),
+    "no user": ("postgresql://nobody_known:hunter2@{host}", "nobody_known"),
+}
+
+
+@pytest.mark.parametrize(("dsn", "reason"), UNREACHABLE.values(), ids=UNREACHABLE)
+async def test_what_is_wrong_with_a_dsn_is_said_at_once(dsn: str, reason: str, postgres_dsn: str) -> None:
+    dsn = dsn.format(dsn=postgres_dsn, host=postgres_dsn.partition("@")[2])
+    with pytest.raises(StoreUnavailable, match=reason) as refusal:
+        PsycopgDatabase(dsn, acquire_timeout_s=60).acquire()
+    assert "hunter2" not in str(refusal.value)
+    with pytest.raises(StoreUnavailable, match=reason) as refusal:
+        await AsyncPsycopgDatabase(dsn, acquire_timeout_s=60).acquire()
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://me:hunter2@host/x?nonsense=1", "password hunter2", "mysql://hunter2"])
+def test_a_dsn_that_libpq_cannot_read_is_refused_without_being_repeated(dsn: str) -> None:
+    for kind in (PsycopgDatabase, AsyncPsycopgDatabase):
+        with pytest.raises(ConfigurationError) as refusal:
+            kind(dsn)
+        assert "hunter2" not in str(refusal.value)
+        assert refusal.value.__cause__ is None
+
+
+def test_a_dsn_of_keywords_is_accepted(postgres_dsn: str) -> None:
+    keywords = psycopg.conninfo.make_conninfo(postgres_dsn, application_name="by keyword")
+    assert "://" not in keywords
+    database = PsycopgDatabase(keywords)
+    connection = database.acquire()
+    assert connection.fetch(Statement("SELECT 1")) == [(1,)]
+    connection.release()
+    database.close()

@@ -1,0 +1,395 @@
+"""SQLAlchemy: sessions inside the request's transaction, and the application's engine left as it was."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.pool import QueuePool
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold.db.sqlalchemy import (
+    AsyncSqlalchemyDatabase,
+    SqlalchemyDatabase,
+    join_async_session,
+    join_session,
+)
+from onefold.errors import (
+    ConfigurationError,
+    OnefoldError,
+    StoreBusy,
+    StoreUnavailable,
+    TransactionEnded,
+    TransactionMisused,
+)
+
+BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
+TABLE = Statement("CREATE TABLE thing (id INTEGER PRIMARY KEY)")
+COUNT = Statement("SELECT count(*) FROM thing")
+
+
+class Model(DeclarativeBase):
+    pass
+
+
+class Thing(Model):
+    __tablename__ = "thing"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def prepared(engine: Engine) -> Engine:
+    Model.metadata.create_all(engine)
+    return engine
+
+
+def psycopg_url(dsn: str) -> str:
+    return dsn.replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
+def engine(request: pytest.FixtureRequest, sqlite_path: Path) -> Iterator[Engine]:
+    if request.param == "sqlite":
+        engine = create_engine(f"sqlite:///{sqlite_path}", connect_args={"timeout": 0.05})
+    else:
+        engine = create_engine(psycopg_url(request.getfixturevalue("postgres_dsn")))
+    yield prepared(engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def on_sqlite(sqlite_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{sqlite_path}", connect_args={"timeout": 0.05})
+    yield prepared(engine)
+    engine.dispose()
+
+
+@pytest.fixture(params=["asyncpg", "psycopg", "aiosqlite"])
+async def async_engine(request: pytest.FixtureRequest, sqlite_path: Path) -> AsyncIterator[AsyncEngine]:
+    if request.param == "aiosqlite":
+        engine = create_async_engine(f"sqlite+aiosqlite:///{sqlite_path}")
+    else:
+        dsn: str = request.getfixturevalue("postgres_dsn")
+        engine = create_async_engine(dsn.replace("postgresql://", f"postgresql+{request.param}://"))
+    async with engine.begin() as connection:
+        await connection.run_sync(Model.metadata.create_all)
+    yield engine
+    await engine.dispose()
+
+
+def committed(engine: Engine) -> list[int]:
+    with engine.connect() as connection:
+        return [id_ for (id_,) in connection.execute(text("SELECT id FROM thing ORDER BY id"))]
+
+
+def is_locked(engine: Engine) -> bool:
+    stranger = sqlite3.connect(str(engine.url.database), timeout=0, isolation_level=None)
+    try:
+        stranger.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        stranger.close()
+    return False
+
+
+# --- sessions -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_session_commits_waits_for_the_request(engine: Engine) -> None:
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN,))
+    session = join_session(connection.handle)
+    thing = Thing(id=1)
+    session.add(thing)
+    session.commit()
+    assert thing.id == 1  # not expired: the session was not asked again
+    session.add(Thing(id=2))
+    session.rollback()
+    session.add(Thing(id=3))
+    session.commit()
+    session.close()
+    assert committed(engine) == []
+    connection.batch((COMMIT,))
+    connection.release()
+    assert committed(engine) == [1, 3]
+
+
+def test_what_a_session_committed_goes_with_the_request(engine: Engine) -> None:
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN,))
+    session = join_session(connection.handle)
+    session.add(Thing(id=1))
+    session.commit()
+    connection.batch((ROLLBACK,))
+    connection.release()
+    session.close()  # as late as a dependency of FastAPI closes it
+    assert committed(engine) == []
+
+
+def test_a_session_whose_statement_failed_goes_on_after_its_rollback(engine: Engine) -> None:
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN,))
+    session = join_session(connection.handle)
+    session.add(Thing(id=1))
+    session.commit()
+    with pytest.raises(SQLAlchemyError):
+        session.execute(text("INSERT INTO thing (id) VALUES (1)"))
+    session.rollback()
+    session.add(Thing(id=2))
+    session.commit()
+    connection.batch((COMMIT,))
+    connection.release()
+    session.close()
+    assert committed(engine) == [1, 2]
+
+
+async def test_what_an_async_session_commits_waits_for_the_request(async_engine: AsyncEngine) -> None:
+    connection = await AsyncSqlalchemyDatabase(async_engine).acquire()
+    for end, count in ((ROLLBACK, 0), (COMMIT, 1)):
+        await connection.batch((BEGIN,))
+        async with join_async_session(connection.handle) as session:
+            session.add(Thing(id=1))
+            await session.commit()
+        await connection.batch((end,))
+        assert await connection.fetch(COUNT) == [(count,)]
+    await connection.release()
+
+
+# --- a handler that ends the transaction ----------------------------------------------------------------------
+
+
+def test_a_commit_by_the_handler_is_refused_before_it_happens(engine: Engine) -> None:
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN,))
+    connection.handle.execute(text("INSERT INTO thing (id) VALUES (1)"))
+    with pytest.raises(TransactionMisused, match="remove the call"):
+        connection.handle.commit()
+    assert committed(engine) == []
+    with pytest.raises(TransactionEnded):
+        connection.batch((Statement("INSERT INTO thing (id) VALUES (2)"), COMMIT))
+    # The way out of every flow: a rollback that really rolls back, although SQLAlchemy holds the transaction for over.
+    connection.batch((ROLLBACK, BEGIN, Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT))
+    connection.release()
+    assert committed(engine) == [3]
+
+
+async def test_a_commit_by_an_async_handler_is_refused_before_it_happens(async_engine: AsyncEngine) -> None:
+    connection = await AsyncSqlalchemyDatabase(async_engine).acquire()
+    await connection.batch((BEGIN,))
+    await connection.handle.execute(text("INSERT INTO thing (id) VALUES (1)"))
+    with pytest.raises(TransactionMisused, match="remove the call"):
+        await connection.handle.commit()
+    await connection.batch((ROLLBACK,))
+    assert await connection.fetch(COUNT) == [(0,)]
+    await connection.release()
+
+
+ENDINGS: dict[str, Callable[[sqlalchemy.Connection], object]] = {
+    "rollback()": lambda handle: handle.rollback(),
+    "close()": lambda handle: handle.close(),
+    "COMMIT": lambda handle: handle.exec_driver_sql("COMMIT"),
+    "ROLLBACK": lambda handle: handle.exec_driver_sql("ROLLBACK"),
+    "the driver's commit()": lambda handle: handle.connection.commit(),
+    "the driver's rollback()": lambda handle: handle.connection.rollback(),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_transaction_ended_by_the_handler_is_found_out_on_sqlite(
+    ending: Callable[[sqlalchemy.Connection], object], goes_on: bool, on_sqlite: Engine
+) -> None:
+    connection = SqlalchemyDatabase(on_sqlite).acquire()
+    handle = connection.handle
+    handle.execute(text("INSERT INTO thing (id) VALUES (1)"))
+    ending(handle)
+    if goes_on:
+        with suppress(SQLAlchemyError, OnefoldError):
+            handle.execute(text("INSERT INTO thing (id) VALUES (2)"))
+    with pytest.raises(TransactionEnded):
+        connection.batch((BEGIN, Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT))
+    connection.discard()
+    assert not {2, 3} & set(committed(on_sqlite))
+    assert not is_locked(on_sqlite)
+
+
+def test_a_handler_cannot_begin_a_transaction_of_its_own(engine: Engine) -> None:
+    """`with connection.begin()` would commit at its end."""
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN,))
+    with pytest.raises(InvalidRequestError):
+        connection.handle.begin()
+    connection.batch((ROLLBACK,))
+    connection.release()
+
+
+# --- SQLite's write lock --------------------------------------------------------------------------------------
+
+
+def test_on_sqlite_looking_takes_no_lock_and_the_first_touch_does(on_sqlite: Engine) -> None:
+    connection = SqlalchemyDatabase(on_sqlite).acquire()
+    connection.fetch(COUNT)
+    assert not is_locked(on_sqlite)
+    handle = connection.handle
+    session = join_session(handle)
+    assert not is_locked(on_sqlite)
+    session.get(Thing, 1)
+    assert is_locked(on_sqlite)
+    connection.batch((ROLLBACK,))
+    assert not is_locked(on_sqlite)
+    handle.execute(text("SELECT 1"))
+    assert is_locked(on_sqlite)
+    connection.release()
+    session.close()
+    assert not is_locked(on_sqlite)
+
+
+def test_on_sqlite_a_lock_that_is_not_granted_is_said_to_be_busy(on_sqlite: Engine) -> None:
+    database = SqlalchemyDatabase(on_sqlite)
+    first, second = database.acquire(), database.acquire()
+    first.batch((BEGIN, Statement("INSERT INTO thing (id) VALUES (1)")))
+    with pytest.raises(StoreBusy):
+        second.batch((BEGIN, Statement("INSERT INTO thing (id) VALUES (2)"), COMMIT))
+    first.batch((COMMIT,))
+    second.batch((ROLLBACK, BEGIN, Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT))
+    first.release()
+    second.release()
+    assert committed(on_sqlite) == [1, 3]
+
+
+def begin_by_listener(engine: Engine) -> None:
+    """The recipe of SQLAlchemy's documentation for SQLite: no transactions of sqlite3's own, a BEGIN by listener."""
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+
+@pytest.mark.parametrize(
+    ("listening", "options"),
+    [
+        (False, {}),
+        (False, {"isolation_level": "AUTOCOMMIT"}),
+        (False, {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}),
+        (True, {}),
+        (True, {"isolation_level": "AUTOCOMMIT"}),
+    ],
+)
+def test_on_sqlite_transactions_are_the_same_however_the_engine_begins_its_own(
+    listening: bool, options: dict[str, Any], sqlite_path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{sqlite_path}", **options)
+    prepared(engine)
+    if listening:
+        begin_by_listener(engine)
+        engine.dispose()
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((Statement("INSERT INTO thing (id) VALUES (1)"),))
+    assert not is_locked(engine)
+    assert committed(engine) == [1]
+    connection.handle.execute(text("INSERT INTO thing (id) VALUES (2)"))
+    assert is_locked(engine)
+    connection.batch((ROLLBACK, BEGIN, Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT))
+    assert not is_locked(engine)
+    assert connection.fetch(COUNT) == [(2,)]
+    connection.handle.execute(text("INSERT INTO thing (id) VALUES (4)"))
+    connection.release()
+    assert committed(engine) == [1, 3]
+    engine.dispose()
+
+
+async def test_on_aiosqlite_a_listener_that_begins_is_no_obstacle(sqlite_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{sqlite_path}")
+    begin_by_listener(engine.sync_engine)
+    connection = await AsyncSqlalchemyDatabase(engine).acquire()
+    await connection.batch((BEGIN, TABLE, COMMIT))
+    async with join_async_session(connection.handle) as session:
+        session.add(Thing(id=1))
+        await session.commit()
+    await connection.batch((BEGIN, COMMIT))
+    assert await connection.fetch(COUNT) == [(1,)]
+    await connection.release()
+    await engine.dispose()
+
+
+# --- the application's engine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+def test_on_postgres_transactions_are_read_committed_whatever_the_engine_says(level: str, postgres_dsn: str) -> None:
+    engine = create_engine(psycopg_url(postgres_dsn), isolation_level=level, pool_size=1, max_overflow=0)
+    database = SqlalchemyDatabase(engine)
+    connection = database.acquire()
+    connection.batch((BEGIN, TABLE))
+    shown = connection.fetch(Statement("SELECT current_setting('transaction_isolation')"))
+    assert shown == [("read committed",)]
+    connection.batch((ROLLBACK,))
+    connection.release()
+    with engine.connect() as own:
+        own.execute(text("SELECT 1"))
+        assert own.connection.dbapi_connection is not None
+        assert own.get_isolation_level() in (level, "READ COMMITTED" if level == "AUTOCOMMIT" else level)
+        driver: Any = own.connection.driver_connection
+        assert driver.autocommit is (level == "AUTOCOMMIT")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("before", ["", "DEFERRED", None])
+def test_on_sqlite_the_connection_goes_back_as_it_came(before: str | None, sqlite_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{sqlite_path}", pool_size=1, connect_args={"isolation_level": before})
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN, TABLE, COMMIT))
+    connection.release()
+    with engine.connect() as own:
+        driver: Any = own.connection.driver_connection
+        assert driver.isolation_level == before
+    engine.dispose()
+
+
+def test_listeners_of_the_application_see_nothing_of_ours_once_a_connection_is_back(on_sqlite: Engine) -> None:
+    connection = SqlalchemyDatabase(on_sqlite).acquire()
+    connection.release()
+    with on_sqlite.begin() as own:
+        own.execute(text("INSERT INTO thing (id) VALUES (1)"))  # commits, as it always did
+    assert committed(on_sqlite) == [1]
+
+
+def test_another_dialect_is_refused_by_name() -> None:
+    engine = create_engine("mssql+pyodbc://", module=sqlite3)  # any module will do: it is not connected
+    with pytest.raises(ConfigurationError, match=r"mssql.*postgresql and sqlite"):
+        SqlalchemyDatabase(engine)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="memory"):
+        SqlalchemyDatabase(create_engine(url, poolclass=QueuePool))
+
+
+def test_the_sync_half_of_an_async_engine_is_refused(sqlite_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{sqlite_path}")
+    with pytest.raises(ConfigurationError, match="AsyncOnefold"):
+        SqlalchemyDatabase(engine.sync_engine)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_server_that_is_not_there_is_unavailable(driver: str) -> None:
+    engine = create_async_engine(f"postgresql+{driver}://me:hunter2@127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailable) as refusal:
+        await AsyncSqlalchemyDatabase(engine).acquire()
+    assert "hunter2" not in str(refusal.value)
+    await engine.dispose()
