@@ -19,11 +19,8 @@ DONE, STUCK = '"done"', '"stuck"'
 
 def main(name: Any, address: str, lease_s: str, stuck: str) -> None:
     with contextlib.ExitStack() as closing:
-        world: World
-        if name in ASGI:
-            world = AsgiWorld(name, address, closing.enter_context(looping()))
-        else:
-            world = WsgiWorld(name, address)
+        loop = closing.enter_context(looping())
+        world: World = AsgiWorld(name, address, loop) if name in ASGI else WsgiWorld(name, address)
         closing.callback(world.close)
         world.prepared = True
         world.serve(settings={"lease_s": float(lease_s)})

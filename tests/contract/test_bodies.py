@@ -22,7 +22,9 @@ def test_c26_a_stream_that_fits_is_kept_whole(world: World) -> None:
 
 @pytest.mark.contract("C26")
 @pytest.mark.parametrize(
-    "chunks", [(b"x" * 101,), (b"x" * 60, b"y" * 60, b"z" * 60), (b"x" * 100, b"y")], ids=["at once", "streamed", "by one"]
+    "chunks",
+    [(b"x" * 101,), (b"x" * 60, b"y" * 60, b"z" * 60), (b"x" * 100, b"y")],
+    ids=["at once", "streamed", "by one"],
 )
 def test_c26_an_answer_too_large_to_keep_goes_out_whole_and_is_not_run_again(
     world: World, chunks: tuple[bytes, ...]
@@ -35,6 +37,25 @@ def test_c26_an_answer_too_large_to_keep_goes_out_whole_and_is_not_run_again(
     assert "201" in retry.json["detail"]
     assert world.rows() == ["book"]
     assert world.status_of('"k"')["status"] == 201
+
+
+@pytest.mark.contract("C17", "C26")
+def test_c26_an_answer_that_breaks_off_before_it_was_committed_leaves_nothing(world: World) -> None:
+    error = LookupError("no more lines")
+    broken = world.post(key='"k"', plan=Plan(headers=TEXT, chunks=(b"one", b"two"), breaks=error))
+    assert (broken.status, broken.error) == (500, error)
+    assert (world.rows(), world.records()) == ([], [])
+    assert world.post(key='"k"').status == 201
+
+
+@pytest.mark.contract("C26")
+def test_c26_an_answer_that_breaks_off_after_it_was_committed_is_not_run_again(world: World) -> None:
+    world.serve(settings={"response_bytes_max": 4})
+    error = LookupError("no more lines")
+    broken = world.post(key='"k"', plan=Plan(headers=TEXT, chunks=(b"one", b"two"), breaks=error))
+    assert broken.error is error
+    assert world.post(key='"k"').problem == "answer-not-kept"
+    assert world.rows() == ["book"]
 
 
 @pytest.mark.contract("C26")

@@ -87,8 +87,8 @@ def outage(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     if world.is_postgres:
         server: PrivatePostgres = request.getfixturevalue("mortal_postgres")
         world.address = server.fresh_database()
-        asynchronous = world.name in ASGI
-        database = AsyncpgDatabase(world.address) if asynchronous else PsycopgDatabase(world.address, acquire_timeout_s=1.5)
+        dsn = world.address
+        database = AsyncpgDatabase(dsn) if world.name in ASGI else PsycopgDatabase(dsn, acquire_timeout_s=1.5)
         world.serve(database=database, routes=settings)
         yield Outage(server.kill, server.restart)
         server.restart()

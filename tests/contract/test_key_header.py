@@ -207,4 +207,3 @@ def test_c23_one_route_with_another_path_is_another_payload(world: World) -> Non
     other = world.post("/orders/2/refunds", key='"k"')
     assert (other.status, other.problem) == (422, "key-reused")
     assert len(world.calls) == 1
-

@@ -144,7 +144,8 @@ def _assembled(sent: list[asgi.Message], error: BaseException | None) -> Answer:
     start, *parts = sent
     assert start["type"] == "http.response.start", f"the first message is {start}"
     assert all(part["type"] == "http.response.body" for part in parts)
-    assert [part.get("more_body", False) for part in parts] == [True] * (len(parts) - 1) + [False]
+    if error is None:
+        assert [part.get("more_body", False) for part in parts] == [True] * (len(parts) - 1) + [False]
     assert all(name == name.lower() for name, _ in start["headers"])
     headers = tuple((bytes(name).decode(), bytes(value).decode("latin-1")) for name, value in start["headers"])
     body = b"".join(part.get("body", b"") for part in parts)

@@ -79,6 +79,8 @@ class Plan:
     acts: Callable[[Desk], Awaitable[None]] | None = None
     gate: Gate | None = None
     error: Exception | None = None
+    breaks: Exception | None = None
+    """Raised in the middle of the answer: after all its parts, when more was promised."""
 
     def parts(self) -> tuple[bytes, ...]:
         return self.chunks or (self.body,)
@@ -187,7 +189,7 @@ class World:
         own = dict.fromkeys(ROUTES, Settings()) if routes is None else routes
         self._start(
             self.database if database is None else database,
-            {name: Settings(**{**(settings or {}), **given}) for name, given in own.items()},  # type: ignore[typeddict-item]
+            {name: Settings(**{**(settings or {}), **given}) for name, given in own.items()},
             {
                 "principal": account_of,
                 "sealer": sealer,
@@ -383,6 +385,8 @@ class WsgiWorld(World):
         plan = _driven(self.handle(desk, environ["REQUEST_METHOD"], environ["PATH_INFO"], headers, body))
         start_response(f"{plan.status} {_phrase(plan.status)}", list(plan.headers))
         yield from plan.parts()
+        if plan.breaks is not None:
+            raise plan.breaks
 
 
 class AsgiWorld(World):
@@ -436,7 +440,10 @@ class AsgiWorld(World):
         await send({"type": "http.response.start", "status": plan.status, "headers": lines})
         parts = plan.parts()
         for number, part in enumerate(parts, 1):
-            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+            more = number < len(parts) or plan.breaks is not None
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+        if plan.breaks is not None:
+            raise plan.breaks
 
 
 async def _pool(dsn: str) -> asyncpg.Pool[asyncpg.Record]:

@@ -112,6 +112,7 @@ class AsgiStand:
         self.boundaries = Boundaries(edges=edges)
         self.shop = Shop(self.boundaries, splits=books if splits else None)
         self._asgi = AsgiShop(database, insert, self.shop, gate=gate, **settings)
+        self._resident = asyncio.all_tasks(runner.get_loop())  # the workers of a pool
 
     def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
         self.boundaries.crossings.clear()
@@ -145,7 +146,7 @@ class AsgiStand:
         self.rival.close()
 
     async def _leaks(self) -> list[str]:
-        if background := asyncio.all_tasks() - {asyncio.current_task()}:
+        if background := asyncio.all_tasks() - self._resident - {asyncio.current_task()}:
             await asyncio.wait(background, timeout=PATIENCE_S)
         return [f"{self.boundaries.out} connections are out"] if self.boundaries.out else []
 

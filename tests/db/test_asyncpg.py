@@ -11,7 +11,7 @@ import pytest
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable
+from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY, at timestamptz DEFAULT statement_timestamp())")
@@ -99,6 +99,49 @@ async def test_a_pool_that_many_open_at_once_is_opened_once(postgres_dsn: str) -
     await database.close()
     assert not pool.is_closing()  # the application's
     await pool.close()
+
+
+async def test_asyncpg_is_told_when_the_transaction_is_over(database: AsyncpgDatabase) -> None:
+    """Else it would warn of an open transaction, and roll back once more, whenever a connection goes back."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    for steps in ((COMMIT,), (ROLLBACK,), (TABLE, COMMIT), ()):
+        connection = await database.acquire()
+        await connection.batch((BEGIN,))
+        async with connection.handle.transaction():
+            await connection.handle.execute("SELECT 1")
+        if steps:
+            await connection.batch(steps)
+        await connection.release()  # the last time still in its transaction
+    assert complaints == []
+
+
+async def test_the_handle_of_a_lost_connection_fails_as_asyncpg_fails(database: AsyncpgDatabase) -> None:
+    connection, operator = await database.acquire(), await database.acquire()
+    await connection.batch((BEGIN,))
+    closed = asyncio.Event()
+    connection.handle.add_termination_listener(lambda _: closed.set())
+    pid = connection.handle.get_server_pid()
+    await operator.fetch(Statement("SELECT pg_terminate_backend($1::int, 10000)", (pid,)))
+    await operator.release()
+    await closed.wait()
+    for _ in range(2):
+        with pytest.raises((asyncpg.InterfaceError, asyncpg.PostgresConnectionError)):
+            await connection.handle.execute("SELECT 1")
+        with pytest.raises(ConnectionLost):
+            await connection.batch((COMMIT,))
+        with pytest.raises(ConnectionLost):
+            await connection.fetch(PREPARED)
+        await connection.discard()
+
+
+async def test_closing_waits_for_those_at_work_but_not_for_ever(postgres_dsn: str) -> None:
+    database = AsyncpgDatabase(postgres_dsn, acquire_timeout_s=0.05)
+    connection = await database.acquire()
+    await database.close()
+    with pytest.raises(ConnectionLost):
+        await connection.fetch(PREPARED)
+    await connection.discard()
 
 
 async def test_a_handler_that_leaves_a_query_running_is_told_so(database: AsyncpgDatabase) -> None:

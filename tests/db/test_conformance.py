@@ -22,6 +22,7 @@ ON_POSTGRES_ONLY = (
     "an_error_may_come_with_the_commit",
     "a_transaction_reads_what_was_committed_meanwhile",
     "a_session_that_the_server_ends_is_lost_and_replaced",
+    "a_discarded_connection_is_not_used_again",
 )
 ON_BOTH = [scenario for name, scenario in NAMED.items() if name not in ON_POSTGRES_ONLY]
 

@@ -216,11 +216,31 @@ def test_a_transaction_ended_by_the_handler_is_found_out_on_sqlite(
     if goes_on:
         with suppress(SQLAlchemyError, OnefoldError):
             handle.execute(text("INSERT INTO thing (id) VALUES (2)"))
-    with pytest.raises(TransactionEnded):
-        connection.batch((BEGIN, Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT))
+    for steps in ((BEGIN, COMMIT), (BEGIN, Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT)):
+        with pytest.raises(TransactionEnded):
+            connection.batch(steps)
     connection.discard()
     assert not {2, 3} & set(committed(on_sqlite))
     assert not is_locked(on_sqlite)
+
+
+@pytest.mark.parametrize("ending", ["rollback()", "close()"])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_transaction_ended_through_sqlalchemy_is_found_out_everywhere(
+    ending: str, goes_on: bool, engine: Engine
+) -> None:
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((BEGIN,))
+    handle = connection.handle
+    handle.execute(text("INSERT INTO thing (id) VALUES (1)"))
+    ENDINGS[ending](handle)
+    if goes_on:
+        with suppress(SQLAlchemyError, OnefoldError):
+            handle.execute(text("INSERT INTO thing (id) VALUES (2)"))
+    with pytest.raises(TransactionEnded):
+        connection.batch((Statement("INSERT INTO thing (id) VALUES (3)"), COMMIT))
+    connection.discard()
+    assert committed(engine) == []
 
 
 def test_a_handler_cannot_begin_a_transaction_of_its_own(engine: Engine) -> None:

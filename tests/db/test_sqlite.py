@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -147,6 +145,16 @@ def test_a_transaction_that_sqlite_rolled_back_by_itself_is_not_mistaken_for_ope
     assert committed(database) == []
 
 
+def test_a_handler_cannot_begin_again_what_sqlite_rolled_back(connection: SqliteConnection) -> None:
+    handle = connection.handle
+    handle.execute("INSERT INTO thing (id) VALUES (1)")
+    with pytest.raises(sqlite3.IntegrityError):
+        handle.execute("INSERT OR ROLLBACK INTO thing (id) VALUES (1)")
+    for begin in ("BEGIN", "BEGIN IMMEDIATE", "begin exclusive"):
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            handle.execute(begin)
+
+
 def test_a_handler_that_closes_the_connection_is_found_out_and_locks_nobody_out(
     database: SqliteDatabase,
 ) -> None:
@@ -278,20 +286,6 @@ def test_writers_of_this_process_wait_for_each_other_without_polling(sqlite_path
     first.release()
     assert committed(database) == list(range(10))
     database.close()
-
-
-async def test_a_cancelled_wait_for_a_connection_gives_back_what_it_is_given_later(sqlite_path: Path) -> None:
-    database = async_sqlite(sqlite_path)
-    for _ in range(20):
-        waiting = asyncio.ensure_future(database.acquire())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with suppress(asyncio.CancelledError):
-            await (await waiting).discard()
-    connection = await database.acquire()
-    await connection.batch((BEGIN, Statement("CREATE TABLE thing (id INTEGER)"), COMMIT))
-    await connection.release()
-    await database.close()
 
 
 # --- files ----------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def calling(app: Any, *, root_path: str = "") -> AsyncIterator[Client]:
 
 
 def replayed(response: httpx.Response) -> bool:
-    return response.headers.get("idempotent-replayed") == "true"
+    return "idempotent-replayed" in response.headers
 
 
 def problem(response: httpx.Response) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import httpx
@@ -14,6 +14,7 @@ import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request as StarletteRequest
 
@@ -130,7 +131,7 @@ async def test_the_transaction_is_an_asyncpg_connection_on_postgres(postgres_dsn
             assert {answer.status_code for answer in many} <= {201, 409}
             assert replayed(await client.post("/orders", {"item": "book"}, key='"k"'))
             assert (await client.post("/orders", {"item": "pen", "status": 402}, key='"l"')).status_code == 402
-        assert await pool.fetch("SELECT item FROM orders") == [("book",)]
+        assert [tuple(row) for row in await pool.fetch("SELECT item FROM orders")] == [("book",)]
 
 
 def sync_app(once: Onefold, seen: list[type]) -> FastAPI:
@@ -329,9 +330,9 @@ async def test_the_exit_of_a_dependency_sees_the_handlers_exception_and_a_commit
             raise
         seen.append(list(shop.orders.items))
 
-    @shop.app.post("/orders")
+    @shop.app.post("/orders", dependencies=[Depends(watched)])
     @shop.once.idempotent()
-    async def endpoint(order: Order, tx: Tx[AsyncSqlite], _: Annotated[None, Depends(watched)]) -> None:
+    async def endpoint(order: Order, tx: Tx[AsyncSqlite]) -> None:
         await tx.connection.execute("INSERT INTO orders (item) VALUES (?)", (order.item,))
         if order.item == "bad":
             raise LookupError
@@ -362,7 +363,7 @@ async def test_c28_a_disconnect_behind_a_listening_middleware_does_not_cancel_th
         return StreamingResponse(stream())
 
     shop.app.middleware_stack = None
-    shop.app.user_middleware.append(_middleware(BaseHTTPMiddleware, through))  # inside the layer
+    shop.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=through))  # inside the layer
     gone = asyncio.Event()
     body = [{"type": "http.request", "body": b"{}", "more_body": False}]
 
@@ -386,12 +387,6 @@ async def test_c28_a_disconnect_behind_a_listening_middleware_does_not_cancel_th
         retry = await client.http.post("/orders", content=b"{}", headers=headers)
     assert (retry.status_code, retry.content, replayed(retry)) == (200, b"part one, part two", True)
     assert shop.orders.items == ["book"]
-
-
-def _middleware(kind: type, dispatch: Callable[..., Any]) -> Any:
-    from starlette.middleware import Middleware
-
-    return Middleware(kind, dispatch=dispatch)
 
 
 # --- mistakes that are found at start ------------------------------------------------------------------------

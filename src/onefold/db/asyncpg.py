@@ -84,7 +84,8 @@ class AsyncpgDatabase:
     async def close(self) -> None:
         if self._dsn is not None and self._ready is not None:
             pool, self._ready = self._ready, None
-            await pool.close()
+            with suppress(TimeoutError):  # whoever is still at work then is cut off
+                await asyncio.wait_for(pool.close(), self._acquire_timeout_s)
 
     async def _opened(self) -> Pool:
         async with self._opening:  # a pool refuses to be opened by two tasks at once

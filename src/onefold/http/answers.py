@@ -28,6 +28,10 @@ HEADERS_KEPT = frozenset(
 
 REPLAYED: Headers = ((b"idempotent-replayed", b"true"),)
 
+#: What a sealed value is bound to besides its record: neither part passes for the other.
+_HEADERS = b"headers"
+_BODY = b"body"
+
 _PLAIN = b"\x00"
 _SEALED = b"\x01"
 
@@ -43,8 +47,8 @@ def stored(
     head = b"\r\n".join(name + b":" + value for name, value in response.headers if name in allowed)
     return Answer(
         response.status,
-        _close(head, digest, sealer),
-        _close(response.body, digest, sealer) if kept else None,
+        _close(head, digest + _HEADERS, sealer),
+        _close(response.body, digest + _BODY, sealer) if kept else None,
     )
 
 
@@ -55,23 +59,23 @@ def replayed(answer: Answer, *, digest: bytes, sealer: Sealer | None) -> Respons
             f"The request completed with status {answer.status}; its body was larger than this route keeps. "
             "It will not run again: read the resource instead."
         )
-    head = _open(answer.headers, digest, sealer)
-    body = _open(answer.body, digest, sealer)
+    head = _open(answer.headers, digest + _HEADERS, sealer)
+    body = _open(answer.body, digest + _BODY, sealer)
     headers = tuple((name, value) for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")) if name)
     length = () if answer.status in _BODILESS else ((b"content-length", str(len(body)).encode()),)
     return Response(answer.status, headers + length + REPLAYED, body)
 
 
-def _close(plain: bytes, digest: bytes, sealer: Sealer | None) -> bytes:
-    return _PLAIN + plain if sealer is None else _SEALED + sealer.seal(plain, digest)
+def _close(plain: bytes, context: bytes, sealer: Sealer | None) -> bytes:
+    return _PLAIN + plain if sealer is None else _SEALED + sealer.seal(plain, context)
 
 
-def _open(closed: bytes, digest: bytes, sealer: Sealer | None) -> bytes:
+def _open(closed: bytes, context: bytes, sealer: Sealer | None) -> bytes:
     tag, content = closed[:1], closed[1:]
     if tag == _PLAIN:
         return content
     if tag == _SEALED and sealer is not None:
-        return sealer.unseal(content, digest)
+        return sealer.unseal(content, context)
     if tag == _SEALED:
         raise UnreadableAnswer("a stored answer is sealed and this process has no keys; pass sealer=Keyring(...)")
     raise UnreadableAnswer(f"a stored answer starts with {tag!r}, which this release does not know")

@@ -20,7 +20,6 @@ from onefold.http.exchange import Gate, Passage, passing
 from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
-from onefold.http.problems import problem
 from onefold.http.pulse import TaskPulse
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -84,7 +83,7 @@ class IdempotencyMiddleware:
         try:
             body = await _whole_body(receive, screened.policy) if screened.keyed else None
         except CallerError as error:
-            return await _send_whole(problem(error, described_by=self._gate.described_by), send)
+            return await _send_whole(self._gate.refusal(error, request), send)
         except ClientGone:
             return None
         refusal = await run_async(screened.admit(body or b""), lane)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Call, Now, Sleep
@@ -67,7 +68,7 @@ class Gate:
     sealer: Sealer | None = None
     listener: Listener | None = None
     described_by: str | None = None
-    """Where the specification page is, for the Link header of problems."""
+    """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
     now_ms: Callable[[], int] = wall_ms
 
@@ -87,7 +88,7 @@ class Gate:
                     "for example a UUIDv7 in quotes, repeated on every retry of the same request."
                 )
         except CallerError as error:
-            return problem(error, described_by=self.described_by)
+            return self.refusal(error, request)
         outer = passing.get()
         if outer is not None and not outer.over:
             return self.broken(
@@ -95,15 +96,21 @@ class Gate:
                     f"{request.method} {route.template} was called from inside another idempotent request of the "
                     "same process; it would wait for, or commit apart from, the transaction it is called in. Call the "
                     "function with the same tx instead, or publish an event"
-                )
+                ),
+                request,
             )
         return Passage(self, request, route, key, key_ms, tx)
 
-    def broken(self, error: OnefoldError) -> Response:
+    def refusal(self, error: OnefoldError, request: Request) -> Response:
+        """An error as a response, with a link to the specification, wherever the application is mounted."""
+        link = None if self.described_by is None else quote(request.root) + self.described_by
+        return problem(error, described_by=link)
+
+    def broken(self, error: OnefoldError, request: Request) -> Response:
         """An error as a response; what the programmer or the operator must know goes to the log as well."""
         if not isinstance(error, CallerError) or isinstance(error, StoreError):
             _log.error("%s", error, exc_info=error)
-        return problem(error, described_by=self.described_by)
+        return self.refusal(error, request)
 
     def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
         """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
@@ -164,9 +171,9 @@ class Passage:
                 self.tx.deny(error)
                 return None
             self._tell("unavailable")
-            return gate.broken(error)
+            return gate.broken(error, self.request)
         except OnefoldError as error:
-            return gate.broken(error)
+            return gate.broken(error, self.request)
         if isinstance(claim, Run):
             self._run = claim
             self._tell("run")
@@ -197,7 +204,7 @@ class Passage:
             )
         except OnefoldError as error:
             await self.abort(type(error).__name__)
-            return self._gate.broken(error)
+            return self._gate.broken(error, self.request)
         except Exception as error:  # the handler's own: a session that could not write what it held back
             await self.abort(type(error).__name__)
             raise
@@ -206,7 +213,7 @@ class Passage:
             lost_to = await self._store.settle(ask, run, answer, keep_rows=not refused)
         except OnefoldError as error:
             tell(self._gate.listener, Released(self.operation, type(error).__name__))
-            return self._gate.broken(error)
+            return self._gate.broken(error, self.request)
         if lost_to is not None:
             return self._answer(lost_to)
         if self._key is None:
@@ -318,7 +325,7 @@ class Passage:
                 )
             case Run():
                 raise ProgrammerError("a claim that was granted has no answer yet")
-        return gate.broken(error)
+        return gate.broken(error, self.request)
 
     def _check_touched(self, status: int) -> None:
         if self._gate.development and self.policy.writes and not self.tx.touched:

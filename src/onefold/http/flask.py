@@ -25,21 +25,30 @@ class ViewRoutes:
     def resolve(self, request: Request) -> Route | None:
         if request.method not in METHODS:
             return None
-        adapter = self._app.url_map.bind_to_environ(dict(request.source))
+        app = self._app
         try:
-            rule, _ = adapter.match(path_info=request.path, method=request.method, return_rule=True)
+            # As Flask itself does it, with its subdomains and trusted hosts.
+            adapter = app.create_url_adapter(app.request_class(dict(request.source)))
+            if adapter is None:
+                return None
+            rule, _ = adapter.match(return_rule=True)
         except (HTTPException, RequestRedirect):
             return None  # Flask answers that itself
-        policy = policy_of(self._app.view_functions.get(rule.endpoint))
+        policy = self._policy(rule.endpoint, request.method)
         return Route(rule.rule, policy) if policy is not None else None
 
     def operations(self) -> dict[str, Policy]:
-        found = {}
-        for rule in self._app.url_map.iter_rules():
-            policy = policy_of(self._app.view_functions.get(rule.endpoint))
-            if policy is not None:
-                found.update({f"{method} {rule.rule}": policy for method in (rule.methods or METHODS) & METHODS})
-        return found
+        return {
+            f"{method} {rule.rule}": policy
+            for rule in self._app.url_map.iter_rules()
+            for method in (rule.methods or METHODS) & METHODS
+            if (policy := self._policy(rule.endpoint, method)) is not None
+        }
+
+    def _policy(self, endpoint: str, method: str) -> Policy | None:
+        view = self._app.view_functions.get(endpoint)
+        # A class of views is marked as a whole, or method by method.
+        return policy_of(view) or policy_of(getattr(getattr(view, "view_class", None), method.lower(), None))
 
 
 def current_transaction() -> Transaction[Any]:

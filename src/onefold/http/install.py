@@ -124,7 +124,11 @@ def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
     from onefold.http.starlette import ApplicationRoutes
 
     routes = ApplicationRoutes(app)
-    app.add_middleware(lambda inner: layer.around_asgi(inner, routes, database, marks_entry=True))
+
+    def around(app: asgi.Application) -> asgi.Application:  # older Starlettes pass it by this name
+        return layer.around_asgi(app, routes, database, marks_entry=True)
+
+    app.add_middleware(around)
     if hasattr(app, "openapi"):
         _describe_in_openapi(app, routes)
 

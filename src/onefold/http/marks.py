@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from onefold.http.exchange import passing
@@ -36,6 +37,10 @@ def mark(function: F, policy: Policy) -> F:
             return function(*args, **kwargs)
 
     setattr(entered, _MARK, policy)
+    # Frameworks read the parameters' types here, and some look up names (`from __future__ import annotations`) among
+    # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
+    with suppress(Exception):
+        entered.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
     return cast("F", entered)
 
 

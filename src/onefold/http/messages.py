@@ -25,6 +25,20 @@ class Request:
         wanted = name.lower().encode("latin-1")
         return [value for found, value in self.headers if found == wanted]
 
+    @property
+    def root(self) -> str:
+        """Where the application is mounted, as the server says."""
+        root: str = self.source.get("root_path") or self.source.get("SCRIPT_NAME") or ""
+        return root.rstrip("/")
+
+    @property
+    def path_below_root(self) -> str:
+        """The path as the application's routes see it. WSGI takes the root away itself, ASGI servers may or may not."""
+        root = self.source.get("root_path", "").rstrip("/")
+        if root and (self.path == root or self.path.startswith(root + "/")):
+            return self.path[len(root) :]
+        return self.path
+
     def header(self, name: str) -> str | None:
         """The first line of a header."""
         values = self.values(name)

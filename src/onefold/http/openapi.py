@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from onefold.http.policy import Policy
@@ -32,7 +33,9 @@ def describe(document: dict[str, Any], operations: dict[str, Policy]) -> None:
     """Add to an OpenAPI document what its idempotent operations promise. Nothing the author wrote is replaced."""
     for name, policy in operations.items():
         method, template = name.split(" ", 1)
-        operation = document.get("paths", {}).get(template, {}).get(method.lower())
+        # The document names parameters without the type that a route may give them: `{name:path}`.
+        path = re.sub(r":[^{}]+\}", "}", template)
+        operation = document.get("paths", {}).get(path, {}).get(method.lower())
         if operation is not None:
             _describe(operation, policy)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})

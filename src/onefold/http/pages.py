@@ -18,7 +18,7 @@ from onefold.errors import CallerError, KeyMissing
 from onefold.http.exchange import HEADER, Gate, digest_of
 from onefold.http.messages import Request, Response
 from onefold.http.policy import Policy
-from onefold.http.problems import TYPE_PREFIX, problem
+from onefold.http.problems import TYPE_PREFIX
 
 Page: TypeAlias = Callable[[], Flow[Response]]
 
@@ -58,9 +58,10 @@ class Pages:
 
     def find(self, request: Request) -> Page | None:
         """The page a request asks for, if it asks for one of ours."""
-        if request.method != "GET" or not request.path.startswith(self.base):
+        path = request.path_below_root
+        if request.method != "GET" or not path.startswith(self.base):
             return None
-        match request.path.removeprefix(self.base):
+        match path.removeprefix(self.base):
             case "/specification":
                 return self._specification
             case "/status":
@@ -87,7 +88,7 @@ class Pages:
             key, _ = self.gate.read_key(lines, policy)
             found = await self.gate.store.status(await digest_of(request, policy, operation, key))
         except CallerError as error:
-            return problem(error, described_by=self.gate.described_by)
+            return self.gate.refusal(error, request)
         body = {"operation": operation, "state": found.state}
         if found.status is not None:
             body |= {"status": found.status, "expires_at": found.expires_at}

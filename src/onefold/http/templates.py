@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from onefold.errors import ConfigurationError
 from onefold.http.messages import Request
 from onefold.http.policy import METHODS, Policy, Route
 
+#: Methods (None for all), template, and what the route promises, if it does.
+Entry: TypeAlias = tuple[frozenset[str] | None, str, Policy | None]
+
 _OPERATION = re.compile(r"([A-Z]+) (/\S*)")
+_PARAMETER = re.compile(r"\{[^{}:]+(?::([^{}]+))?\}")
+
+_SEGMENT = "[^/]+"
+_CONVERTERS = {"path": ".*"}
 
 
 class RouteTable:
     """An ordered list of routes; the first that matches wins. Routes without a policy are not idempotent."""
 
-    def __init__(self, entries: Iterable[tuple[frozenset[str] | None, str, Policy | None]]) -> None:
+    def __init__(self, entries: Iterable[Entry], *, converter: Callable[[str], str] | None = None) -> None:
+        """`converter` gives the expression for a parameter's type, as in `{id:int}`, where a framework has its own."""
         self._entries = [
-            (methods, _pattern(template), Route(template, policy) if policy else None)
+            (methods, _pattern(template, converter or _CONVERTERS.get), Route(template, policy) if policy else None)
             for methods, template, policy in entries
         ]
 
@@ -25,7 +34,7 @@ class RouteTable:
         """The idempotent route of a request, if it is one."""
         if request.method not in METHODS:
             return None
-        path = path_below_root(request)
+        path = request.path_below_root
         for methods, pattern, route in self._entries:
             if (methods is None or request.method in methods) and pattern.fullmatch(path):
                 return route
@@ -55,19 +64,13 @@ def routes_of(policies: Mapping[str, Policy]) -> RouteTable:
     return RouteTable(entries)
 
 
-def path_below_root(request: Request) -> str:
-    """The path as the application sees it, without the prefix a server or proxy put before it."""
-    root = request.source.get("root_path", "")
-    return request.path.removeprefix(root) if root else request.path
-
-
-def _pattern(template: str) -> re.Pattern[str]:
-    """`{name}` is one segment, `{name:path}` any number; frameworks' other converters are one segment here."""
+def _pattern(template: str, converter: Callable[[str], str | None]) -> re.Pattern[str]:
+    """`{name}` is one segment, `{name:type}` whatever the converter says, else one segment too."""
     parts, position = [], 0
-    for found in re.finditer(r"\{[^{}]+\}", template):
-        parameter = found[0]
+    for found in _PARAMETER.finditer(template):
         parts.append(re.escape(template[position : found.start()]))
-        parts.append(".*" if parameter.endswith(":path}") else "[^/]+")
+        parts.append(f"(?:{converter(found[1] or 'str') or _SEGMENT})")
         position = found.end()
     parts.append(re.escape(template[position:]))
-    return re.compile("".join(parts))
+    # Starlette's expressions end in `$`, which lets one line feed pass: what reaches the handler must be ours too.
+    return re.compile("".join(parts) + r"\n?")

@@ -19,7 +19,6 @@ from onefold.http.exchange import Gate, Passage, passing
 from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
-from onefold.http.problems import problem
 from onefold.http.pulse import ThreadPulse
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -67,7 +66,7 @@ class IdempotencyMiddleware:
         try:
             body = _whole_body(environ, screened.policy) if screened.keyed else None
         except CallerError as error:
-            return _send_whole(problem(error, described_by=self._gate.described_by), start_response)
+            return _send_whole(self._gate.refusal(error, request), start_response)
         refusal = run(screened.admit(body or b""), lane)
         if refusal is not None:
             return _send_whole(refusal, start_response)

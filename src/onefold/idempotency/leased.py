@@ -22,7 +22,6 @@ from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mis
 from onefold.idempotency.sql import sqlite
 from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
 
-
 #: How long a claim waits for the write lock, in all.
 BUSY_S_MAX = 5.0
 

@@ -1,7 +1,7 @@
 """Stored answers under the application's own encryption key (AES-256-GCM), rotated without losing any.
 
-One key writes, all keys of the ring read. Each sealed value is bound to its record's digest: a value moved to
-another record does not open.
+One key writes, all keys of the ring read. Each sealed value is bound to its record's digest and its place there: a
+value moved to another record, or another column, does not open.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Keyring:
         return bytes([len(self._write)]) + self._write + nonce + sealed
 
     def unseal(self, sealed: bytes, context: bytes) -> bytes:
-        name_end = 1 + sealed[0]
+        name_end = 1 + (sealed[0] if sealed else 0)
         nonce_end = name_end + _NONCE_BYTES
         name = sealed[1:name_end]
         cipher = self._ciphers.get(name)
@@ -77,5 +77,5 @@ class Keyring:
             )
         try:
             return cipher.decrypt(sealed[name_end:nonce_end], sealed[nonce_end:], context)
-        except self._invalid_tag as error:
+        except (self._invalid_tag, ValueError) as error:  # ValueError: cut short before its nonce ends
             raise UnreadableAnswer("a stored answer does not open: it was changed, or its key was") from error

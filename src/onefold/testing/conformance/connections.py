@@ -108,6 +108,17 @@ async def a_discarded_connection_is_rolled_back_and_replaced(stage: Stage) -> No
     await Batch((BEGIN, stage.insert(1, 2), COMMIT))
 
 
+@promise(on_postgres)
+async def a_discarded_connection_is_not_used_again(stage: Stage) -> None:
+    session = Fetch(stage.sql("SELECT pg_backend_pid()"))
+    seen = []
+    for _ in range(OFTEN):
+        await Acquire()
+        seen += await session
+        await Discard()
+    expect(len(set(seen)) == OFTEN, f"of {OFTEN} discarded sessions some were seen again: {seen}")
+
+
 @promise()
 async def a_released_connection_leaves_nothing_open(stage: Stage) -> None:
     for _ in range(OFTEN):

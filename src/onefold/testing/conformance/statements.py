@@ -117,6 +117,18 @@ async def there_is_no_savepoint_to_go_back_to_unless_one_was_made(stage: Stage) 
 
 
 @promise()
+async def signs_in_a_statement_that_other_drivers_use_for_values_mean_themselves(stage: Stage) -> None:
+    await Acquire()
+    select = stage.sql("SELECT ':name', '12:30:x', '100%', '%s %(name)s {0}', $1::text", ":name")
+    [row] = await Fetch(select)
+    expect(row == (":name", "12:30:x", "100%", "%s %(name)s {0}", ":name"), f"they came back as {row}")
+    insert = stage.sql("INSERT INTO onefold_conformance (id, name) VALUES ($1::bigint, ':name 100%')", 1)
+    await Batch((insert,))
+    [(name,)] = await Fetch(stage.sql("SELECT name FROM onefold_conformance"))
+    expect(name == ":name 100%", f"it is stored as {name!r}")
+
+
+@promise()
 async def values_come_back_as_they_went(stage: Stage) -> None:
     asked: list[tuple[str, Value]] = [("text", text) for text in TEXTS]
     asked += [("bigint", integer) for integer in INTEGERS] + [("bytea", blob) for blob in BLOBS]
