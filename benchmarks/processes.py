@@ -19,6 +19,8 @@ from benchmarks.load import Load
 
 STOP_S_MAX: Final = 10.0
 
+_ROOT: Final = Path(__file__).parents[1]  # where `-m benchmarks...` is found
+
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -33,7 +35,7 @@ class Served:
 @contextlib.contextmanager
 def serving(application: str, place: str, *, pool_size: int) -> Iterator[Served]:
     command = [sys.executable, "-m", "benchmarks.serve", application, place, "--pool", str(pool_size)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -52,7 +54,7 @@ def serving(application: str, place: str, *, pool_size: int) -> Iterator[Served]
 def run_load(port: int, *arguments: str) -> Load:
     """One round of load, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.load", str(port), *arguments]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=_ROOT)
     if ran.returncode:
         raise SystemExit(f"the load generator failed with {ran.returncode}; it says above why")
     return Load(**json.loads(ran.stdout))

@@ -42,7 +42,9 @@ def table_of(title: str, measured: Sequence[Measured]) -> str:
                 "" if floor is None else "MISSED" if one.missed else "PASS",
             )
         )
-    return f"{title}\n{_aligned((_HEAD, *rows))}"
+    busiest = max(sample.load.busy for one in measured for sample in one.samples)
+    note = f"the load generator used at most {busiest:.0%} of a core"
+    return f"{title}\n{_aligned((_HEAD, *rows))}\n{note}"
 
 
 def guards_of(verdicts: Iterable[Verdict]) -> str:

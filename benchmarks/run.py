@@ -20,8 +20,8 @@ from benchmarks.report import as_json, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 
-THOROUGH: Final = Effort(rounds=5, seconds=2.0, warmup_s=0.3, pool_size=16)
-QUICK: Final = Effort(rounds=3, seconds=0.6, warmup_s=0.2, pool_size=16)
+THOROUGH: Final = Effort(rounds=9, seconds=1.0, warmup_s=0.2, pool_size=16)
+QUICK: Final = Effort(rounds=3, seconds=0.5, warmup_s=0.1, pool_size=16)
 NOOP: Final = Variant(name="noop", application="noop", stores=False)
 
 

@@ -19,14 +19,10 @@ _READY_FOR_QUERY: Final = ord("Z")
 
 
 class Wire:
-    """What went over all connections through the proxy: answers that were waited for, and writes of the client."""
+    """What went over all connections through the proxy."""
 
     def __init__(self) -> None:
         self.cycles = 0
-        self.bursts = 0
-
-    def __repr__(self) -> str:
-        return f"{self.cycles} cycles, {self.bursts} bursts"
 
 
 @asynccontextmanager
@@ -37,7 +33,7 @@ async def counting_proxy(host: str, port: int) -> AsyncIterator[tuple[Wire, int]
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(host, port)
-        for pump in (_count_up(wire, reader, up_writer), _count_down(wire, up_reader, writer)):
+        for pump in (_pass_up(reader, up_writer), _count_down(wire, up_reader, writer)):
             task = asyncio.create_task(pump)
             links.add(task)
             task.add_done_callback(links.discard)
@@ -52,9 +48,8 @@ async def counting_proxy(host: str, port: int) -> AsyncIterator[tuple[Wire, int]
         await asyncio.gather(*links, return_exceptions=True)
 
 
-async def _count_up(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pass_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while chunk := await reader.read(_CHUNK_BYTES_MAX):
-        wire.bursts += 1
         writer.write(chunk)
         await writer.drain()
     writer.close()

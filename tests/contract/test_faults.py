@@ -23,7 +23,7 @@ from onefold.testing.proxy import FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.contract.doomed import DONE, STUCK
 from tests.contract.rows import ASGI, POSTGRES
-from tests.contract.worlds import Desk, Plan, World
+from tests.contract.worlds import Desk, Gate, Plan, World
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 1.0
@@ -69,6 +69,30 @@ def test_c29_a_process_that_wakes_up_after_its_lease_changes_nothing(world: Worl
         # It lost its claim: either it finds the answer of the one who took over, or it cannot say.
         assert told in ("201 replayed\n", "503 fresh\n", "500 fresh\n")
     assert world.rows() == ["done", "stuck"]
+
+
+@pytest.mark.contract("C29")
+def test_c29_who_lost_its_lease_to_one_who_still_runs_writes_nothing(world: World) -> None:
+    async def write(desk: Desk) -> None:
+        await desk.execute("INSERT INTO orders (item) VALUES (:1)", "late")
+
+    world.serve(settings={"wait_s": 15})
+    late_gate, gate = Gate(), Gate()
+    late = world.start(key='"k"', plan=Plan(gate=late_gate, writes=False, acts=write))
+    late_gate.await_arrival()
+    world.end_leases()
+    running = world.start(key='"k"', plan=Plan(gate=gate, writes=False, body=b"the one answer"))
+    gate.await_arrival()
+    late_gate.open()
+    if world.is_postgres:
+        assert late.answer().status == 500
+    else:
+        assert late.answer().problem == "key-in-flight"
+    assert (world.rows(), world.records()) == ([], [])
+    gate.open()
+    assert (running.answer().status, running.answer().body) == (201, b"the one answer")
+    assert world.rows() == []
+    assert world.post(key='"k"').body == b"the one answer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,6 +293,16 @@ class World:
         then = "expires_at = 'epoch'" if self.is_postgres else "expires_at_ms = 1"
         self.sql(f"UPDATE onefold_record SET {then}")
 
+    def end_leases(self) -> None:
+        """Let the lease of every request in flight run out."""
+        if self.is_postgres:  # there it is a timeout of the server's
+            self.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND state = 'idle in transaction'"
+            )
+        else:
+            self.sql("UPDATE onefold_claim SET lease_until_ms = 1")
+
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """A statement of the test's own, on a connection of its own."""
         if self.is_postgres:

@@ -12,6 +12,7 @@ import psycopg
 import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
@@ -170,7 +171,11 @@ def over_sqlalchemy_async(driver: str) -> OpenAsync:
     @asynccontextmanager
     async def opened(address: str, patience_s: float) -> AsyncIterator[Subject]:
         engine = create_async_engine(
-            _url(driver, address), pool_size=CONNECTIONS_MAX, max_overflow=0, pool_timeout=patience_s
+            _url(driver, address),
+            poolclass=AsyncAdaptedQueuePool,
+            pool_size=CONNECTIONS_MAX,
+            max_overflow=0,
+            pool_timeout=patience_s,
         )
         yield Subject(
             database=AsyncSqlalchemyDatabase(engine),

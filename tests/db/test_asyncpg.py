@@ -51,7 +51,8 @@ async def test_a_batch_is_one_message(database: AsyncpgDatabase) -> None:
 async def test_statements_that_were_discarded_fail_once_and_are_not_prepared_again(database: AsyncpgDatabase) -> None:
     """A handler's DISCARD ALL, or a pooler that changes sessions under us."""
     connection = await database.acquire()
-    await connection.batch((BEGIN, TABLE, insert(1), COMMIT))
+    await connection.batch((TABLE,))
+    await connection.batch((BEGIN, insert(1), COMMIT))
     await connection.handle.execute("DEALLOCATE ALL")
     with pytest.raises(StoreUnavailable, match="26000"):
         await connection.batch((BEGIN, insert(2), COMMIT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class WsgiStage:
 
         def start_response(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], object]:
             started.append(status)
-            return started.append  # type: ignore[arg-type,return-value]
+            return started.append  # type: ignore[return-value]
 
         given: dict[str, Any] = {
             "REQUEST_METHOD": "POST",
@@ -160,9 +160,15 @@ def test_an_interrupted_thread_rolls_back_and_frees_its_key(threads: WsgiStage) 
 # --- ASGI ----------------------------------------------------------------------------------------------------
 
 
-async def call_asgi(orders: Orders, handler: asgi.Application, **scope: Any) -> list[asgi.Message]:
-    once = AsyncOnefold(orders.path, principal=account_of)
-    app = once.asgi(handler, {"POST /orders": once.policy()})
+@pytest.fixture
+async def once(orders: Orders) -> AsyncIterator[AsyncOnefold]:
+    found = AsyncOnefold(orders.path, principal=account_of)
+    yield found
+    await found.close()
+
+
+async def call_asgi(once: AsyncOnefold, handler: asgi.Application, **scope: Any) -> list[asgi.Message]:
+    app = once.asgi(handler, {"POST /orders": once.policy(wait_s=10)})
     sent: list[asgi.Message] = []
 
     async def receive() -> asgi.Message:
@@ -173,14 +179,13 @@ async def call_asgi(orders: Orders, handler: asgi.Application, **scope: Any) -> 
 
     headers = [(b"idempotency-key", b'"k"'), (b"x-account", b"acme")]
     given = {"type": "http", "method": "POST", "path": "/orders", "query_string": b"", "headers": headers}
-    try:
-        await app(given | scope, receive, send)
-    finally:
-        await once.close()
+    await app(given | scope, receive, send)
     return sent
 
 
-async def test_a_body_that_the_server_would_read_from_disk_is_not_offered_to_the_application(orders: Orders) -> None:
+async def test_a_body_that_the_server_would_read_from_disk_is_not_offered_to_the_application(
+    once: AsyncOnefold,
+) -> None:
     seen: list[object] = []
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
@@ -189,21 +194,21 @@ async def test_a_body_that_the_server_would_read_from_disk_is_not_offered_to_the
         await send({"type": "http.response.body"})
 
     offered = {"http.response.pathsend": {}, "http.response.zerocopysend": {}, "tls": {"version": 1}}
-    await call_asgi(orders, handler, extensions=offered)
+    await call_asgi(once, handler, extensions=offered)
     assert seen == [{"tls": {"version": 1}}]
     assert "http.response.pathsend" in offered
 
 
-async def test_an_application_that_never_answers_leaves_nothing(orders: Orders) -> None:
+async def test_an_application_that_never_answers_leaves_nothing(orders: Orders, once: AsyncOnefold) -> None:
     async def handler(scope: Any, receive: Any, send: Any) -> None:
         await scope[asgi.TRANSACTION].connection.execute("INSERT INTO orders (item) VALUES ('book')")
         await send({"type": "http.response.start", "status": 201, "headers": []})
 
-    assert await call_asgi(orders, handler) == []
+    assert await call_asgi(once, handler) == []
     assert (orders.items, orders.records) == ([], 0)
 
 
-async def test_a_cancelled_request_rolls_back_and_frees_its_key(orders: Orders) -> None:
+async def test_a_cancelled_request_rolls_back_and_frees_its_key(orders: Orders, once: AsyncOnefold) -> None:
     started = asyncio.Event()
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
@@ -211,7 +216,7 @@ async def test_a_cancelled_request_rolls_back_and_frees_its_key(orders: Orders) 
         started.set()
         await asyncio.Event().wait()
 
-    call = asyncio.create_task(call_asgi(orders, handler))
+    call = asyncio.create_task(call_asgi(once, handler))
     await started.wait()
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -222,16 +227,16 @@ async def test_a_cancelled_request_rolls_back_and_frees_its_key(orders: Orders) 
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
 
-    [start, _] = await call_asgi(orders, buying)
+    [start, _] = await call_asgi(once, buying)
     assert (start["status"], orders.items) == (201, ["book"])
 
 
-async def test_websockets_and_lifespans_pass_through(orders: Orders) -> None:
+async def test_websockets_and_lifespans_pass_through(once: AsyncOnefold) -> None:
     seen: list[str] = []
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    await call_asgi(orders, handler, type="websocket")
-    await call_asgi(orders, handler, type="lifespan")
+    await call_asgi(once, handler, type="websocket")
+    await call_asgi(once, handler, type="lifespan")
     assert seen == ["websocket", "lifespan"]

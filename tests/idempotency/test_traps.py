@@ -7,7 +7,8 @@ A test whose planted mistake goes unnoticed proves nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,9 @@ def planted(**changes: Callable[..., Statement]) -> Any:
 
 # --- one snapshot ----------------------------------------------------------------------------------------
 
-_PAUSE = "pg_sleep(0.4)"
+#: Held by the test until the other request has settled.
+_GATE = 4242
+_PAUSE = f"pg_advisory_xact_lock_shared({_GATE})"
 
 
 def _slow_lock(ask: Ask) -> Statement:
@@ -130,9 +133,10 @@ async def test_a_claim_sees_what_was_settled_while_it_waited_for_its_lock(
     first, second = world.desk(), world.desk(sql)
     assert isinstance(await first.claim(), Run)
     await first.pay()
-    waiting = asyncio.create_task(second.claim())
-    await _until(world, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'", 1)
-    assert await first.settle() is None
+    async with _gate(world) as someone_waits:
+        waiting = asyncio.create_task(second.claim())
+        await someone_waits()
+        assert await first.settle() is None
     claim = await waiting
     assert isinstance(claim, expected)
     if isinstance(claim, Run):
@@ -324,13 +328,25 @@ async def test_a_server_whose_default_is_repeatable_read_is_claimed_under_read_c
     await world.pool.expire_connections()
     first, second = world.desk(), world.desk(planted(lock=_slow_lock))
     assert isinstance(await first.claim(), Run)
-    waiting = asyncio.create_task(second.claim())
-    await _until(world, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'", 1)
-    assert await first.settle() is None
+    async with _gate(world) as someone_waits:
+        waiting = asyncio.create_task(second.claim())
+        await someone_waits()
+        assert await first.settle() is None
     assert isinstance(await waiting, Replay)
 
 
-async def _until(world: World, query: str, value: int) -> None:
-    async with asyncio.timeout(10):
-        while await world.pool.fetchval(query) != value:
-            await asyncio.sleep(0.01)
+@asynccontextmanager
+async def _gate(world: World) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Whoever pauses waits until the block ends. What it yields waits until someone pauses."""
+
+    async def someone_waits() -> None:
+        async with asyncio.timeout(20):
+            while not await connection.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            ):
+                await asyncio.sleep(0.01)
+
+    async with world.pool.acquire() as connection:
+        await connection.execute("SELECT pg_advisory_lock($1)", _GATE)
+        yield someone_waits
+        await connection.execute("SELECT pg_advisory_unlock($1)", _GATE)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from secrets import token_hex
@@ -22,6 +23,7 @@ from asyncpg.transaction import TransactionState
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.postgres import (
+    BOUNDARIES,
     checked_dsn,
     error_for,
     literal,
@@ -46,6 +48,8 @@ _VENDOR_ERRORS = (
 
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
 _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
+
+_ENDS = (Boundary.COMMIT, Boundary.ROLLBACK)
 
 #: A prepared statement is missing, or there already: not the session it was, or a pooler between us and it.
 _NOT_AS_PREPARED = ("26000", "42P05")
@@ -91,7 +95,8 @@ class AsyncpgDatabase:
         async with self._opening:  # a pool refuses to be opened by two tasks at once
             if self._ready is None:
                 pool = asyncpg.create_pool(self._dsn, min_size=0) if self._pool is None else self._pool
-                self._ready = await pool
+                _ = await pool  # before asyncpg 0.31, None if it was open already
+                self._ready = pool
             return self._ready
 
 
@@ -122,8 +127,7 @@ class AsyncpgConnection:
         return handle
 
     async def batch(self, steps: Sequence[Step]) -> int:
-        new: list[str] = []
-        query = script(self._rendered(steps, new))
+        query, new = self._query(steps)
         try:
             status = await self._proxy.execute(query)
         except _VENDOR_ERRORS as error:
@@ -133,9 +137,11 @@ class AsyncpgConnection:
             self._broken = self._broken or bool(new) or not self._database.prepares
             raise self._mapped(error) from error
         finally:
-            if not self._in_transaction() or Boundary.COMMIT in steps or Boundary.ROLLBACK in steps:
-                self._connection._top_xact = None  # what we told asyncpg is over
-        self._prepared.update(new)
+            connection = self._connection
+            if connection._top_xact is not None and (steps[-1] in _ENDS or not self._in_transaction()):
+                connection._top_xact = None  # what we told asyncpg is over
+        if new:
+            self._prepared.update(new)
         return _row_count(status)
 
     async def fetch(self, statement: Statement) -> list[Row]:
@@ -160,20 +166,18 @@ class AsyncpgConnection:
     def _in_transaction(self) -> bool:
         return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
 
-    def _rendered(self, steps: Sequence[Step], new: list[str]) -> Iterable[str]:
+    def _query(self, steps: Sequence[Step]) -> tuple[str, list[str]]:
+        """The batch as one simple query, and the names of the statements it prepares first."""
         # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
-        cached = self._connection._stmt_cache.get_max_size() > 0
-        preparing = cached and self._database.prepares and not self._broken
-        for step in steps:
-            name = _name(step.sql, self._database.mark) if preparing and isinstance(step, Statement) else None
-            if name is None or isinstance(step, Boundary):
-                yield rendered(step)
-                continue
-            if name not in self._prepared and name not in new:
-                new.append(name)
-                yield f"PREPARE {name} AS {step.sql}"
-            values = ",".join(map(literal, step.values))
-            yield f"EXECUTE {name}({values})" if values else f"EXECUTE {name}"
+        plan = None
+        if self._database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
+            shape = tuple([(step.sql, len(step.values)) if isinstance(step, Statement) else step for step in steps])
+            plan = _plan(shape, self._database.mark)
+        if plan is None:
+            return script(map(rendered, steps)), []
+        new = [name for name in plan.prepares if name not in self._prepared]
+        values = [literal(value) for step in steps if isinstance(step, Statement) for value in step.values]
+        return (plan.template_preparing(new) if new else plan.template).format(*values), new
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)
@@ -182,12 +186,46 @@ class AsyncpgConnection:
         return error_for(sqlstate, error)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How batches of one shape are sent: the query with holes for its values, and what it needs prepared."""
+
+    parts: tuple[tuple[str, str | None], ...]
+    """Each step as text, and the name of the statement it executes."""
+    prepares: dict[str, str]
+    template: str
+
+    def template_preparing(self, new: list[str]) -> str:
+        """Each statement is prepared right before it is first executed: BEGIN must come first, and so must the
+        ROLLBACK that makes an aborted transaction take statements again."""
+        left = set(new)
+        texts = []
+        for text, name in self.parts:
+            if name in left:
+                left.remove(name)
+                texts.append(f"PREPARE {name} AS {self.prepares[name]}".replace("{", "{{").replace("}", "}}"))
+            texts.append(text)
+        return script(texts)
+
+
 @lru_cache(maxsize=1000)
-def _name(sql: str, mark: str) -> str | None:
-    """A name that changes with the text: two releases of onefold may share a server-side session."""
-    if not _PREPARABLE.match(sql):
-        return None
-    return f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
+def _plan(shape: tuple[tuple[str, int] | Boundary, ...], mark: str) -> _Plan | None:
+    """None: a statement of the batch cannot be prepared."""
+    parts: list[tuple[str, str | None]] = []
+    prepares: dict[str, str] = {}
+    for step in shape:
+        if isinstance(step, Boundary):
+            parts.append((BOUNDARIES[step], None))
+            continue
+        sql, count = step
+        if not _PREPARABLE.match(sql):
+            return None
+        holes = ["{}"] * count
+        # A name that changes with the text: two releases of onefold may share a server-side session.
+        name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
+        prepares[name] = sql
+        parts.append((f"EXECUTE {name}({','.join(holes)})" if holes else f"EXECUTE {name}", name))
+    return _Plan(tuple(parts), prepares, script(text for text, _ in parts))
 
 
 def _row_count(status: str) -> int:

@@ -126,14 +126,16 @@ def checked_dsn(dsn: str) -> str:
 def literal(value: Value) -> str:
     """The value as SQL text."""
     match value:
-        case None:
-            return "NULL"
-        case int():
-            return str(int(value)) if value >= 0 else f"({int(value)})"
         case bytes():
             # E'' again: with standard_conforming_strings off, '\\x' would lose its backslash.
             return f"E'\\\\x{value.hex()}'::bytea"
+        case int():
+            return str(int(value)) if value >= 0 else f"({int(value)})"
+        case None:
+            return "NULL"
         case str():
+            if value.isalnum() and value.isascii():  # hexadecimal and the like: nothing to escape
+                return f"'{value}'"
             if "\0" in value or not _is_unicode(value):
                 raise StatementRefused(
                     "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"

@@ -8,8 +8,9 @@ What a passage returns is what to send; None means: go on with what you have.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -342,7 +343,9 @@ class Passage:
 
 async def digest_of(request: Request, policy: Policy, operation: str, key: str) -> bytes:
     """The name of the intent, for the principal the application finds in this request."""
-    principal = await Call(lambda: policy.principal(request))
+    principal = policy.principal(request)
+    if inspect.isawaitable(principal):
+        principal = await Call(functools.partial(_same, principal))
     if not principal:
         raise PrincipalMissing(
             "The application found no principal in this request; keys belong to someone. Authenticate and retry."
@@ -353,6 +356,10 @@ async def digest_of(request: Request, policy: Policy, operation: str, key: str) 
             "account, tenant or user"
         )
     return Scope(principal, operation).digest(key)
+
+
+def _same(awaitable: Awaitable[str | None]) -> Awaitable[str | None]:
+    return awaitable
 
 
 #: The passage this task or thread is inside of, from admission to end.

@@ -88,8 +88,10 @@ class IdempotencyMiddleware:
             rest = held.collect(self._app(environ, held.start_response))
             instead = run(passage.finish(held.response(), kept=rest is None), lane)
         except Exception as error:
-            held.close()
-            run(passage.abort(type(error).__name__), lane)
+            try:
+                held.close()
+            finally:  # whatever its closing does, the transaction ends here
+                run(passage.abort(type(error).__name__), lane)
             raise
         except BaseException:
             lane.abandon()  # interrupted: the connection's state is unknown
@@ -187,6 +189,8 @@ def _whole_body(environ: Environ, policy: Policy) -> bytes:
     if stated and not stated.isdecimal():
         raise BodyIncomplete(f"Content-Length {stated[:40]!r} is not a number.")
     if not stated and not environ.get("wsgi.input_terminated"):
+        if environ.get("HTTP_TRANSFER_ENCODING"):
+            raise BodyIncomplete("This server does not hand over bodies without a Content-Length. Nothing was done.")
         return b""
     length = min(int(stated), policy.body_bytes_max + 1) if stated else policy.body_bytes_max + 1
     try:
