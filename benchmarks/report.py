@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.guards import Verdict
-from benchmarks.rounds import Effort, Measured, Sample
+from benchmarks.rounds import BARE, Effort, Measured, Sample
 
-_HEAD: Final = ("", "req/s", "x bare", "min-max", "p50 ms", "p99 ms", "app us", "db us", "floor", "")
+_HEAD: Final = ("", "req/s", "x bare", "min-max", "p50 ms", "p99 ms", "app us", "db us", "x by CPU", "floor", "")
 _GUARD_HEAD: Final = ("", "what", "found", "at most", "")
 
 
@@ -23,9 +23,15 @@ def machine() -> str:
     return f"Python {platform.python_version()}, {platform.machine()}, {cores} cores, load average {load}"
 
 
+def busy() -> bool:
+    """Whether others have kept this machine's cores from us during the last minute."""
+    return os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+
+
 def table_of(title: str, measured: Sequence[Measured]) -> str:
     """One comparison: medians over the rounds, ratios to the bare variant of the same round."""
     rows = []
+    [bare_us] = [_app_us(one) for one in measured if one.variant.name == BARE]
     for one in measured:
         floor = one.variant.floor
         rows.append(
@@ -36,8 +42,9 @@ def table_of(title: str, measured: Sequence[Measured]) -> str:
                 f"{min(one.ratios):.2f}-{max(one.ratios):.2f}",
                 f"{_median(one.samples, 'p50_ms'):.1f}",
                 f"{_median(one.samples, 'p99_ms'):.1f}",
-                f"{median(sample.app_us for sample in one.samples):.0f}",
+                f"{_app_us(one):.0f}",
                 f"{median(sample.database_us for sample in one.samples):.0f}",
+                f"{bare_us / _app_us(one):.2f}" if bare_us else "",
                 "" if floor is None else f"{floor:.2f}",
                 "" if floor is None else "MISSED" if one.missed else "PASS",
             )
@@ -81,6 +88,10 @@ def as_json(effort: Effort, tables: dict[str, list[Measured]], verdicts: Sequenc
         },
         "guards": [{**asdict(verdict.limit), "found": verdict.found} for verdict in verdicts],
     }
+
+
+def _app_us(one: Measured) -> float:
+    return median(sample.app_us for sample in one.samples)
 
 
 def _median(samples: Iterable[Sample], name: str) -> float:

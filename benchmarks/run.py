@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.guards import Verdict, run_guards
-from benchmarks.report import as_json, guards_of, machine, table_of
+from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 
-THOROUGH: Final = Effort(rounds=9, seconds=1.0, warmup_s=0.2, pool_size=16)
-QUICK: Final = Effort(rounds=3, seconds=0.5, warmup_s=0.1, pool_size=16)
+THOROUGH: Final = Effort(rounds=7, seconds=1.0, warmup_s=0.2, pool_size=16)
+QUICK: Final = Effort(rounds=3, seconds=0.4, warmup_s=0.1, pool_size=16)
 NOOP: Final = Variant(name="noop", application="noop", stores=False)
 
 
@@ -68,6 +68,8 @@ def main() -> int:
     effort = _effort(told)
     print(f"{machine()}\n{CONNECTIONS} connections, {effort.rounds} rounds of {effort.seconds:g} s, pools of "
           f"{effort.pool_size}, fsync on, one uvicorn worker\n")  # fmt: skip
+    if busy():
+        print("This machine is busy with something else: the ratios below are rough, the CPU columns less so.\n")
     started = time.monotonic()
     tables: dict[str, list[Measured]] = {}
     verdicts: list[Verdict] = []

@@ -60,7 +60,6 @@ def test_c24_a_failure_after_expiry_leaves_the_key_free(world: World) -> None:
 @pytest.mark.contract("C24")
 @pytest.mark.parametrize("reaped", [False, True], ids=["expired", "expired and reaped"])
 def test_c24_where_late_retries_are_refused_an_expired_key_never_runs(world: World, reaped: bool) -> None:
-    world.serve(settings={"expiry": "refuse", "retention_s": 3600})
     key = key_of(age_ms=HOUR_MS + 1000)
     world.serve(settings={"expiry": "refuse", "retention_s": 2 * 3600})
     world.post(key=key)

@@ -114,8 +114,9 @@ def test_c32_asking_disturbs_nobody(world: World) -> None:
     gate = Gate()
     running = world.start(key='"k"', plan=Plan(gate=gate))
     gate.await_arrival()
-    asking = [world.start("/onefold/status", b"", method="GET", query="operation=POST%20/orders", key='"k"')] * 3
-    assert {pending.answer().json["state"] for pending in asking} == {"in_flight"}
+    asking = {"method": "GET", "query": "operation=POST%20/orders", "key": '"k"'}
+    crowd = [world.start("/onefold/status", b"", **asking).future for _ in range(CROWD)]  # type: ignore[arg-type]
+    assert {answer.json["state"] for answer in first_done(crowd, CROWD)} == {"in_flight"}
     assert world.post(key='"k"').problem == "key-in-flight"
     gate.open()
     assert running.answer().status == 201

@@ -85,10 +85,10 @@ ASYNCPG_ENDINGS: dict[str, Act] = {
     **{sql: in_sql(sql) for sql in (*SQL_SPELLINGS, "ABORT", "COMMIT AND CHAIN", "ROLLBACK AND CHAIN")},
     "COMMIT; BEGIN": in_sql("COMMIT; BEGIN"),
     "COMMIT; BEGIN; SAVEPOINT onefold": in_sql("COMMIT; BEGIN; SAVEPOINT onefold"),
-    "PREPARE TRANSACTION": in_sql("ROLLBACK; BEGIN"),
+    "ROLLBACK; BEGIN": in_sql("ROLLBACK; BEGIN"),
 }
 PSYCOPG_ENDINGS: dict[str, Act] = {
-    **{name: act for name, act in ASYNCPG_ENDINGS.items() if name != "PREPARE TRANSACTION"},
+    **ASYNCPG_ENDINGS,
     "commit()": lambda connection: connection.commit(),
     "rollback()": lambda connection: connection.rollback(),
 }

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from onefold._kernel import lanes
 from onefold._kernel.ports import AsyncDatabase
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
@@ -112,7 +113,6 @@ class AsgiStand:
         self.boundaries = Boundaries(edges=edges)
         self.shop = Shop(self.boundaries, splits=books if splits else None)
         self._asgi = AsgiShop(database, insert, self.shop, gate=gate, **settings)
-        self._resident = asyncio.all_tasks(runner.get_loop())  # the workers of a pool
 
     def ask(self, route: str, key: str | None, payload: str, *, act: Act | None = None) -> Attempt:
         self.boundaries.crossings.clear()
@@ -146,8 +146,8 @@ class AsgiStand:
         self.rival.close()
 
     async def _leaks(self) -> list[str]:
-        if background := asyncio.all_tasks() - self._resident - {asyncio.current_task()}:
-            await asyncio.wait(background, timeout=PATIENCE_S)
+        if lanes._leaving:  # what cancelled requests left to be done
+            await asyncio.wait(set(lanes._leaving), timeout=PATIENCE_S)
         return [f"{self.boundaries.out} connections are out"] if self.boundaries.out else []
 
 

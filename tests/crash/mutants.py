@@ -18,7 +18,7 @@ def mutant(statements: Any, **planted: Any) -> Any:
 
 def _changed(statement: Statement, old: str, new: str) -> Statement:
     assert old in statement.sql, f"the statement has no {old!r} to be mutated any more"
-    return replace(statement, sql=statement.sql.replace(old, new))
+    return Statement(statement.sql.replace(old, new), statement.values)
 
 
 def _unfenced_settle(ask: Ask, fence: int, answer: Answer) -> Statement:
@@ -33,7 +33,7 @@ def _overwriting_settle(ask: Ask, fence: int, answer: Answer) -> Statement:
 
 def _careless_settle(ask: Ask, answer: Answer) -> Statement:
     settle = postgres.settle(ask, answer)
-    return replace(settle, sql=f"{settle.sql} ON CONFLICT DO NOTHING")
+    return Statement(f"{settle.sql} ON CONFLICT DO NOTHING", settle.values)
 
 
 def _unlocked(ask: Ask) -> Statement:

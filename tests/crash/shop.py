@@ -55,8 +55,8 @@ class Books(Protocol):
 class SqliteBooks:
     """The books in a SQLite file."""
 
-    def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    def __init__(self, path: Path, *, busy_timeout_s: float = 5.0) -> None:
+        self._connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
 
     def insert(self, key: str, payload: str) -> None:
         self._connection.execute("INSERT INTO payments VALUES (?, ?)", (key, payload))
@@ -101,11 +101,10 @@ class PostgresBooks:
 
     def end_lease(self, route: str, key: str) -> None:
         """What the server does by itself to transactions that stand idle for longer than their lease."""
-        self._execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND state = 'idle in transaction'",
-            (),
-        )
+        idle = "FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+        self._execute(f"SELECT pg_terminate_backend(pid) {idle}", ())
+        while self._execute(f"SELECT 1 {idle}", ()).fetchall():
+            pass  # its own way of waiting takes a tenth of a second
 
     def close(self) -> None:
         self._connection.close()

@@ -131,9 +131,9 @@ class WsgiSqlite(WsgiStand):
 class WsgiPsycopg(WsgiStand):
     """On Postgres by psycopg."""
 
-    def __init__(self, dsn: str, *, alone: bool = False, **options: Any) -> None:
+    def __init__(self, dsn: str, *, through: str | None = None, alone: bool = False, **options: Any) -> None:
         rival = None if alone else WsgiPsycopg(dsn, alone=True)
-        super().__init__(PsycopgDatabase(dsn), insert_psycopg, open_books(dsn), rival, **options)
+        super().__init__(PsycopgDatabase(through or dsn), insert_psycopg, open_books(dsn), rival, **options)
 
 
 def _asked(app: Application, route: str, key: str | None, payload: str) -> Attempt:

@@ -137,7 +137,7 @@ async def test_the_handle_of_a_lost_connection_fails_as_asyncpg_fails(database: 
 
 
 async def test_closing_waits_for_those_at_work_but_not_for_ever(postgres_dsn: str) -> None:
-    database = AsyncpgDatabase(postgres_dsn, acquire_timeout_s=0.05)
+    database = AsyncpgDatabase(postgres_dsn, close_timeout_s=0.05)
     connection = await database.acquire()
     await database.close()
     with pytest.raises(ConnectionLost):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from onefold._kernel.ports import AsyncLane, Lane
@@ -22,8 +22,7 @@ Row: TypeAlias = tuple[Any, ...]
 Flow: TypeAlias = Coroutine[Any, Any, T]
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """One SQL statement in its dialect's own placeholders ($1 for Postgres, ?1 for SQLite) and its values."""
 
     sql: str

@@ -60,12 +60,13 @@ class AsyncpgDatabase:
 
     dialect = "postgres"
 
-    def __init__(self, pool: Pool | str, *, acquire_timeout_s: float = 10.0) -> None:
+    def __init__(self, pool: Pool | str, *, acquire_timeout_s: float = 10.0, close_timeout_s: float = 10.0) -> None:
         self._dsn = checked_dsn(pool) if isinstance(pool, str) else None
         self._pool = None if isinstance(pool, str) else pool
         self._ready: Pool | None = None
         self._opening = asyncio.Lock()
         self._acquire_timeout_s = acquire_timeout_s
+        self._close_timeout_s = close_timeout_s
         self._prepared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self.prepares = True
         #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
@@ -74,7 +75,8 @@ class AsyncpgDatabase:
     async def acquire(self) -> AsyncpgConnection:
         try:
             pool = self._ready or await self._opened()
-            proxy: Any = await pool.acquire(timeout=self._acquire_timeout_s)
+            # A time limit costs a timer: none for a connection that is there.
+            proxy: Any = await pool.acquire(timeout=None if _has_one_ready(pool) else self._acquire_timeout_s)
         except asyncpg.exceptions.ClientConfigurationError:
             # Not chained: asyncpg quotes what it could not read, which may be a password.
             raise ConfigurationError("asyncpg cannot read the Postgres DSN") from None
@@ -89,13 +91,13 @@ class AsyncpgDatabase:
         if self._dsn is not None and self._ready is not None:
             pool, self._ready = self._ready, None
             with suppress(TimeoutError):  # whoever is still at work then is cut off
-                await asyncio.wait_for(pool.close(), self._acquire_timeout_s)
+                await asyncio.wait_for(pool.close(), self._close_timeout_s)
 
     async def _opened(self) -> Pool:
         async with self._opening:  # a pool refuses to be opened by two tasks at once
             if self._ready is None:
                 pool = asyncpg.create_pool(self._dsn, min_size=0) if self._pool is None else self._pool
-                _ = await pool  # before asyncpg 0.31, None if it was open already
+                _ = await pool  # before asyncpg 0.30, None if it was open already
                 self._ready = pool
             return self._ready
 
@@ -226,6 +228,12 @@ def _plan(shape: tuple[tuple[str, int] | Boundary, ...], mark: str) -> _Plan | N
         prepares[name] = sql
         parts.append((f"EXECUTE {name}({','.join(holes)})" if holes else f"EXECUTE {name}", name))
     return _Plan(tuple(parts), prepares, script(text for text, _ in parts))
+
+
+def _has_one_ready(pool: Any) -> bool:
+    """Whether the pool's next connection is free and connected, so that nobody will wait for it."""
+    free = pool._queue._queue
+    return bool(free) and bool(free[-1].is_connected())
 
 
 def _row_count(status: str) -> int:

@@ -5,6 +5,8 @@ Headers are an allow-list: what is not named here or by the route (cookies, chal
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from onefold.errors import AnswerNotKept
 from onefold.http.messages import Headers, Response
 from onefold.idempotency.model import Answer
@@ -43,13 +45,18 @@ def stored(
     response: Response, *, digest: bytes, kept: bool, headers_kept: frozenset[str], sealer: Sealer | None
 ) -> Answer:
     """What is kept of a response. With `kept` false its body is not: the record becomes a tombstone."""
-    allowed = {name.encode() for name in HEADERS_KEPT | headers_kept}
-    head = b"\r\n".join(name + b":" + value for name, value in response.headers if name in allowed)
+    allowed = _allowed(headers_kept)
+    head = b"\r\n".join([name + b":" + value for name, value in response.headers if name in allowed])
     return Answer(
         response.status,
         _close(head, digest + _HEADERS, sealer),
         _close(response.body, digest + _BODY, sealer) if kept else None,
     )
+
+
+@lru_cache(maxsize=64)
+def _allowed(headers_kept: frozenset[str]) -> frozenset[bytes]:
+    return frozenset(name.encode("latin-1") for name in HEADERS_KEPT | headers_kept)
 
 
 def replayed(answer: Answer, *, digest: bytes, sealer: Sealer | None) -> Response:

@@ -8,6 +8,7 @@ task rolls back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from onefold.http.exchange import Gate, Passage, passing
 from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
+from onefold.http.prompt import within
 from onefold.http.pulse import TaskPulse
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -102,9 +104,9 @@ class IdempotencyMiddleware:
     ) -> None:
         scope[TRANSACTION] = tx
         # Bodies that the server would read from disk by itself cannot be held back, nor stored.
-        scope["extensions"] = {
-            name: value for name, value in (scope.get("extensions") or {}).items() if name not in _BODY_EXTENSIONS
-        }
+        extensions = scope.get("extensions")
+        if extensions and not _BODY_EXTENSIONS.isdisjoint(extensions):
+            scope["extensions"] = {name: extensions[name] for name in extensions if name not in _BODY_EXTENSIONS}
         passage.entered = not self._marks_entry
         held = _Held(passage, lane, received, send)
         pulse = TaskPulse(passage, self._database) if passage.leased else None
@@ -190,24 +192,26 @@ class _Held:
 
 async def _whole_body(receive: Receive, policy: Policy) -> bytes:
     body = bytearray()
-    more = True
+    left_s = policy.body_timeout_s
     try:
-        async with asyncio.timeout(policy.body_timeout_s):
-            while more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise ClientGone
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-                if len(body) > policy.body_bytes_max:
-                    raise BodyTooLarge(
-                        f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
-                    )
+        message = await within(receive(), left_s)
+        while True:
+            if message["type"] != "http.request":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > policy.body_bytes_max:
+                raise BodyTooLarge(
+                    f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
+                )
+            if not message.get("more_body", False):
+                return bytes(body)
+            asked_at = time.monotonic()
+            message = await within(receive(), max(0.0, left_s))
+            left_s -= time.monotonic() - asked_at
     except TimeoutError as error:
         raise BodyTooSlow(
             f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."
         ) from error
-    return bytes(body)
 
 
 async def _send_whole(response: Response, send: Send) -> None:

@@ -337,7 +337,7 @@ class Passage:
             )
 
     def _tell(self, outcome: Outcome) -> None:
-        if self._key is not None:
+        if self._key is not None and self._gate.listener is not None:
             tell(self._gate.listener, Claimed(self.operation, outcome))
 
 

@@ -19,8 +19,8 @@ from onefold.http.asgi import TRANSACTION
 H = TypeVar("H")
 
 
-def transaction_of(connection: HTTPConnection) -> Transaction[Any]:
-    """The transaction of the request, for `Depends`."""
+async def transaction_of(connection: HTTPConnection) -> Transaction[Any]:
+    """The transaction of the request, for `Depends`. Async, so that FastAPI spends no thread on it."""
     tx = connection.scope.get(TRANSACTION)
     if isinstance(tx, Transaction):
         return tx

@@ -37,10 +37,9 @@ class Scope:
 
     def digest(self, key: str) -> bytes:
         """The name of the intent: primary key of its record and source of its lock ids."""
-        parts = (self.principal.encode(), self.operation.encode(), key.encode())
-        # Lengths first: no two lists of parts are hashed alike.
-        framed = b"".join([b"%d:" % len(part) for part in parts]) + b"".join(parts)
-        return blake2b(framed, digest_size=DIGEST_BYTES, person=b"onefold").digest()
+        # Lengths first: no two scopes and keys are hashed alike. A principal may hold undecodable bytes as surrogates.
+        framed = f"{len(self.principal)}:{len(self.operation)}:{self.principal}{self.operation}{key}"
+        return blake2b(framed.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"onefold").digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,182 @@
+"""Requests with the same key, interleaved: who asks what, how its handler behaves, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from psycopg_pool import ConnectionPool
+
+from onefold._kernel.effects import Acquire, Call, Effect, Flow, Now, Release, Sleep
+from onefold._kernel.events import Claimed, Event, Settled
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.ports import Database
+from onefold._kernel.runners import run
+from onefold._kernel.transaction import Transaction
+from onefold.db.psycopg import PsycopgDatabase
+from onefold.db.sqlite import SqliteDatabase
+from onefold.http.messages import Request, Response
+from onefold.idempotency.store import Store
+from onefold.testing.crash import Boundaries
+from onefold.testing.invariants import FINAL, Attempt, Held, Reply, fence_violations, violations
+from onefold.testing.schedules import Choices, Handling, Stepper, VirtualLane, interleave, request
+from tests.crash.shop import (
+    PAY,
+    Books,
+    Insert,
+    Shop,
+    SqliteBooks,
+    insert_psycopg,
+    insert_sqlite,
+    new_key,
+    open_books,
+    routes,
+)
+from tests.crash.stands import gate_for
+
+#: How often a client that was not answered for good comes back.
+RETRIES_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fighter:
+    """One request: what it asks for, and how its handler ends if it is the one to run."""
+
+    name: str
+    payload: str = "10 EUR"
+    handler: Literal["pays", "declines", "breaks"] = "pays"
+
+
+class Arena:
+    """A database for duels: no waiting, so that a step that would block is refused instead."""
+
+    def __init__(
+        self, database: Database[Any], insert: Insert, books: Books, *, store: Store | None = None, splits: bool = False
+    ) -> None:
+        self.books = books
+        self.boundaries = Boundaries()
+        self._database = database
+        self._bounded = self.boundaries.around(database)
+        self._insert = insert
+        self._splits = splits
+        self._gate = gate_for(database.dialect, store)
+        route = routes(lease_s=30.0).resolve(Request(method="POST", path=PAY))
+        assert route is not None
+        self._route = route
+
+    def fight(
+        self,
+        fighters: Sequence[Fighter],
+        choices: Choices,
+        *,
+        lease_ends: bool = False,
+        preemptions: int | None = None,
+        private: Callable[[Effect[Any]], bool] | None = None,
+    ) -> list[str]:
+        """One schedule from start to end, then every client's retries: what is wrong, as sentences."""
+        key = new_key()
+        log: list[Held] = []
+        steppers: list[Stepper[Any]] = [self._stepper(fighter, key, log) for fighter in fighters]
+        if lease_ends:
+            steppers.append(Stepper("lease", self._lease(key), ThreadLane(self._database)))
+        order = interleave(steppers, choices, preemptions=preemptions, private=private or is_private)
+        results = [stepper.result for stepper in steppers]
+        history = [
+            Attempt(key=key, payload=fighter.payload, reply=_reply(result))
+            for fighter, result in zip(fighters, results, strict=False)
+        ]
+        for fighter in fighters:
+            history += self._retries(fighter, key, log)
+        wrong = violations(history, self.books.rows(key)) + fence_violations(log)
+        if self.boundaries.out:
+            wrong.append(f"{self.boundaries.out} connections are out")
+        return [f"{choices} ({' '.join(order)}): {sentence}" for sentence in wrong]
+
+    def close(self) -> None:
+        self._database.close()
+        self.books.close()
+
+    async def _lease(self, key: str) -> None:
+        """Time, as one more party: the lease of whoever holds the key ends now."""
+        with suppress(sqlite3.OperationalError):  # on a file that is locked nobody could take over
+            await Handling(lambda: self.books.end_lease(PAY, key))
+
+    def _stepper(self, fighter: Fighter, key: str, log: list[Held]) -> Stepper[Response]:
+        lane = VirtualLane(self._bounded, tick_s=10.0)
+        return Stepper(fighter.name, self._request(fighter, key, log, lane), lane)
+
+    def _request(self, fighter: Fighter, key: str, log: list[Held], lane: ThreadLane[Any]) -> Flow[Response]:
+        def listen(event: Event) -> None:
+            if isinstance(event, Settled):
+                log.append(Held("settled", key, fighter.name))
+            elif isinstance(event, Claimed) and event.outcome == "run":
+                log.append(Held("granted", key, fighter.name))
+
+        gate = replace(self._gate, listener=listen)
+        headers = ((b"idempotency-key", key.encode()), (b"content-type", b"text/plain"))
+        asked = Request(method="POST", path=PAY, headers=headers)
+        handler = self._handler(fighter, key)
+        return request(gate, self._route, asked, fighter.payload.encode(), Transaction(lane), handler)
+
+    def _handler(self, fighter: Fighter, key: str) -> Callable[[Transaction[Any]], Response]:
+        shop = Shop(self.boundaries)
+
+        def handle(tx: Transaction[Any]) -> Response:
+            if self._splits:
+                self.books.insert(key, fighter.payload)
+            else:
+                self._insert(tx.connection, key, fighter.payload)
+            if fighter.handler == "breaks":
+                raise RuntimeError("the card processor is down")
+            status, headers, body = shop.decide(key, fighter.payload)
+            encoded = tuple((name.encode(), value.encode()) for name, value in headers)
+            return Response(402 if fighter.handler == "declines" else status, encoded, body)
+
+        return handle
+
+    def _retries(self, fighter: Fighter, key: str, log: list[Held]) -> list[Attempt]:
+        """One more look for who has an answer; who has none asks until it has. A broken handler is repaired."""
+        attempts: list[Attempt] = []
+        repaired = replace(fighter, handler="pays" if fighter.handler == "breaks" else fighter.handler)
+        while not attempts or (attempts[-1].verdict not in FINAL and len(attempts) < RETRIES_MAX):
+            lane = VirtualLane(self._bounded)
+            reply = _reply(run(self._request(repaired, key, log, lane), lane))
+            attempts.append(Attempt(key=key, payload=fighter.payload, reply=reply))
+            if attempts[-1].verdict == "in_flight" and self._database.dialect == "sqlite":
+                # Whoever could not release its claim, because the file was locked, leaves it until its lease ends.
+                self.books.end_lease(PAY, key)
+        return attempts
+
+
+def sqlite_arena(path: Path, **options: Any) -> Arena:
+    open_books(path).close()
+    books = SqliteBooks(path, busy_timeout_s=0.001)
+    return Arena(SqliteDatabase(path, busy_timeout_s=0.001), insert_sqlite, books, **options)
+
+
+class PostgresArena(Arena):
+    """On Postgres, where whoever waits for a row lock is refused soon: its holder is on the same thread."""
+
+    def __init__(self, dsn: str, **options: Any) -> None:
+        settings = {"options": "-c lock_timeout=50ms"}
+        self._pool: ConnectionPool[Any] = ConnectionPool(dsn, kwargs=settings, min_size=4, max_size=8, open=True)
+        super().__init__(PsycopgDatabase(self._pool), insert_psycopg, open_books(dsn), **options)
+
+    def close(self) -> None:
+        super().close()
+        self._pool.close()
+
+
+def is_private(effect: Effect[Any]) -> bool:
+    """Taking and giving back a connection outside a transaction, the time, and who asks: nobody else can see it."""
+    if isinstance(effect, Call):
+        return not isinstance(effect, Handling)
+    return isinstance(effect, Acquire | Release | Now | Sleep)
+
+
+def _reply(response: Response | None) -> Reply | None:
+    return None if response is None else Reply(response.status, response.headers, response.body)

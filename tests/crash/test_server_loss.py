@@ -1,0 +1,147 @@
+"""The other end dies: Postgres is killed -9 at every boundary, and COMMIT's answer is cut off at every byte.
+
+The client gets the stored answer, or is told to retry, or that the outcome is unknown; and the retry is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Literal
+
+import pytest
+
+from onefold.testing.crash import Act, Crossing
+from onefold.testing.invariants import Attempt, violations
+from onefold.testing.proxy import FaultProxy
+from onefold.testing.servers import HOST, PrivatePostgres
+from tests.crash.asgi_stands import AsgiAsyncpg
+from tests.crash.paths import PATHS, campaign
+from tests.crash.shop import PAY, new_key
+from tests.crash.stands import Stand, insist
+from tests.crash.wsgi_stands import WsgiPsycopg
+
+STANDS: dict[str, Any] = {"asgi-asyncpg": AsgiAsyncpg, "wsgi-psycopg": WsgiPsycopg}
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[PrivatePostgres]:
+    """A server of this module's own, to be killed."""
+    with PrivatePostgres() as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", STANDS)
+def test_a_server_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
+    mortal: PrivatePostgres, name: str
+) -> None:
+    def kill_and_restart(crossing: Crossing) -> None:
+        mortal.kill()
+        mortal.restart()
+
+    with closing(STANDS[name](mortal.fresh_database())) as stand:
+        assert not campaign(stand, PATHS["first success"], kill_and_restart)
+
+
+def test_while_the_server_is_gone_after_commit_the_outcome_is_said_to_be_unknown(mortal: PrivatePostgres) -> None:
+    def kill(crossing: Crossing) -> None:
+        if crossing.edge == "after" and "commit" in crossing.verb:
+            mortal.kill()
+            raise ConnectionResetError
+
+    with closing(AsgiAsyncpg(mortal.fresh_database())) as stand:
+        key = new_key()
+        try:
+            attempt = stand.ask(PAY, key, "10 EUR", act=_mapped(kill))
+        finally:
+            mortal.restart()
+        assert attempt.reply is not None
+        assert attempt.reply.status == 503
+        assert b"outcome-unknown" in attempt.reply.body
+        history = insist(stand, PAY, key, "10 EUR", attempt)
+        assert not violations(history, stand.books.rows(key))
+        assert history[-1].verdict == "done"
+
+
+def _mapped(kill: Act) -> Act:
+    from onefold.errors import ConnectionLost
+
+    def mapped(crossing: Crossing) -> None:
+        try:
+            kill(crossing)
+        except ConnectionResetError as error:
+            raise ConnectionLost("reset") from error
+
+    return mapped
+
+
+class Scissors:
+    """Cuts the connection some bytes into the settle; measures first how many there are."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self.proxy = proxy
+        self.plan: tuple[Literal["up", "down"], int] | None = None
+        self.bytes: Counter[str] = Counter()
+
+    def __call__(self, crossing: Crossing) -> None:
+        if "commit" not in crossing.verb:
+            return
+        if crossing.edge == "before" and self.plan is not None:
+            self.proxy.cut_after(*self.plan)
+            self.plan = None
+        elif self.plan is None:
+            sign = 1 if crossing.edge == "after" else -1
+            self.bytes["up"] += sign * self.proxy.traffic.bytes_up
+            self.bytes["down"] += sign * self.proxy.traffic.bytes_down
+
+
+def cut(stand: Stand, scissors: Scissors, direction: Literal["up", "down"], offset: int) -> tuple[Attempt, list[str]]:
+    key, cuts = new_key(), scissors.proxy.traffic.cuts
+    scissors.plan = (direction, offset)
+    attempt = stand.ask(PAY, key, "10 EUR", act=scissors)
+    history = insist(stand, PAY, key, "10 EUR", attempt)
+    wrong = violations(history, stand.books.rows(key)) + stand.leaks()
+    if scissors.proxy.traffic.cuts != cuts + 1:
+        wrong.append("nothing was cut")
+    return attempt, [f"cut after {offset} bytes {direction}: {sentence}" for sentence in wrong]
+
+
+def cuts(stand: Stand, scissors: Scissors, direction: Literal["up", "down"], step: int) -> Counter[str]:
+    """Cut at every `step`-th byte of the settle: how often its client was told what."""
+    told: Counter[str] = Counter()
+    wrong: list[str] = []
+    for offset in range(0, scissors.bytes[direction], step):
+        attempt, found = cut(stand, scissors, direction, offset)
+        wrong += found
+        told[attempt.verdict] += 1
+    assert not wrong
+    return told
+
+
+@pytest.fixture(params=STANDS)
+def behind_a_proxy(request: pytest.FixtureRequest, crash_server: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+    dsn = crash_server.fresh_database()
+    with (
+        FaultProxy(HOST, crash_server.port) as proxy,
+        closing(STANDS[request.param](dsn, through=proxy.dsn(dsn))) as stand,
+    ):
+        scissors = Scissors(proxy)
+        for _ in range(2):  # the first one also prepares its statements
+            scissors.bytes.clear()
+            assert stand.ask(PAY, new_key(), "10 EUR", act=scissors).verdict == "done"
+        yield stand, scissors
+
+
+def test_an_answer_to_commit_that_is_cut_off_is_looked_up(behind_a_proxy: tuple[Stand, Scissors]) -> None:
+    stand, scissors = behind_a_proxy
+    assert scissors.bytes["down"] > 20
+    told = cuts(stand, scissors, "down", 3)
+    assert told.keys() == {"done"}, "it was committed each time, and the store could be asked"
+
+
+def test_a_settle_that_is_cut_off_on_its_way_leaves_nothing(behind_a_proxy: tuple[Stand, Scissors]) -> None:
+    stand, scissors = behind_a_proxy
+    assert scissors.bytes["up"] > 100
+    told = cuts(stand, scissors, "up", scissors.bytes["up"] // 12)
+    assert told.keys() == {"again"}, "a COMMIT that never arrived was not executed"
