@@ -22,7 +22,11 @@ CONNECTIONS: Final = 32
 REPEATED_PER_CONNECTION: Final = 16
 BARE: Final = "bare"
 
+#: Rounds that differ by more than this factor have measured the machine's other work; their median proves nothing.
+SPREAD_MAX: Final = 2.0
+
 Keys = Literal["fresh", "repeated"]
+Standing = Literal["", "PASS", "MISSED", "UNCLEAR"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +72,13 @@ class Measured:
         return median(self.ratios)
 
     @property
-    def missed(self) -> bool:
-        return self.variant.floor is not None and self.ratio < self.variant.floor
+    def standing(self) -> Standing:
+        """How it stands to its floor. A ratio above it that the rounds do not agree on is no pass."""
+        if self.variant.floor is None:
+            return ""
+        if self.ratio < self.variant.floor:
+            return "MISSED"
+        return "UNCLEAR" if max(self.ratios) > SPREAD_MAX * min(self.ratios) else "PASS"
 
 
 def compare(

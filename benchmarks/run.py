@@ -109,10 +109,11 @@ def _run(comparison: Comparison, effort: Effort) -> list[Measured]:
 
 def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *, floors: bool) -> int:
     missed = [
-        f"{part} {one.variant.name} is {one.ratio:.2f} x bare, its floor is {one.variant.floor}"
+        f"{one.standing}: {part} {one.variant.name} is {one.ratio:.2f} x bare ({min(one.ratios):.2f} to "
+        f"{max(one.ratios):.2f}), its floor is {one.variant.floor}"
         for part, measured in tables.items()
         for one in measured
-        if one.missed
+        if one.standing in ("MISSED", "UNCLEAR")
     ]
     broken = [
         f"{verdict.limit.subject}: {verdict.found} {verdict.limit.unit}, at most {verdict.limit.most:g}"

@@ -56,5 +56,8 @@ OVERWRITING = mutant(sqlite, settle=_overwriting_settle)
 SHORTENED_SQLITE = mutant(sqlite, settle=lambda ask, fence, answer: sqlite.settle(ask, fence, _shortened(answer)))
 SHORTENED_POSTGRES = mutant(postgres, settle=lambda ask, answer: postgres.settle(ask, _shortened(answer)))
 
+#: Nobody is refused a lock. What is left is the record's primary key.
+UNLOCKED = mutant(postgres, lock=_unlocked)
+
 #: Nobody is refused a lock, and nobody breaks on the record.
 UNGUARDED = mutant(postgres, lock=_unlocked, settle=_careless_settle)

@@ -105,10 +105,10 @@ class TaskLane(Generic[H]):
         return self._connection
 
     def batch(self, steps: Sequence[Step]) -> Coroutine[Any, Any, int]:
-        return self.connection.batch(steps)
+        return (self._connection or self.connection).batch(steps)
 
     def fetch(self, statement: Statement) -> Coroutine[Any, Any, list[Row]]:
-        return self.connection.fetch(statement)
+        return (self._connection or self.connection).fetch(statement)
 
     async def acquire(self) -> None:
         if self._connection is None:

@@ -27,7 +27,9 @@ def run(flow: Flow[T], lane: Lane) -> T:
             result: T = end.value
             return result
         try:
-            answer = _checked(effect).perform(lane)
+            if not isinstance(effect, Effect):
+                raise _not_an_effect(effect)
+            answer = effect.perform(lane)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error
@@ -48,7 +50,9 @@ async def run_async(flow: Flow[T], lane: AsyncLane) -> T:
             result: T = end.value
             return result
         try:
-            answer = await _checked(effect).perform(lane)
+            if not isinstance(effect, Effect):
+                raise _not_an_effect(effect)
+            answer = await effect.perform(lane)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error
@@ -58,10 +62,8 @@ async def run_async(flow: Flow[T], lane: AsyncLane) -> T:
             raise
 
 
-def _checked(effect: object) -> Effect[Any]:
-    if isinstance(effect, Effect):
-        return effect
-    raise ProgrammerError(
+def _not_an_effect(effect: object) -> ProgrammerError:
+    return ProgrammerError(
         f"a flow awaited {effect!r}, which is not an effect; flows await the effects of onefold only "
         "(to run other code inside a flow, await Call(function))"
     )

@@ -12,11 +12,11 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from secrets import token_hex
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import asyncpg
 from asyncpg.transaction import TransactionState
@@ -67,7 +67,8 @@ class AsyncpgDatabase:
         self._opening = asyncio.Lock()
         self._acquire_timeout_s = acquire_timeout_s
         self._close_timeout_s = close_timeout_s
-        self._prepared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+        #: What each of the pool's connections has prepared. By id, beside the connection itself to tell a reused id.
+        self._prepared: dict[int, tuple[ref[Any], set[str]]] = {}
         self.prepares = True
         #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
         self.mark = token_hex(4)
@@ -85,7 +86,15 @@ class AsyncpgDatabase:
         except _VENDOR_ERRORS as error:
             raise not_connected(error) from error
         connection = proxy._con  # the pooled connection itself: the proxy is new each time
-        return AsyncpgConnection(self, pool, proxy, self._prepared.setdefault(connection, set()))
+        known = self._prepared.get(id(connection))
+        if known is None or known[0]() is not connection:
+            known = self._prepared[id(connection)] = ref(connection, partial(self._forget, id(connection))), set()
+        return AsyncpgConnection(self, pool, proxy, known[1])
+
+    def _forget(self, number: int, gone: ref[Any]) -> None:
+        known = self._prepared.get(number)
+        if known is not None and known[0] is gone:
+            del self._prepared[number]
 
     async def close(self) -> None:
         if self._dsn is not None and self._ready is not None:
