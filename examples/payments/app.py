@@ -1,8 +1,8 @@
 """A payments API that may be retried as often as you like. The whole program.
 
-    uvicorn examples.payments.app:app
+uvicorn examples.payments.app:app
 
-    curl -i localhost:8000/payments -H 'Idempotency-Key: "first"' -H 'X-Account: acme' --json '{"amount": 500}'
+curl -i localhost:8000/payments -H 'Idempotency-Key: "first"' -H 'X-Account: acme' --json '{"amount": 500}'
 """
 
 from __future__ import annotations

@@ -155,7 +155,9 @@ def verdict(fire: Fire, rows: list[tuple[int, int]]) -> list[str]:
     """What is wrong with the books: nothing, if each intent was paid once and told so in the same words."""
     wanted = Counter(intent.amount for intent in fire.intents)
     paid = Counter(amount for _, amount in rows)
-    faults = [f"an amount of {amount} was paid {paid[amount] - wanted[amount]} times too often" for amount in paid - wanted]
+    faults = [
+        f"an amount of {amount} was paid {paid[amount] - wanted[amount]} times too often" for amount in paid - wanted
+    ]
     faults += [f"an amount of {amount} was lost {wanted[amount] - paid[amount]} times" for amount in wanted - paid]
     faults += [f"key {i.key} got {len(i.answers)} different answers" for i in fire.intents if len(i.answers) != 1]
     return faults
@@ -197,7 +199,9 @@ def main() -> int:
             if not faults:
                 console.print("[green]Every payment happened once.[/green]")
             if arguments.stay:
-                console.print(f"The API stays up at {server.url}/docs (its promises: {server.url}/onefold/specification)")
+                console.print(
+                    f"The API stays up at {server.url}/docs (its promises: {server.url}/onefold/specification)"
+                )
                 console.input("Press Enter to end it. ")
         finally:
             server.kill()

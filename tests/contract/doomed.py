@@ -10,9 +10,10 @@ import contextlib
 import sys
 from typing import Any
 
+from tests.contract.plans import Desk, Gate, Plan
 from tests.contract.rows import ASGI
 from tests.contract.wire import looping
-from tests.contract.worlds import AsgiWorld, Desk, Gate, Plan, World, WsgiWorld
+from tests.contract.worlds import AsgiWorld, World, WsgiWorld
 
 DONE, STUCK = '"done"', '"stuck"'
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract.plans import Gate, Plan
 from tests.contract.rows import ASGI
 from tests.contract.wire import NO_ANSWER
-from tests.contract.worlds import Gate, Plan, World
+from tests.contract.worlds import World
 
 TEXT = (("content-type", "text/plain"),)
 

@@ -9,7 +9,8 @@ import pytest
 
 from onefold._kernel.ids import RANDOM_BYTES, uuid7
 from onefold.idempotency.model import SCHEMA_VERSION
-from tests.contract.worlds import Plan, World
+from tests.contract.plans import Plan
+from tests.contract.worlds import World
 
 HOUR_MS = 3_600_000
 

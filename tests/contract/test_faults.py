@@ -22,8 +22,9 @@ from onefold.http.policy import Settings
 from onefold.testing.proxy import FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.contract.doomed import DONE, STUCK
+from tests.contract.plans import Desk, Gate, Plan
 from tests.contract.rows import ASGI, POSTGRES
-from tests.contract.worlds import Desk, Gate, Plan, World
+from tests.contract.worlds import World
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 1.0

@@ -6,8 +6,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import pytest
 
+from tests.contract.plans import Gate, Plan
 from tests.contract.wire import PATIENCE_S, Answer
-from tests.contract.worlds import Gate, Plan, World
+from tests.contract.worlds import World
 
 CROWD = 20
 

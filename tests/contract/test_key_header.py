@@ -9,8 +9,10 @@ import pytest
 
 from onefold._kernel.ids import RANDOM_BYTES, uuid7, uuid7_ms
 from onefold.db.connect import async_database, sync_database
+from tests.contract.counting import Counting
+from tests.contract.plans import Plan
 from tests.contract.rows import ASGI
-from tests.contract.worlds import Counting, Plan, World
+from tests.contract.worlds import World
 
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 STRICT_AND_LENIENT = pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])

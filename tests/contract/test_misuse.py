@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.contract.plans import Desk, Plan
 from tests.contract.rows import POSTGRES, SQLITE, WorldName
-from tests.contract.worlds import Desk, Plan, World
+from tests.contract.worlds import World
 
 
 async def swallow_an_error(desk: Desk) -> None:
@@ -54,7 +55,7 @@ def on_the_connection(work: Act) -> Callable[[Desk], Awaitable[None]]:
 
     async def act(desk: Desk) -> None:
         connection = desk.connection
-        if desk.world.name == "asgi-sqlite":
+        if desk.world == "asgi-sqlite":
             await connection.run(work)
         else:
             await desk.finished(work(connection))

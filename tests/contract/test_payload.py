@@ -9,8 +9,9 @@ import pytest
 from onefold import canonical_json, raw_bytes, selected_fields
 from onefold.http.policy import Settings
 from onefold.idempotency.fingerprint import Asked, Strategy
+from tests.contract.plans import Gate, Plan
 from tests.contract.wire import HeaderLines
-from tests.contract.worlds import Gate, Plan, World
+from tests.contract.worlds import World
 
 
 @pytest.mark.contract("C07")

@@ -10,8 +10,9 @@ import pytest
 from onefold._kernel.ids import RANDOM_BYTES, uuid7
 from onefold.errors import CallerError
 from onefold.http.policy import Settings
+from tests.contract.plans import Gate, Plan
 from tests.contract.wire import Answer
-from tests.contract.worlds import Gate, Plan, World
+from tests.contract.worlds import World
 
 
 @pytest.mark.contract("C10")

@@ -6,7 +6,8 @@ import gzip
 
 import pytest
 
-from tests.contract.worlds import Plan, World
+from tests.contract.plans import Plan
+from tests.contract.worlds import World
 
 KEPT = (
     ("content-type", "application/vnd.order+json; charset=utf-8"),

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import json
 import sqlite3
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,108 +23,17 @@ from psycopg_pool import ConnectionPool
 
 from onefold import AsyncOnefold, Onefold, Request
 from onefold._kernel.events import Event
-from onefold._kernel.transaction import Transaction
 from onefold.http import asgi, wsgi
 from onefold.http.policy import Settings
 from onefold.idempotency.sealing import Sealer
-from tests.contract.rows import ASGI, POSTGRES, WorldName
+from tests.contract.plans import Call, Desk, Gate, Plan
+from tests.contract.rows import POSTGRES, WorldName
 from tests.contract.wire import PATIENCE_S, Answer, Arrival, HeaderLines, Line, Question, serve_asgi, serve_wsgi
 
 T = TypeVar("T")
 
 CONNECTIONS_MAX = 8
-JSON = (("content-type", "application/json"),)
 ORDER = {"item": "book", "cents": 500}
-
-
-class Gate:
-    """Where a handler stops until the test lets it on."""
-
-    def __init__(self) -> None:
-        self._reached: Future[None] = Future()
-        self._opened: Future[None] = Future()
-
-    def await_arrival(self) -> None:
-        self._reached.result(PATIENCE_S)
-
-    def open(self) -> None:
-        if not self._opened.done():
-            self._opened.set_result(None)
-
-    def pass_through(self) -> None:
-        self._arrive()
-        self._opened.result(PATIENCE_S)
-
-    async def pass_through_async(self) -> None:
-        self._arrive()
-        # Shielded: a handler that is cancelled must not open the gate for others.
-        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._opened)), PATIENCE_S)
-
-    def _arrive(self) -> None:
-        if not self._reached.done():
-            self._reached.set_result(None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a handler does: write its row, act, stop at a gate, raise or answer."""
-
-    status: int = 201
-    headers: tuple[tuple[str, str], ...] = JSON
-    body: bytes = b'{"paid": true}'
-    chunks: tuple[bytes, ...] = ()
-    writes: bool = True
-    acts: Callable[[Desk], Awaitable[None]] | None = None
-    gate: Gate | None = None
-    error: Exception | None = None
-    breaks: Exception | None = None
-    """Raised in the middle of the answer: after all its parts, when more was promised."""
-
-    def parts(self) -> tuple[bytes, ...]:
-        return self.chunks or (self.body,)
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What a handler works with. Its methods are awaited in both colours; on a thread they never suspend."""
-
-    world: World
-    tx: Transaction[Any] | None
-
-    @property
-    def connection(self) -> Any:
-        assert self.tx is not None, "this route has no transaction"
-        return self.tx.connection
-
-    async def execute(self, sql: str, *values: object) -> None:
-        """One statement; a value is written `:1`."""
-        connection = self.connection
-        mark, arguments = {
-            "asgi-sqlite": ("?", (values,)),
-            "asgi-postgres": ("$1", values),
-            "wsgi-sqlite": ("?", (values,)),
-            "wsgi-postgres": ("%s", (values,)),
-        }[self.world.name]
-        await self.finished(connection.execute(sql.replace(":1", mark), *arguments))
-
-    async def pass_gate(self, gate: Gate) -> None:
-        if self.world.name in ASGI:
-            await gate.pass_through_async()
-        else:
-            gate.pass_through()
-
-    @staticmethod
-    async def finished(result: Any) -> Any:
-        return await result if inspect.isawaitable(result) else result
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One entry into the handler."""
-
-    operation: str
-    item: str
-    principal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +298,7 @@ class WsgiWorld(World):
     def _application(self, environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Iterator[bytes]:
         headers = {name[5:].lower().replace("_", "-"): value for name, value in environ.items() if name[:5] == "HTTP_"}
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
-        desk = Desk(self, environ.get(wsgi.TRANSACTION))
+        desk = Desk(self.name, environ.get(wsgi.TRANSACTION))
         plan = _driven(self.handle(desk, environ["REQUEST_METHOD"], environ["PATH_INFO"], headers, body))
         start_response(f"{plan.status} {_phrase(plan.status)}", list(plan.headers))
         yield from plan.parts()
@@ -444,7 +351,7 @@ class AsgiWorld(World):
             body += message.get("body", b"")
             more = message.get("more_body", False)
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
-        desk = Desk(self, scope.get(asgi.TRANSACTION))
+        desk = Desk(self.name, scope.get(asgi.TRANSACTION))
         plan = await self.handle(desk, scope["method"], scope["path"], headers, body)
         lines = [(name.encode(), value.encode("latin-1")) for name, value in plan.headers]
         await send({"type": "http.response.start", "status": plan.status, "headers": lines})
@@ -476,26 +383,3 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Status"
-
-
-class Counting:
-    """A database that counts how often it is asked for a connection, in either colour."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._lock = threading.Lock()
-        self.acquired = 0
-        self.dialect: str = inner.dialect
-        if inspect.iscoroutinefunction(inner.acquire):
-            self.acquire, self.close = self._acquire_async, self._inner.close
-        else:
-            self.acquire, self.close = self._acquire, self._inner.close
-
-    def _acquire(self) -> Any:
-        with self._lock:
-            self.acquired += 1
-        return self._inner.acquire()
-
-    async def _acquire_async(self) -> Any:
-        self.acquired += 1
-        return await self._inner.acquire()

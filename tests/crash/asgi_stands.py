@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import MutableMapping
+from collections.abc import Coroutine, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
 from onefold.db.threads import ThreadedDatabase
 from onefold.http.asgi import TRANSACTION, Application, IdempotencyMiddleware, Receive, Send
 from onefold.http.exchange import Gate
-from onefold.testing.crash import Act, Boundaries, Edge
+from onefold.testing.crash import Act, Boundaries, Edge, Suspensions
 from onefold.testing.invariants import Attempt, Reply
 from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_psycopg, insert_sqlite, open_books, routes
 from tests.crash.stands import LEASES_S, PATIENCE_S, gate_for
@@ -198,12 +198,14 @@ class AsgiPostgres(AsgiStand):
 class AsgiAsyncpg(AsgiPostgres):
     """By asyncpg."""
 
-    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, dsn: str, *, through: str | None = None, insert: AsyncInsert = insert_asyncpg, **options: Any
+    ) -> None:
         runner = asyncio.Runner()
         self.pool = runner.run(self._open(through or dsn))
         database = AsyncpgDatabase(self.pool)
         rival = WsgiPsycopg(dsn, alone=True)
-        super().__init__(runner, database, insert_asyncpg, open_books(dsn), rival, **options)
+        super().__init__(runner, database, insert, open_books(dsn), rival, **options)
 
     async def _open(self, dsn: str) -> Any:
         return await asyncpg.create_pool(dsn, min_size=0, max_size=self.POOL, timeout=PATIENCE_S)
@@ -222,12 +224,14 @@ class AsgiAsyncpg(AsgiPostgres):
 class AsgiPsycopg(AsgiPostgres):
     """By psycopg."""
 
-    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, dsn: str, *, through: str | None = None, insert: AsyncInsert = insert_psycopg, **options: Any
+    ) -> None:
         runner = asyncio.Runner()
         self.pool = runner.run(self._open(through or dsn))
         database = AsyncPsycopgDatabase(self.pool)
         rival = WsgiPsycopg(dsn, alone=True)
-        super().__init__(runner, database, insert_psycopg, open_books(dsn), rival, **options)
+        super().__init__(runner, database, insert, open_books(dsn), rival, **options)
 
     async def _open(self, dsn: str) -> AsyncConnectionPool[Any]:
         pool: AsyncConnectionPool[Any] = AsyncConnectionPool(dsn, min_size=0, max_size=self.POOL, open=False)
@@ -249,12 +253,17 @@ async def _asked(
     app: Application, route: str, key: str | None, payload: str, boundaries: Boundaries | None = None
 ) -> Attempt:
     begun_s = time.monotonic()
-    task = asyncio.create_task(call(app, route, key, payload))
+    work = call(app, route, key, payload)
+    task = asyncio.create_task(work if boundaries is None else _noticed(work, boundaries))
     if boundaries is not None:
         boundaries.counts = lambda: asyncio.current_task() is task
     await asyncio.wait({task})
     reply = None if task.cancelled() else task.result()
     return Attempt(key=str(key), payload=payload, reply=reply, begun_s=begun_s, ended_s=time.monotonic())
+
+
+async def _noticed(work: Coroutine[Any, Any, Reply | None], boundaries: Boundaries) -> Reply | None:
+    return await Suspensions(work, boundaries)
 
 
 async def call(app: Application, route: str, key: str | None, payload: str) -> Reply | None:

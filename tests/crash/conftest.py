@@ -1,5 +1,4 @@
-"""One private Postgres for the campaigns that only lose connections (those that kill servers start their own), and
-one zygote for those that kill processes."""
+"""One zygote for the campaigns that kill processes."""
 
 from __future__ import annotations
 
@@ -7,14 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onefold.testing.servers import PrivatePostgres
 from tests.crash.zygote import Zygote
-
-
-@pytest.fixture(scope="session")
-def crash_server() -> Iterator[PrivatePostgres]:
-    with PrivatePostgres() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

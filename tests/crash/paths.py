@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onefold.testing.crash import Act, Crossing, never_struck, strikes
+from onefold.testing.crash import Act, Crossing, Edge, never_struck, strikes
 from onefold.testing.invariants import FINAL, Attempt, Verdict, violations
 from tests.crash.shop import DECLINED, PAY, PAY_ONCE, PAY_OR_WAIT, new_key
 from tests.crash.stands import Hold, Stand, insist
@@ -30,7 +31,7 @@ class Path:
     ends: Verdict
     prepare: Callable[[Case], None] = lambda case: None
     #: What others do while the request is under way, told at each of its crossings.
-    meanwhile: Callable[[Case, Crossing], None] = lambda case, crossing: None
+    meanwhile: Callable[[Case, str, Edge], None] = lambda case, verb, edge: None
     route: str = PAY
     payload: str = "10 EUR"
     #: Whether someone else works on the key too, if nothing is struck.
@@ -73,19 +74,19 @@ def in_flight(case: Case) -> None:
     case.hold = case.stand.hold(case.route, case.key, "10 EUR")
 
 
-def ends_in_time(case: Case, crossing: Crossing) -> None:
+def ends_in_time(case: Case, verb: str, edge: Edge) -> None:
     """Who waits has looked once when it gives its connection back: then the one in flight may finish."""
-    if case.hold is not None and crossing.verb in ("release", "discard"):
+    if case.hold is not None and verb in ("release", "discard"):
         case.hold.let_go()
 
 
-def taken_over(case: Case, crossing: Crossing) -> None:
+def taken_over(case: Case, verb: str, edge: Edge) -> None:
     """The lease ends inside the handler, and another process does the work.
 
     On SQLite that is possible until the handler holds the write lock, on Postgres until its COMMIT.
     """
-    edge = "before" if case.stand.dialect == "sqlite" else "after"
-    if not case.taken_over and (crossing.verb, crossing.edge) == ("insert", edge):
+    last_chance = "before" if case.stand.dialect == "sqlite" else "after"
+    if not case.taken_over and (verb, edge) == ("insert", last_chance):
         case.taken_over = True
         case.stand.books.end_lease(case.route, case.key)
         case.history.append(case.stand.ask_elsewhere(case.route, case.key, "10 EUR"))
@@ -105,22 +106,21 @@ PATHS: dict[str, Path] = {
 }
 
 
-def travel(stand: Stand, path: Path, act: Act | None = None) -> Journey:
-    """Prepare a key, strike the request, retry until it is final."""
+def travel(stand: Stand, path: Path, act: Act | None = None, *, then: Act | None = None) -> Journey:
+    """Prepare a key, strike the request (and then its first retry), retry until it is final."""
     case = Case(stand, path.route, new_key())
     path.prepare(case)
-
-    def watched(crossing: Crossing) -> None:
-        path.meanwhile(case, crossing)
-        if act is not None:
-            act(crossing)
-
-    struck = stand.ask(case.route, case.key, path.payload, act=watched)
+    stand.boundaries.watch = functools.partial(path.meanwhile, case)
+    struck = stand.ask(case.route, case.key, path.payload, act=act)
+    stand.boundaries.watch = lambda verb, edge: None
     crossings = list(stand.boundaries.crossings)
     if case.hold is not None:
         case.history.append(case.hold.ended())
     alone = not any(attempt.verdict in FINAL for attempt in case.history)
     wrong = ["nobody else came by"] if act is None and path.company and alone else []
+    if then is not None:
+        case.history.append(struck)
+        struck = stand.ask(case.route, case.key, path.payload, act=then)
     case.history += insist(stand, case.route, case.key, path.payload, struck)
     wrong += violations(case.history, stand.books.rows(case.key), lease_s=stand.lease_s)
     if case.history[-1].verdict != path.ends:

@@ -1,5 +1,5 @@
-"""The task of a request is cancelled before, during and after everything it does: it rolled back or completed, its
-connection is back, and a retry is clean."""
+"""The task of a request is cancelled before, during and after everything it asks for, and wherever it waits: it
+rolled back or completed, its connection is back, and a retry is clean."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from tests.crash.paths import PATHS, campaign
 
 STANDS: dict[str, Any] = {"sqlite": AsgiSqlite, "asyncpg": AsgiAsyncpg, "psycopg": AsgiPsycopg}
 
+EDGES: dict[str, Any] = {"at verbs": ("before", "during", "after"), "at waits": ("suspended",)}
+
+
+@pytest.fixture(scope="module", params=EDGES)
+def edges(request: pytest.FixtureRequest) -> Any:
+    return EDGES[request.param]
+
 
 @pytest.fixture(scope="module", params=STANDS)
-def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiStand]:
+def stand(request: pytest.FixtureRequest, edges: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiStand]:
     where: Any
     if request.param == "sqlite":
         where = tmp_path_factory.mktemp("cancellation") / "shop.db"
     else:
-        server: PrivatePostgres = request.getfixturevalue("crash_server")
+        server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
-    stand: AsgiStand = STANDS[request.param](where, edges=("before", "during", "after"))
+    stand: AsgiStand = STANDS[request.param](where, edges=edges)
     yield stand
     stand.close()
 

@@ -30,7 +30,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any,
     if request.param in (AsgiSqlite, WsgiSqlite):
         yield request.param, tmp_path / "shop.db"
     else:
-        server: PrivatePostgres = request.getfixturevalue("crash_server")
+        server: PrivatePostgres = request.getfixturevalue("postgres")
         yield request.param, server.fresh_database()
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from onefold.testing.crash import lose_connection, strikes
+from onefold.testing.crash import Crossing, Strike, lose_connection, strikes
 from onefold.testing.servers import PrivatePostgres
 from tests.crash.asgi_stands import AsgiAsyncpg, AsgiSqlite
-from tests.crash.paths import PATHS, campaign
+from tests.crash.paths import PATHS, campaign, travel
 from tests.crash.shop import PAY_UNKEYED, new_key
 from tests.crash.stands import Stand
 from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite
@@ -29,7 +30,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if "sqlite" in request.param:
         where = tmp_path_factory.mktemp("faults") / "shop.db"
     else:
-        server: PrivatePostgres = request.getfixturevalue("crash_server")
+        server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
     stand: Stand = STANDS[request.param](where)
     yield stand
@@ -52,3 +53,32 @@ def test_a_request_without_a_key_is_told_to_retry_only_if_nothing_happened(stand
         assert not (retryable and rows), f"told {attempt.reply} after a strike at {strike.struck}, and it is done"
         assert attempt.verdict != "done" or rows
         assert stand.leaks() == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", PATHS)
+def test_two_connections_lost_in_one_request_leave_a_request_that_can_be_retried(stand: Stand, path: str) -> None:
+    wrong: list[str] = []
+    for first in strikes(lose_connection):
+        for further in strikes(lose_connection):
+
+            def both(crossing: Crossing, first: Strike = first, further: Strike = further) -> None:
+                first(crossing)
+                if crossing.number > first.number:
+                    further(replace(crossing, number=crossing.number - first.number))
+
+            journey = travel(stand, PATHS[path], both)
+            wrong += [f"struck at {first.struck} and {further.struck}: {found}" for found in journey.wrong]
+    assert not wrong
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", PATHS)
+def test_a_retry_that_loses_its_connection_too_leaves_a_request_that_can_be_retried(stand: Stand, path: str) -> None:
+    """All pairs: struck at one crossing, and the retry at any of its own."""
+    wrong: list[str] = []
+    for first in strikes(lose_connection):
+        for second in strikes(lose_connection):
+            journey = travel(stand, PATHS[path], first, then=second)
+            wrong += [f"struck at {first.struck}, then at {second.struck}: {found}" for found in journey.wrong]
+    assert not wrong

@@ -3,6 +3,7 @@ committed, or runs cleanly; never twice, never locked out for longer than the le
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -29,7 +30,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Stand
         with closing(stand):
             yield stand, order
     else:
-        server: PrivatePostgres = request.getfixturevalue("crash_server")
+        server: PrivatePostgres = request.getfixturevalue("postgres")
         dsn = server.fresh_database()
         with closing(WsgiPsycopg(dsn)) as other:
             yield other, replace(blank, postgres=dsn)
@@ -58,6 +59,13 @@ def test_a_process_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
     assert not killing(zygote, *shop)
 
 
+def test_a_process_killed_while_its_statements_are_under_way_leaves_a_request_that_can_be_retried(
+    zygote: Zygote, shop: tuple[Stand, Order]
+) -> None:
+    stand, order = shop
+    assert not killing(zygote, stand, replace(order, edges=("suspended",)))
+
+
 def test_a_process_killed_while_it_declines_leaves_a_request_that_can_be_retried(
     zygote: Zygote, shop: tuple[Stand, Order]
 ) -> None:
@@ -75,3 +83,45 @@ def test_a_process_killed_while_its_handler_breaks_leaves_a_request_that_can_be_
 def test_the_kills_find_a_row_that_commits_apart_from_its_key(zygote: Zygote, shop: tuple[Stand, Order]) -> None:
     stand, order = shop
     assert any("has 2 rows" in found for found in killing(zygote, stand, replace(order, splits=True)))
+
+
+@pytest.mark.soak
+def test_a_retry_that_is_killed_too_leaves_a_request_that_can_be_retried(
+    zygote: Zygote, shop: tuple[Stand, Order]
+) -> None:
+    """All pairs: killed at one boundary, and the retry, which meets what is left, at any of its own."""
+    stand, blank = shop
+    crossings = zygote.ask(replace(blank, key=new_key())).crossings
+    wrong = []
+    for first in crossings:
+        for second in range(1, len(crossings) + 10):
+            order = replace(blank, key=new_key(), act="kill", at=first.number)
+            history = [zygote.ask(order).attempt]
+            retry = zygote.ask(replace(order, at=second))
+            history.append(retry.attempt)
+            history += insist(stand, order.route, order.key, order.payload, history.pop())
+            found = violations(history, stand.books.rows(order.key), lease_s=stand.lease_s)
+            wrong += [f"killed at {first} and then at {second}: {sentence}" for sentence in found]
+            if retry.state == "ended":
+                break
+    assert not wrong
+
+
+@pytest.mark.soak
+def test_a_process_killed_at_any_time_leaves_a_request_that_can_be_retried(
+    zygote: Zygote, shop: tuple[Stand, Order]
+) -> None:
+    """By the clock: also in the middle of a write to the disk."""
+    stand, blank = shop
+    chance = random.Random(0)
+    wrong, acknowledged = [], 0
+    for _ in range(1_000):
+        after_s = chance.uniform(0.0, 0.04)
+        order = replace(blank, key=new_key(), after_s=after_s)
+        fate = zygote.ask(order)
+        acknowledged += fate.attempt.reply is not None
+        history = insist(stand, order.route, order.key, order.payload, fate.attempt)
+        found = violations(history, stand.books.rows(order.key), lease_s=stand.lease_s)
+        wrong += [f"killed after {after_s * 1000:.1f} ms: {sentence}" for sentence in found]
+    assert not wrong
+    assert 50 < acknowledged < 950, "the kills came all too early, or all too late"

@@ -58,9 +58,9 @@ def retried_after_return(stand: Stand, order: Order, late: Fate) -> list[str]:
 
 
 def test_a_process_stopped_at_any_boundary_on_postgres_is_waited_for_no_longer_than_its_lease(
-    zygote: Zygote, crash_server: PrivatePostgres
+    zygote: Zygote, postgres: PrivatePostgres
 ) -> None:
-    dsn = crash_server.fresh_database()
+    dsn = postgres.fresh_database()
     blank = Order(route=PAY, key="", payload="10 EUR", postgres=dsn, settings={"lease_s": LEASE_S})
     wrong: list[str] = []
     with closing(WsgiPsycopg(dsn)) as stand:

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import async_sqlite
-from onefold.testing.crash import Act, Boundaries, Crossing, Strike, kill_process, stop_process
+from onefold.testing.crash import Act, Boundaries, Crossing, Edge, Strike, Suspensions, kill_process, stop_process
 from onefold.testing.invariants import Attempt, Reply
 from tests.crash.asgi_stands import AsgiShop, call
 from tests.crash.shop import PostgresBooks, Shop, SqliteBooks, insert_asyncpg, insert_sqlite
@@ -50,6 +50,9 @@ class Order:
     postgres: str | None = None
     act: Literal["kill", "stop"] | None = None
     at: int = 0
+    edges: tuple[Edge, ...] = ("before", "after")
+    after_s: float | None = None
+    """Instead of a crossing, a time: the zygote kills the child by the clock."""
     breaks: bool = False
     splits: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
@@ -128,7 +131,11 @@ def serve() -> None:
     for line in sys.stdin.buffer:
         command = json.loads(line)
         if command.pop("do") == "ask":
-            pid = _forked(Order(**command), pipes)
+            order = Order(**command)
+            pid = _forked(order, pipes)
+            if order.after_s is not None:
+                time.sleep(order.after_s)
+                os.kill(pid, signal.SIGKILL)
         else:
             pid = command["pid"]
             os.kill(pid, command["number"])
@@ -174,7 +181,8 @@ def _fate(pid: int, pipes: dict[int, int]) -> dict[str, Any]:
 
 
 async def _obey(order: Order, pipe: int) -> None:
-    boundaries = Boundaries(Strike(order.at, _ACTS[order.act]) if order.act is not None else None)
+    strike = Strike(order.at, _ACTS[order.act]) if order.act is not None else None
+    boundaries = Boundaries(strike, edges=order.edges)
     shop = Shop(boundaries)
     if order.breaks:
         shop.breaking.add(order.key)
@@ -186,7 +194,7 @@ async def _obey(order: Order, pipe: int) -> None:
         assert order.postgres is not None
         shop.splits = PostgresBooks(order.postgres) if order.splits else None
         app = AsgiShop(AsyncpgDatabase(order.postgres), insert_asyncpg, shop, **order.settings).app
-    reply = await call(app, order.route, order.key, order.payload)
+    reply = await Suspensions(call(app, order.route, order.key, order.payload), boundaries)
     assert reply is not None
     headers = [(name.decode(), value.decode()) for name, value in reply.headers]
     with boundaries.around_step("answer"):

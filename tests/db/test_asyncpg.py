@@ -180,3 +180,49 @@ async def test_a_dsn_that_asyncpg_cannot_read_is_refused_without_being_repeated(
         await database.acquire()
     assert "hunter2" not in str(refusal.value)
     await database.close()
+
+
+_SESSION = Statement(
+    "SELECT current_setting('work_mem'), (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'),"
+    " (SELECT count(*) FROM pg_listening_channels())"
+)
+
+
+@pytest.mark.parametrize("ending", [COMMIT, ROLLBACK])
+async def test_what_a_handler_set_in_the_session_is_gone_when_the_connection_comes_back(
+    postgres_dsn: str, ending: Boundary
+) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncpgDatabase(pool)
+        connection = await database.acquire()
+        before = await connection.fetch(_SESSION)
+        await connection.batch((BEGIN,))
+        await connection.handle.execute("SET work_mem = '7MB'; SELECT pg_advisory_lock(77); LISTEN somewhere")
+        await connection.batch((ending,))
+        await connection.release()
+        connection = await database.acquire()
+        assert await connection.fetch(_SESSION) == before
+        await connection.release()
+
+
+async def test_a_pool_s_own_reset_is_still_called(postgres_dsn: str) -> None:
+    called = []
+
+    async def reset(connection: object) -> None:
+        called.append(connection)
+
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1, reset=reset) as pool:
+        connection = await AsyncpgDatabase(pool).acquire()
+        await connection.batch((BEGIN, COMMIT))
+        await connection.release()
+    assert len(called) == 1
+
+
+async def test_a_session_s_reset_is_spared_once_and_not_for_those_who_come_after_us(postgres_dsn: str) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+        connection = await AsyncpgDatabase(pool).acquire()
+        await connection.batch((BEGIN, COMMIT))
+        await connection.release()
+        async with pool.acquire() as other:
+            await other.execute("SET work_mem = '7MB'")
+        assert await pool.fetchval("SHOW work_mem") != "7MB"

@@ -30,9 +30,7 @@ JSON_TYPE = "application/json"
 properties = settings(max_examples=300, deadline=None)
 
 
-def asked(
-    body: bytes | str = b"", media_type: str = JSON_TYPE, path: str = "/orders", query: bytes = b""
-) -> Asked:
+def asked(body: bytes | str = b"", media_type: str = JSON_TYPE, path: str = "/orders", query: bytes = b"") -> Asked:
     return Asked(
         path=path,
         query=query,
@@ -76,9 +74,7 @@ def reference(text: str) -> Hashable:
     return typed(json.loads(text, parse_int=Fraction, parse_float=Fraction))
 
 
-def disagreements(
-    canonicaliser: Callable[[str], bytes], pairs: list[tuple[str, str]]
-) -> list[tuple[str, str]]:
+def disagreements(canonicaliser: Callable[[str], bytes], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The pairs on which a canonicaliser raises, or is of another opinion than exact values."""
     wrong = []
     for one, other in pairs:
@@ -254,9 +250,7 @@ def arrays(draw: st.DrawFn, children: st.SearchStrategy[str]) -> str:
 
 @st.composite
 def objects(draw: st.DrawFn, children: st.SearchStrategy[str]) -> str:
-    members = draw(
-        st.lists(st.tuples(MEMBER_NAME, children), max_size=3, unique_by=lambda m: json.loads(m[0]))
-    )
+    members = draw(st.lists(st.tuples(MEMBER_NAME, children), max_size=3, unique_by=lambda m: json.loads(m[0])))
     space = draw(SPACE)
     return "{" + ",".join(f"{space}{name}{space}:{space}{value}" for name, value in members) + space + "}"
 
@@ -391,18 +385,14 @@ def test_what_is_not_exactly_json_is_compared_by_its_bytes(body: bytes) -> None:
         assert not same(body, body + b" ", strategy)
 
 
-@pytest.mark.parametrize(
-    "media_type", ["", "text/plain", "application/xml", "application/jsonp", "text/json-seq"]
-)
+@pytest.mark.parametrize("media_type", ["", "text/plain", "application/xml", "application/jsonp", "text/json-seq"])
 def test_another_media_type_is_compared_by_its_bytes(media_type: str) -> None:
     one, other = (canonical_json(asked(body, media_type)) for body in (b'{"a":1}', b'{"a": 1}'))
     assert one != other
     assert one != canonical_json(asked(b'{"a":1}'))
 
 
-@pytest.mark.parametrize(
-    "media_type", [JSON_TYPE, "application/merge-patch+json", "application/vnd.shop.v2+json"]
-)
+@pytest.mark.parametrize("media_type", [JSON_TYPE, "application/merge-patch+json", "application/vnd.shop.v2+json"])
 def test_json_media_types_are_compared_by_value(media_type: str) -> None:
     assert canonical_json(asked(b'{"a": 1.0}', media_type)) == canonical(b'{"a":1}')
 
@@ -579,9 +569,7 @@ PART = st.text(alphabet="a1:/\ud800\udcff", max_size=4)
 @example(("", "", "a"), ("", "a", ""))
 @example(("a", "", "0:"), ("a0:", "", ""))
 @example(("\ud800", "", ""), ("\udcff", "", ""))
-def test_no_byte_can_move_between_path_query_and_body(
-    one: tuple[str, str, str], other: tuple[str, str, str]
-) -> None:
+def test_no_byte_can_move_between_path_query_and_body(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
     def printed(parts: tuple[str, str, str]) -> bytes:
         path, query, body = parts
         raw = [part.encode("utf-8", "surrogatepass") for part in (query, body)]

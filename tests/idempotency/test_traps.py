@@ -106,7 +106,9 @@ def _slow_lock_that_looks(ask: Ask) -> Statement:
     """Lock and look in one statement: the look sees the world as it was before the lock."""
     real = _slow_lock(ask)
     return Statement(
-        real.sql.replace("SELECT ", "SELECT set_config('t.seen', (SELECT count(*)::text FROM onefold_record), true), ", 1),
+        real.sql.replace(
+            "SELECT ", "SELECT set_config('t.seen', (SELECT count(*)::text FROM onefold_record), true), ", 1
+        ),
         real.values,
     )
 
@@ -237,9 +239,7 @@ def _lock_without_lease(ask: Ask) -> Statement:
         pytest.param(planted(lock=_lock_without_lease), False, id="planted-no-lease"),
     ],
 )
-async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(
-    world: World, sql: Any, freed: bool
-) -> None:
+async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(world: World, sql: Any, freed: bool) -> None:
     stopped, retry = world.desk(sql, lease_s=0.3), world.desk(sql)
     assert isinstance(await stopped.claim(), Run)
     await stopped.pay()
@@ -296,7 +296,8 @@ async def test_a_refusal_after_an_sql_error_is_stored_because_its_rows_are_rolle
 
 def _settle_without_asking(ask: Ask, answer: Answer) -> Statement:
     real = postgres.settle(ask, answer)
-    return Statement(real.sql.replace("current_setting('onefold.claim', true) = $1::text", "$1::text <> ''"), real.values)
+    asks = "current_setting('onefold.claim', true) = $1::text"
+    return Statement(real.sql.replace(asks, "$1::text <> ''"), real.values)
 
 
 @pytest.mark.parametrize("words", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
@@ -324,7 +325,7 @@ async def test_control_without_the_proof_a_handler_s_commit_goes_unnoticed(world
 
 async def test_a_server_whose_default_is_repeatable_read_is_claimed_under_read_committed(world: World) -> None:
     name = await world.pool.fetchval("SELECT current_database()")
-    await world.pool.execute(f'ALTER DATABASE "{name}" SET default_transaction_isolation = \'repeatable read\'')
+    await world.pool.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
     await world.pool.expire_connections()
     first, second = world.desk(), world.desk(planted(lock=_slow_lock))
     assert isinstance(await first.claim(), Run)
@@ -341,10 +342,11 @@ async def _gate(world: World) -> AsyncIterator[Callable[[], Awaitable[None]]]:
 
     async def someone_waits() -> None:
         async with asyncio.timeout(20):
-            while not await connection.fetchval(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            ):
-                await asyncio.sleep(0.01)
+            waiting = 0
+            while waiting == 0:
+                waiting = await connection.fetchval(
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                )
 
     async with world.pool.acquire() as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", _GATE)

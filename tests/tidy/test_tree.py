@@ -133,9 +133,7 @@ CONTROLS = {
     "core folder": Control(
         check=checks.nameless_module, path="_core/__init__.py", bad="", good="", good_path="score/__init__.py"
     ),
-    "foreign import": Control(
-        check=checks.foreign_imports, bad="import httpx\n", good="import onefold.errors\n"
-    ),
+    "foreign import": Control(check=checks.foreign_imports, bad="import httpx\n", good="import onefold.errors\n"),
     "foreign from": Control(
         check=checks.foreign_imports, bad="from httpx import Client\n", good="from json import loads\n"
     ),
@@ -173,9 +171,7 @@ CONTROLS = {
         bad="if TYPE_CHECKING:\n    from sqlalchemy.ext.asyncio import AsyncSession\n",
         good="if TYPE_CHECKING:\n    from fastapi import FastAPI\n",
     ),
-    "sleep": Control(
-        check=checks.ambient_reach, bad="import time as t\nt.sleep(1)\n", good="pause.sleep(1)\n"
-    ),
+    "sleep": Control(check=checks.ambient_reach, bad="import time as t\nt.sleep(1)\n", good="pause.sleep(1)\n"),
     "sleep by name": Control(
         check=checks.ambient_reach, bad="from time import sleep\n", good="from time import strftime\n"
     ),
@@ -215,9 +211,7 @@ CONTROLS = {
         good="import time\nx = time.monotonic()\n",
         good_path="_kernel/clock.py",
     ),
-    "pickle": Control(
-        check=checks.unsafe_loading, path="cli/a.py", bad="import pickle\n", good="import json\n"
-    ),
+    "pickle": Control(check=checks.unsafe_loading, path="cli/a.py", bad="import pickle\n", good="import json\n"),
     "marshal": Control(
         check=checks.unsafe_loading,
         path="db/a.py",
@@ -243,15 +237,9 @@ CONTROLS = {
         good="x = 1  # noqa: E501\n",
         good_path="db/asyncpg.py",
     ),
-    "machine path": Control(
-        check=checks.machine_paths, bad="see /" + "root/x\n", good="see ./root/x, my/root/x\n"
-    ),
-    "machine path first": Control(
-        check=checks.machine_paths, bad="a\n/" + "work/x\n", good="a\n/workshop/x\n"
-    ),
-    "unfinished": Control(
-        check=checks.unfinished_marks, bad="# TO" + "DO: later\n", good="# to do is to be\n"
-    ),
+    "machine path": Control(check=checks.machine_paths, bad="see /" + "root/x\n", good="see ./root/x, my/root/x\n"),
+    "machine path first": Control(check=checks.machine_paths, bad="a\n/" + "work/x\n", good="a\n/workshop/x\n"),
+    "unfinished": Control(check=checks.unfinished_marks, bad="# TO" + "DO: later\n", good="# to do is to be\n"),
     "still unfinished": Control(check=checks.unfinished_marks, bad="FIX" + "ME\n", good="mktemp " + "X" * 6),
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Flow, Release, Step
-from onefold.errors import StoreError
+from onefold.errors import OnefoldError
 
 T = TypeVar("T")
 
@@ -34,10 +34,14 @@ async def borrowing(work: Callable[[], Flow[T]]) -> T:
 
 
 async def undoing(*after: Step) -> None:
-    """Roll back, do what must follow, give the connection back. A store that fails now rolls back by itself."""
+    """Roll back, do what must follow, give the connection back.
+
+    Whatever refuses that (also a driver that is still busy with a statement the handler left behind) costs the
+    connection, and the server rolls back by itself.
+    """
     try:
         await Batch((Boundary.ROLLBACK, *after))
-    except StoreError:
+    except OnefoldError:
         await Discard()
     else:
         await Release()

@@ -114,7 +114,7 @@ class AsyncpgDatabase:
 class AsyncpgConnection:
     """One connection of the pool."""
 
-    __slots__ = ("_broken", "_connection", "_database", "_pool", "_prepared", "_proxy")
+    __slots__ = ("_broken", "_connection", "_database", "_pool", "_prepared", "_proxy", "_pure")
 
     def __init__(self, database: AsyncpgDatabase, pool: Pool, proxy: Any, prepared: set[str]) -> None:
         self._database = database
@@ -124,9 +124,12 @@ class AsyncpgConnection:
         self._connection = proxy._con
         self._prepared = prepared
         self._broken = False
+        #: Whether the session is as the pool expects it back. Our own statements leave nothing behind.
+        self._pure = True
 
     @property
     def handle(self) -> Handle:
+        self._pure = False
         connection = self._connection
         if connection._top_xact is None and self._in_transaction():
             # Tell asyncpg about the transaction that our batch began, so that the handler's own
@@ -139,6 +142,10 @@ class AsyncpgConnection:
 
     async def batch(self, steps: Sequence[Step]) -> int:
         query, new = self._query(steps)
+        purifies = steps[-1] in _ENDS and not self._pure and self._has_the_usual_reset()
+        if purifies:
+            # The pool would reset the session in a round trip of its own.
+            query = f"{query};{self._connection.get_reset_query()}"
         try:
             status = await self._proxy.execute(query)
         except _VENDOR_ERRORS as error:
@@ -153,7 +160,8 @@ class AsyncpgConnection:
                 connection._top_xact = None  # what we told asyncpg is over
         if new:
             self._prepared.update(new)
-        return _row_count(status)
+        self._pure = self._pure or purifies
+        return 0 if purifies else _row_count(status)
 
     async def fetch(self, statement: Statement) -> list[Row]:
         try:
@@ -164,10 +172,22 @@ class AsyncpgConnection:
     async def release(self) -> None:
         if self._broken or self._in_transaction():
             return await self.discard()
+        connection = self._connection
+        spared = self._pure and self._has_the_usual_reset()
+        if spared:
+            connection._reset_query = ""
         try:
             await self._pool.release(self._proxy)
         except _VENDOR_ERRORS as error:
             raise self._mapped(error) from error
+        finally:
+            if spared:
+                connection._reset_query = None  # found anew when it is next asked for
+
+    def _has_the_usual_reset(self) -> bool:
+        """A pool or a connection class with a reset of its own keeps it."""
+        usual = type(self._connection).get_reset_query is asyncpg.Connection.get_reset_query
+        return usual and getattr(self._pool, "_reset", None) is None
 
     async def discard(self) -> None:
         self._connection.terminate()

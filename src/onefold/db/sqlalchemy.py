@@ -8,7 +8,6 @@ given back.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from sqlalchemy.orm import Session
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db import sqlite
 from onefold.db.postgres import BOUNDARIES, error_for, refused
+from onefold.db.uncancelled import to_the_end
 from onefold.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -81,16 +81,15 @@ class AsyncSqlalchemyDatabase:
         self._engine = engine
 
     async def acquire(self) -> AsyncSqlalchemyConnection:
-        connection = self._engine.connect()
+        # Many releases of SQLAlchemy, cancelled half-way, lose the connection they were about to hand out.
+        return await to_the_end(self._take(), unclaimed=AsyncSqlalchemyConnection.release)
+
+    async def _take(self) -> AsyncSqlalchemyConnection:
         try:
-            started = await connection.start()
-            return AsyncSqlalchemyConnection(started, await started.run_sync(_taken))
+            connection = await self._engine.connect().start()
+            return AsyncSqlalchemyConnection(connection, await connection.run_sync(_taken))
         except (exc.SQLAlchemyError, OSError) as error:
             raise _not_connected(error) from error
-        except asyncio.CancelledError:
-            if connection.sync_connection is not None:  # taken from the pool, and nobody else knows it
-                await asyncio.shield(connection.close())
-            raise
 
     async def close(self) -> None:
         """Nothing: the engine is the application's."""
@@ -322,10 +321,10 @@ class AsyncSqlalchemyConnection:
         return await self._connection.run_sync(lambda _: self._verbs.fetch(statement))
 
     async def release(self) -> None:
-        await self._connection.run_sync(lambda _: self._verbs.release())
+        await to_the_end(self._connection.run_sync(lambda _: self._verbs.release()))
 
     async def discard(self) -> None:
-        await self._connection.run_sync(lambda _: self._verbs.discard())
+        await to_the_end(self._connection.run_sync(lambda _: self._verbs.discard()))
 
 
 def _taken(connection: Connection) -> SqlalchemyConnection:

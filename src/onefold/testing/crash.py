@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
@@ -23,7 +23,8 @@ from onefold.errors import ConnectionLost
 H = TypeVar("H")
 T = TypeVar("T")
 
-Edge: TypeAlias = Literal["before", "during", "after"]
+#: `suspended` is no edge of a verb, but every place where a task stands still (see `Suspensions`).
+Edge: TypeAlias = Literal["before", "during", "after", "suspended"]
 Interruptions: TypeAlias = tuple[type[BaseException], ...]
 
 _INTERRUPTIONS: Final[Interruptions] = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
@@ -31,7 +32,7 @@ _INTERRUPTIONS: Final[Interruptions] = (asyncio.CancelledError, KeyboardInterrup
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """One side of one verb, in the order of their happening; `during` exists on asyncio only."""
+    """One side of one verb, in the order of their happening; `during` and `suspended` exist on asyncio only."""
 
     number: int
     verb: str
@@ -85,10 +86,10 @@ def stop_process(crossing: Crossing) -> None:
 
 
 def cancel_task(crossing: Crossing) -> None:
-    """The running task is cancelled; `during` waits for the verb to be under way."""
+    """The running task is cancelled; `during` a verb it is under way, `suspended` it waits already."""
     task = asyncio.current_task()
     assert task is not None, "only what runs as a task can be cancelled"
-    if crossing.edge == "during":
+    if crossing.edge in ("during", "suspended"):
         asyncio.get_running_loop().call_soon(task.cancel)
     else:
         task.cancel()
@@ -103,6 +104,8 @@ class Boundaries:
         #: Whether who crosses now is the one to be struck: work in the background comes when it likes, and would
         #: make the numbers of a campaign mean another thing each time.
         self.counts: Callable[[], bool] = lambda: True
+        #: Told of every crossing before it is acted on, also of those that are not counted: for company.
+        self.watch: Callable[[str, Edge], None] = lambda verb, edge: None
         #: Connections that were taken and neither given back nor thrown away. More than none at the end is a leak.
         self.out = 0
         self._edges = frozenset(edges)
@@ -119,15 +122,45 @@ class Boundaries:
     def around_step(self, name: str) -> Iterator[None]:
         """Boundaries around a part of user code, a handler's own statement for instance."""
         self.cross(name, "before")
+        self.cross(name, "during")
         yield
         self.cross(name, "after")
 
     def cross(self, verb: str, edge: Edge) -> None:
-        if edge in self._edges and self.counts():
+        if not self.counts():
+            return
+        self.watch(verb, edge)
+        if edge in self._edges:
             crossing = Crossing(len(self.crossings) + 1, verb, edge)
             self.crossings.append(crossing)
             if self.act is not None:
                 self.act(crossing)
+
+
+class Suspensions(Generic[T]):
+    """Awaits a coroutine, and crosses a boundary at every place where it stands still.
+
+    That is finer than verbs: a driver may wait several times for one, and the handler waits for things of its own.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T], boundaries: Boundaries) -> None:
+        self._work = work
+        self._boundaries = boundaries
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        resume: Any = self._work.send
+        answer: Any = None
+        while True:
+            try:
+                waits_for = resume(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            self._boundaries.cross("wait", "suspended")
+            try:
+                resume, answer = self._work.send, (yield waits_for)
+            except BaseException as error:
+                resume, answer = self._work.throw, error
 
 
 class _Database(Generic[H]):

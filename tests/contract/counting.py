@@ -1,0 +1,30 @@
+"""A database that counts how often it is asked for a connection: the proof that something was decided without it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+
+class Counting:
+    """A database that counts how often it is asked for a connection, in either colour."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self.acquired = 0
+        self.dialect: str = inner.dialect
+        if inspect.iscoroutinefunction(inner.acquire):
+            self.acquire, self.close = self._acquire_async, self._inner.close
+        else:
+            self.acquire, self.close = self._acquire, self._inner.close
+
+    def _acquire(self) -> Any:
+        with self._lock:
+            self.acquired += 1
+        return self._inner.acquire()
+
+    async def _acquire_async(self) -> Any:
+        self.acquired += 1
+        return await self._inner.acquire()

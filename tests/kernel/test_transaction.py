@@ -1,0 +1,210 @@
+"""The request's transaction as its handler sees it: when it may be touched, and savepoints on both colours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.transaction import Transaction
+from onefold.db.connect import async_database, sync_database
+from onefold.errors import ProgrammerError, StoreUnavailable
+from onefold.testing.servers import PrivatePostgres
+
+CREATE = Statement("CREATE TABLE payments (amount integer)")
+SUM = Statement("SELECT sum(amount) FROM payments")
+
+
+class Declined(Exception):
+    """A part of the handler that may fail."""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest, sqlite_path: Path) -> Any:
+    if request.param == "sqlite":
+        return sqlite_path
+    server: PrivatePostgres = request.getfixturevalue("postgres")
+    return server.fresh_database()
+
+
+@pytest.fixture
+def lane(address: Any) -> Iterator[ThreadLane[Any]]:
+    """Inside a transaction that has an empty table."""
+    database = sync_database(address)
+    lane: ThreadLane[Any] = ThreadLane(database)
+    lane.acquire()
+    lane.batch((Boundary.BEGIN, CREATE))
+    yield lane
+    lane.batch((Boundary.ROLLBACK,))
+    lane.release()
+    database.close()
+
+
+@pytest.fixture
+def tx(lane: ThreadLane[Any]) -> Transaction[Any]:
+    tx = Transaction(lane)
+    tx.open()
+    return tx
+
+
+def pay(lane: ThreadLane[Any], amount: int) -> None:
+    lane.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
+
+
+def pay_in_vain(tx: Transaction[Any], lane: ThreadLane[Any], amount: int) -> None:
+    """A part that writes and then fails."""
+    with tx.savepoint():
+        with tx.savepoint():
+            pay(lane, amount)
+        raise Declined
+
+
+# --- when it may be touched -----------------------------------------------------------------------------------
+
+
+def test_before_the_claim_there_is_no_transaction(lane: ThreadLane[Any]) -> None:
+    tx = Transaction(lane)
+    with pytest.raises(ProgrammerError, match="has not begun"):
+        _ = tx.connection
+    with pytest.raises(ProgrammerError, match="has not begun"):
+        tx.savepoint()
+    assert not tx.touched
+
+
+def test_after_the_answer_it_is_over(tx: Transaction[Any]) -> None:
+    tx.end()
+    with pytest.raises(ProgrammerError, match="needs a connection of its own"):
+        _ = tx.connection
+    with pytest.raises(ProgrammerError, match="needs a connection of its own"):
+        tx.savepoint()
+
+
+def test_a_route_that_runs_without_its_store_is_told_why_there_is_no_transaction(lane: ThreadLane[Any]) -> None:
+    tx = Transaction(lane)
+    tx.deny(StoreUnavailable("the store is down"))
+    with pytest.raises(StoreUnavailable, match="the store is down"):
+        _ = tx.connection
+
+
+def test_touching_is_noticed(tx: Transaction[Any]) -> None:
+    assert not tx.touched
+    _ = tx.connection
+    assert tx.touched
+
+
+def test_a_savepoint_is_a_touch(tx: Transaction[Any]) -> None:
+    with tx.savepoint():
+        pass
+    assert tx.touched
+
+
+# --- savepoints, on threads -----------------------------------------------------------------------------------
+
+
+def test_a_part_that_succeeds_stays(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+    with tx.savepoint():
+        pay(lane, 1)
+    assert lane.fetch(SUM) == [(1,)]
+
+
+def test_a_part_that_fails_is_undone_alone_and_its_error_rises(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+    pay(lane, 1)
+    with pytest.raises(Declined):
+        pay_in_vain(tx, lane, 10)
+    pay(lane, 100)
+    assert lane.fetch(SUM) == [(101,)]
+
+
+def test_a_statement_that_fails_inside_a_savepoint_leaves_the_transaction_usable(
+    tx: Transaction[Any], lane: ThreadLane[Any]
+) -> None:
+    with pytest.raises(Exception, match="nonsense"), tx.savepoint():
+        lane.batch((Statement("INSERT INTO payments VALUES (nonsense(1))"),))
+    pay(lane, 1)
+    assert lane.fetch(SUM) == [(1,)]
+
+
+def test_parts_nest_and_each_undoes_its_own(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+    with tx.savepoint():
+        pay(lane, 1)
+        with pytest.raises(Declined):
+            pay_in_vain(tx, lane, 10)
+        with tx.savepoint():
+            pay(lane, 100)
+    assert lane.fetch(SUM) == [(101,)]
+
+
+def test_a_savepoint_of_a_thread_says_how_to_use_it(tx: Transaction[Any]) -> None:
+    async def wrong() -> None:
+        async with tx.savepoint():
+            pass
+
+    with pytest.raises(ProgrammerError, match=r"write `with tx.savepoint\(\)`"):
+        asyncio.run(wrong())
+
+
+# --- savepoints, on asyncio -----------------------------------------------------------------------------------
+
+
+async def on_a_task(address: Any, work: Callable[[Transaction[Any], TaskLane[Any]], Awaitable[None]]) -> Any:
+    """Work inside a transaction that has an empty table; what the table sums up to at the end."""
+    database = async_database(address)
+    lane: TaskLane[Any] = TaskLane(database)
+    await lane.acquire()
+    await lane.batch((Boundary.BEGIN, CREATE))
+    tx = Transaction(lane)
+    tx.open()
+    await work(tx, lane)
+    [(total,)] = await lane.fetch(SUM)
+    await lane.batch((Boundary.ROLLBACK,))
+    await lane.release()
+    await database.close()
+    return total
+
+
+async def pay_async(lane: TaskLane[Any], amount: int) -> None:
+    await lane.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
+
+
+async def pay_in_vain_async(tx: Transaction[Any], lane: TaskLane[Any], amount: int, why: type[BaseException]) -> None:
+    async with tx.savepoint():
+        async with tx.savepoint():
+            await pay_async(lane, amount)
+        raise why
+
+
+async def test_parts_are_kept_or_undone_alone_on_asyncio(address: Any) -> None:
+    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+        async with tx.savepoint():
+            await pay_async(lane, 1)
+            with pytest.raises(Declined):
+                await pay_in_vain_async(tx, lane, 10, Declined)
+        with pytest.raises(Declined):
+            await pay_in_vain_async(tx, lane, 100, Declined)
+        assert tx.touched
+
+    assert await on_a_task(address, work) == 1
+
+
+async def test_an_interrupted_part_awaits_nothing_more_on_its_connection(address: Any) -> None:
+    """The whole transaction rolls back with its connection; until then the part is simply left as it is."""
+
+    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await pay_in_vain_async(tx, lane, 1, asyncio.CancelledError)
+
+    assert await on_a_task(address, work) == 1
+
+
+async def test_a_savepoint_of_a_task_says_how_to_use_it(address: Any) -> None:
+    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+        with pytest.raises(ProgrammerError, match=r"write `async with tx.savepoint\(\)`"), tx.savepoint():
+            pass
+        await pay_async(lane, 1)
+
+    assert await on_a_task(address, work) == 1
