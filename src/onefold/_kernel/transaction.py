@@ -16,6 +16,13 @@ from onefold.errors import ProgrammerError, StoreUnavailable
 
 H = TypeVar("H")
 
+_NOT_BEGUN = "the request's transaction has not begun"
+
+_ENDED = (
+    "the request's transaction is over: its answer has been given. Work that follows the answer (background tasks, the "
+    "rest of a stream) needs a connection of its own"
+)
+
 
 class Transaction(Generic[H]):
     """Everything written through `connection` commits together with the key and the response, or not at all."""
@@ -24,7 +31,7 @@ class Transaction(Generic[H]):
 
     def __init__(self, lane: ThreadLane[H] | TaskLane[H]) -> None:
         self._lane = lane
-        self._over: Exception | None = ProgrammerError("the request's transaction has not begun")
+        self._over: StoreUnavailable | str | None = _NOT_BEGUN
         self.touched = False
         #: Called with whether the rows are kept, before the transaction ends: where a session writes what it
         #: still holds back, or lets go of it.
@@ -49,10 +56,7 @@ class Transaction(Generic[H]):
 
     def end(self) -> None:
         """The request is settled or released: the connection belongs to someone else now."""
-        self._over = ProgrammerError(
-            "the request's transaction is over: its answer has been given. Work that follows the answer "
-            "(background tasks, the rest of a stream) needs a connection of its own"
-        )
+        self._over = _ENDED
 
     def deny(self, error: StoreUnavailable) -> None:
         """The route runs without its store, because it said so: there is no transaction to offer."""
@@ -60,7 +64,7 @@ class Transaction(Generic[H]):
 
     def _check(self) -> None:
         if self._over is not None:
-            raise self._over
+            raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
 
 
 class Savepoint:

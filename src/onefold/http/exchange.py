@@ -164,7 +164,9 @@ class Passage:
         gate = self._gate
         try:
             self._ask = ask = await self._asked(body)
-            claim = await self._claim(ask)
+            claim = await self._store.claim(ask)
+            if isinstance(claim, InFlight) and self.policy.wait_s > 0:
+                claim = await self._wait(ask, claim)
         except StoreUnavailable as error:
             if self.policy.store_down == "run" and self.keyed:
                 self._tell("unprotected")
@@ -199,7 +201,8 @@ class Passage:
         try:
             if not refused:
                 self._check_touched(response.status)
-            await self._close_sessions(not refused)
+            if self.tx.endings:
+                await self._close_sessions(not refused)
             answer = stored(
                 response, digest=ask.digest, kept=kept, headers_kept=self.policy.headers_kept, sealer=self._gate.sealer
             )
@@ -217,9 +220,8 @@ class Passage:
             return self._gate.broken(error, self.request)
         if lost_to is not None:
             return self._answer(lost_to)
-        if self._key is None:
-            return None
-        tell(self._gate.listener, Settled(self.operation, response.status, kept))
+        if self._key is not None and self._gate.listener is not None:
+            tell(self._gate.listener, Settled(self.operation, response.status, kept))
         return None
 
     async def abort(self, reason: str) -> None:
@@ -279,11 +281,8 @@ class Passage:
             key_ms=self._key_ms,
         )
 
-    async def _claim(self, ask: Ask) -> Claim:
-        """Claim, and where the route asks for it wait for a request in flight, without holding a connection."""
-        claim = await self._store.claim(ask)
-        if self.policy.wait_s <= 0 or not isinstance(claim, InFlight):
-            return claim
+    async def _wait(self, ask: Ask, claim: Claim) -> Claim:
+        """Where the route asks for it: wait for a request in flight, without holding a connection."""
         give_up_at = await Now() + self.policy.wait_s
         turn = 0
         while isinstance(claim, InFlight):

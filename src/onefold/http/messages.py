@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 #: Names in lower case, in the order received or to be sent.
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+
+@lru_cache(maxsize=256)
+def _in_bytes(name: str) -> bytes:
+    return name.lower().encode("latin-1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +28,7 @@ class Request:
 
     def values(self, name: str) -> list[bytes]:
         """Every line of a header, undecoded."""
-        wanted = name.lower().encode("latin-1")
+        wanted = _in_bytes(name)
         return [value for found, value in self.headers if found == wanted]
 
     @property

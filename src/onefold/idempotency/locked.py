@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onefold._kernel.borrow import borrowing, guarding, holding, undoing
-from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Sleep, Statement
+from onefold._kernel.borrow import borrowing, guarding, undoing
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Release, Sleep, Statement
 from onefold.errors import (
     ConnectionLost,
     OutcomeUnknown,
@@ -61,7 +61,12 @@ class LockedStore:
         self._recent = Recent() if recent is None else recent
 
     async def claim(self, ask: Ask) -> Claim:
-        claim = await holding(lambda: self._claim(ask))
+        await Acquire()
+        try:
+            claim = await self._claim(ask)
+        except Exception:
+            await Discard()
+            raise
         if not isinstance(claim, Run):
             await Release()
         if isinstance(claim, Replay):
