@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +42,7 @@ def _unlocked(ask: Ask) -> Statement:
 
 
 def _shortened(answer: Answer) -> Answer:
-    return replace(answer, body=answer.body and answer.body[:-1])
+    return answer._replace(body=answer.body and answer.body[:-1])
 
 
 #: A late holder settles by the claim of the one who took over. The record's primary key still prevents the worst.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 #: Names in lower case, in the order received or to be sent.
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -16,15 +16,14 @@ def _in_bytes(name: str) -> bytes:
     return name.lower().encode("latin-1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """The head of a request. `source` is the ASGI scope or the WSGI environ it came from."""
 
     method: str
     path: str
     query: bytes = b""
     headers: Headers = ()
-    source: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    source: Mapping[str, Any] = MappingProxyType({})
 
     def values(self, name: str) -> list[bytes]:
         """Every line of a header, undecoded."""
@@ -51,8 +50,7 @@ class Request:
         return values[0].decode("latin-1") if values else None
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """A whole response."""
 
     status: int

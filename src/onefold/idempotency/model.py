@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+# What every request makes is a NamedTuple: as immutable as a frozen dataclass, at a quarter of the price.
 
 #: Version of the stored form. Readers accept every version up to this one and refuse newer ones by name.
 SCHEMA_VERSION = 1
@@ -42,8 +44,7 @@ class Scope:
         return blake2b(framed.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"onefold").digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """One request's claim on its key."""
 
     digest: bytes
@@ -70,8 +71,7 @@ class Ask:
         return _lock_id(self.fingerprint)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The part of a response that is stored: what a replay repeats byte for byte."""
 
     status: int
