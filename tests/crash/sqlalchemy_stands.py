@@ -52,8 +52,8 @@ class _WsgiEngine(WsgiStand):
 class AsgiSqlalchemyPostgres(_AsgiEngine):
     """AsyncEngine, asyncpg, Postgres."""
 
-    def __init__(self, dsn: str, **options: Any) -> None:
-        url = dsn.replace("postgresql://", "postgresql+asyncpg://")
+    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+        url = (through or dsn).replace("postgresql://", "postgresql+asyncpg://")
         super().__init__(url, dsn, WsgiPsycopg(dsn, alone=True), POOL, **options)
 
 
@@ -68,8 +68,8 @@ class AsgiSqlalchemySqlite(_AsgiEngine):
 class WsgiSqlalchemyPostgres(_WsgiEngine):
     """Engine, psycopg, Postgres."""
 
-    def __init__(self, dsn: str, **options: Any) -> None:
-        url = dsn.replace("postgresql://", "postgresql+psycopg://")
+    def __init__(self, dsn: str, *, through: str | None = None, **options: Any) -> None:
+        url = (through or dsn).replace("postgresql://", "postgresql+psycopg://")
         super().__init__(url, dsn, WsgiPsycopg(dsn, alone=True), POOL, **options)
 
 

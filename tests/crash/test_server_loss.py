@@ -16,9 +16,10 @@ from onefold.testing.crash import Crossing, lose_connection
 from onefold.testing.invariants import Attempt, violations
 from onefold.testing.proxy import HOST, FaultProxy
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_stands import AsgiAsyncpg
+from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg
 from tests.crash.paths import PATHS, campaign
 from tests.crash.shop import PAY, new_key
+from tests.crash.sqlalchemy_stands import AsgiSqlalchemyPostgres, WsgiSqlalchemyPostgres
 from tests.crash.stands import Stand, insist
 from tests.crash.wsgi_stands import WsgiPsycopg
 
@@ -102,18 +103,24 @@ def cuts(stand: Stand, scissors: Scissors, direction: Literal["up", "down"], ste
     return told
 
 
-@pytest.fixture(params=STANDS)
-def behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+def proxied(stand: Any, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
     dsn = postgres.fresh_database()
-    with (
-        FaultProxy(HOST, postgres.port) as proxy,
-        closing(STANDS[request.param](dsn, through=proxy.dsn(dsn))) as stand,
-    ):
+    with FaultProxy(HOST, postgres.port) as proxy, closing(stand(dsn, through=proxy.dsn(dsn))) as stand:
         scissors = Scissors(proxy)
         for _ in range(2):  # the first one also prepares its statements
             scissors.bytes.clear()
             assert stand.ask(PAY, new_key(), "10 EUR", act=scissors).verdict == "done"
         yield stand, scissors
+
+
+@pytest.fixture(params=STANDS)
+def behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+    yield from proxied(STANDS[request.param], postgres)
+
+
+@pytest.fixture(params=[AsgiPsycopg, AsgiSqlalchemyPostgres, WsgiSqlalchemyPostgres])
+def other_behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+    yield from proxied(request.param, postgres)
 
 
 def test_an_answer_to_commit_that_is_cut_off_is_looked_up(behind_a_proxy: tuple[Stand, Scissors]) -> None:
@@ -128,3 +135,12 @@ def test_a_settle_that_is_cut_off_on_its_way_leaves_nothing(behind_a_proxy: tupl
     assert scissors.bytes["up"] > 100
     told = cuts(stand, scissors, "up", scissors.bytes["up"] // 12)
     assert told.keys() == {"again"}, "a COMMIT that never arrived was not executed"
+
+
+@pytest.mark.soak
+def test_every_byte_of_a_settle_can_be_the_last_one(other_behind_a_proxy: tuple[Stand, Scissors]) -> None:
+    stand, scissors = other_behind_a_proxy
+    down = cuts(stand, scissors, "down", 1)
+    assert down["done"], "it was committed, and the store could be asked"
+    up = cuts(stand, scissors, "up", 1)
+    assert up["again"], "a COMMIT that never arrived was not executed"

@@ -138,7 +138,11 @@ class WsgiPsycopg(WsgiStand):
 
 def _asked(app: Application, route: str, key: str | None, payload: str) -> Attempt:
     begun_s = time.monotonic()
-    reply = call(app, route, key, payload)
+    reply: Reply | None
+    try:
+        reply = call(app, route, key, payload)
+    except KeyboardInterrupt:
+        reply = None
     return Attempt(key=str(key), payload=payload, reply=reply, begun_s=begun_s, ended_s=time.monotonic())
 
 

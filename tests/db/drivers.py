@@ -177,13 +177,15 @@ def over_sqlalchemy_async(driver: str) -> OpenAsync:
             max_overflow=0,
             pool_timeout=patience_s,
         )
+        database = AsyncSqlalchemyDatabase(engine)
         yield Subject(
-            database=AsyncSqlalchemyDatabase(engine),
+            database=database,
             execute=lambda handle, sql: handle.exec_driver_sql(sql),
             nested=nested,
             commit=lambda handle: handle.commit(),
             connections_max=CONNECTIONS_MAX,
         )
+        await database.close()
         await engine.dispose()
 
     return opened

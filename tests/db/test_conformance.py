@@ -28,7 +28,7 @@ ON_BOTH = [scenario for name, scenario in NAMED.items() if name not in ON_POSTGR
 
 #: Long enough for a slow machine to wait its turn; the scenarios that run out of patience get less of it.
 PATIENCE_S = 10.0
-IMPATIENT_S = 0.2
+IMPATIENT_S = 1.0
 
 
 def _database(server: PrivatePostgres) -> str:

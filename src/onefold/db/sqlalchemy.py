@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db import sqlite
+from onefold.db.errands import Errands
 from onefold.db.postgres import BOUNDARIES, error_for, refused
-from onefold.db.uncancelled import to_the_end
 from onefold.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -31,6 +31,9 @@ from onefold.errors import (
     TransactionEnded,
     TransactionMisused,
 )
+
+#: How long closing waits for connections that are on their way back to the pool.
+_RETURNS_S_MAX = 10.0
 
 _DIALECTS = {"postgresql": "postgres", "sqlite": "sqlite"}
 
@@ -79,20 +82,22 @@ class AsyncSqlalchemyDatabase:
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)
         self._engine = engine
+        self._errands = Errands()
 
     async def acquire(self) -> AsyncSqlalchemyConnection:
         # Many releases of SQLAlchemy, cancelled half-way, lose the connection they were about to hand out.
-        return await to_the_end(self._take(), unclaimed=AsyncSqlalchemyConnection.release)
+        return await self._errands.run(self._take(), unclaimed=AsyncSqlalchemyConnection.release)
 
     async def _take(self) -> AsyncSqlalchemyConnection:
         try:
             connection = await self._engine.connect().start()
-            return AsyncSqlalchemyConnection(connection, await connection.run_sync(_taken))
+            return AsyncSqlalchemyConnection(connection, await connection.run_sync(_taken), self._errands)
         except (exc.SQLAlchemyError, OSError) as error:
             raise _not_connected(error) from error
 
     async def close(self) -> None:
-        """Nothing: the engine is the application's."""
+        """The engine is the application's; what is still on its way back to it is waited for."""
+        await self._errands.finish(_RETURNS_S_MAX)
 
 
 class SqlalchemyConnection:
@@ -304,11 +309,12 @@ class _OverSqlite(SqlalchemyConnection):
 class AsyncSqlalchemyConnection:
     """The same, for asyncio."""
 
-    __slots__ = ("_connection", "_verbs")
+    __slots__ = ("_connection", "_errands", "_verbs")
 
-    def __init__(self, connection: AsyncConnection, verbs: SqlalchemyConnection) -> None:
+    def __init__(self, connection: AsyncConnection, verbs: SqlalchemyConnection, errands: Errands) -> None:
         self._connection = connection
         self._verbs = verbs
+        self._errands = errands
 
     @property
     def handle(self) -> AsyncConnection:
@@ -321,10 +327,10 @@ class AsyncSqlalchemyConnection:
         return await self._connection.run_sync(lambda _: self._verbs.fetch(statement))
 
     async def release(self) -> None:
-        await to_the_end(self._connection.run_sync(lambda _: self._verbs.release()))
+        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.release()))
 
     async def discard(self) -> None:
-        await to_the_end(self._connection.run_sync(lambda _: self._verbs.discard()))
+        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.discard()))
 
 
 def _taken(connection: Connection) -> SqlalchemyConnection:

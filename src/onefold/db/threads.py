@@ -100,16 +100,17 @@ class ThreadedConnection(Generic[H, A]):
         return await self._thread.run(self._connection.fetch, statement)
 
     async def release(self) -> None:
-        try:
-            await self._thread.run(self._connection.release)
-        finally:
-            self._idle.append(self._thread)
+        await self._let_go(self._connection.release)
 
     async def discard(self) -> None:
-        try:
-            await self._thread.run(self._connection.discard)
-        finally:
-            self._idle.append(self._thread)
+        await self._let_go(self._connection.discard)
+
+    async def _let_go(self, way: Callable[[], None]) -> None:
+        # Shielded: whoever waits for it may be cancelled, but a connection that is on its way out must arrive.
+        leaving = asyncio.shield(asyncio.wrap_future(self._thread.submit(way)))
+        # The thread does things in order, so whoever takes it next comes after.
+        self._idle.append(self._thread)
+        await leaving
 
 
 def _discard_if_taken(taken: Future[Any]) -> None:

@@ -85,6 +85,12 @@ def stop_process(crossing: Crossing) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def interrupt_thread(crossing: Crossing) -> None:
+    """Ctrl-C, at any place but where a connection is let go: that, once begun, is the driver's to finish."""
+    if crossing.verb not in ("release", "discard"):
+        raise KeyboardInterrupt
+
+
 def cancel_task(crossing: Crossing) -> None:
     """The running task is cancelled; `during` a verb it is under way, `suspended` it waits already."""
     task = asyncio.current_task()

@@ -12,12 +12,9 @@ from onefold.testing.conformance.stage import Stage, Subject, expect, holding, o
 #: After how many turns of the loop the work is cancelled: from before it starts until well into a statement.
 TURNS = 24
 
-CLEANED_UP_S_MAX = 10.0
-
 
 async def check_cancellation(subject: Subject) -> None:
     """Work cancelled in the middle of an effect must leave no lock and no row, and the pool must go on."""
-    before = asyncio.all_tasks()
     await on_tasks(subject, [prepare])
     await _cancel_while_connecting(subject)
     await _cancel_while_waiting(subject)
@@ -26,10 +23,6 @@ async def check_cancellation(subject: Subject) -> None:
         await Batch((Boundary.BEGIN, stage.insert(1), Boundary.COMMIT))
 
     await on_tasks(subject, [lambda stage: holding(stage, subject.connections_max or 1, go_on)])
-    # A driver may clean up behind the cancelled; the loop must not be closed under it.
-    while left := asyncio.all_tasks() - before:
-        done, _ = await asyncio.wait(left, timeout=CLEANED_UP_S_MAX)
-        expect(bool(done), f"{CLEANED_UP_S_MAX} s later, {left} have not ended")
 
 
 async def _cancel_while_connecting(subject: Subject) -> None:

@@ -1,0 +1,33 @@
+"""Ctrl-C on the thread of a request, before and after everything it asks for: rolled back or completed, and gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from onefold.testing.crash import interrupt_thread
+from onefold.testing.servers import PrivatePostgres
+from tests.crash.paths import PATHS, campaign
+from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite, WsgiStand
+
+STANDS: dict[str, Any] = {"sqlite": WsgiSqlite, "psycopg": WsgiPsycopg}
+
+
+@pytest.fixture(scope="module", params=STANDS)
+def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WsgiStand]:
+    where: Any
+    if request.param == "sqlite":
+        where = tmp_path_factory.mktemp("interruption") / "shop.db"
+    else:
+        server: PrivatePostgres = request.getfixturevalue("postgres")
+        where = server.fresh_database()
+    stand: WsgiStand = STANDS[request.param](where)
+    yield stand
+    stand.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_interrupted_request_leaves_nothing_half_done_and_no_connection_behind(stand: WsgiStand, path: str) -> None:
+    assert not campaign(stand, PATHS[path], interrupt_thread)
