@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from onefold.testing.crash import Crossing, lose_connection
 from onefold.testing.invariants import Attempt, violations
-from onefold.testing.proxy import HOST, FaultProxy
+from onefold.testing.proxy import HOST, Direction, FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg
 from tests.crash.paths import PATHS, campaign
@@ -61,26 +61,28 @@ def test_while_the_server_is_gone_after_commit_the_outcome_is_said_to_be_unknown
 
 
 class Scissors:
-    """Cuts the connection some bytes into the settle; measures first how many there are."""
+    """Cuts the connection some bytes into the settle; without a plan it measures how many there are."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self.proxy = proxy
-        self.plan: tuple[Literal["up", "down"], int] | None = None
-        self.bytes: Counter[str] = Counter()
+        self.plan: tuple[Direction, int] | None = None
+        self.bytes: dict[Direction, int] = {}
 
     def __call__(self, crossing: Crossing) -> None:
         if "commit" not in crossing.verb:
             return
-        if crossing.edge == "before" and self.plan is not None:
+        traffic = self.proxy.traffic
+        if self.plan is None:
+            before = self.bytes if crossing.edge == "after" else {}
+            self.bytes = {
+                "up": traffic.bytes_up - before.get("up", 0),
+                "down": traffic.bytes_down - before.get("down", 0),
+            }
+        elif crossing.edge == "before":
             self.proxy.cut_after(*self.plan)
-            self.plan = None
-        elif self.plan is None:
-            sign = 1 if crossing.edge == "after" else -1
-            self.bytes["up"] += sign * self.proxy.traffic.bytes_up
-            self.bytes["down"] += sign * self.proxy.traffic.bytes_down
 
 
-def cut(stand: Stand, scissors: Scissors, direction: Literal["up", "down"], offset: int) -> tuple[Attempt, list[str]]:
+def cut(stand: Stand, scissors: Scissors, direction: Direction, offset: int) -> tuple[Attempt, list[str]]:
     key, cuts = new_key(), scissors.proxy.traffic.cuts
     scissors.plan = (direction, offset)
     attempt = stand.ask(PAY, key, "10 EUR", act=scissors)
@@ -91,7 +93,7 @@ def cut(stand: Stand, scissors: Scissors, direction: Literal["up", "down"], offs
     return attempt, [f"cut after {offset} bytes {direction}: {sentence}" for sentence in wrong]
 
 
-def cuts(stand: Stand, scissors: Scissors, direction: Literal["up", "down"], step: int) -> Counter[str]:
+def cuts(stand: Stand, scissors: Scissors, direction: Direction, step: int) -> Counter[str]:
     """Cut at every `step`-th byte of the settle: how often its client was told what."""
     told: Counter[str] = Counter()
     wrong: list[str] = []
@@ -108,7 +110,6 @@ def proxied(stand: Any, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scis
     with FaultProxy(HOST, postgres.port) as proxy, closing(stand(dsn, through=proxy.dsn(dsn))) as stand:
         scissors = Scissors(proxy)
         for _ in range(2):  # the first one also prepares its statements
-            scissors.bytes.clear()
             assert stand.ask(PAY, new_key(), "10 EUR", act=scissors).verdict == "done"
         yield stand, scissors
 

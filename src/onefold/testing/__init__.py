@@ -2,4 +2,9 @@
 
 - `servers`: private PostgreSQL servers, real ones, that can be killed and leave nothing behind.
 - `proxy`: a TCP proxy that loses, delays and cuts what passes through it, on command.
+- `conformance`: what every database driver must do, for threads and for asyncio.
+- `scripts`: a flow run against a script of answers.
+- `crash`: something going wrong before, during and after every effect: a lost connection, a cancellation, kill -9.
+- `schedules`: every order in which two requests can meet, and samples of three.
+- `invariants`: what must hold afterwards, whatever happened.
 """
