@@ -10,10 +10,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from onefold._kernel.events import Listener, Reaped
 from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold.db.connect import async_database, dialect_of, sync_database
 from onefold.db.migrate import migrate
@@ -28,6 +29,7 @@ from onefold.idempotency.schema import MIGRATIONS
 from onefold.idempotency.sealing import Sealer
 
 F = TypeVar("F", bound=Callable[..., Any])
+D = TypeVar("D", Database[Any], AsyncDatabase[Any])
 
 
 def _migrate_embedded(database: object) -> None:
@@ -40,12 +42,11 @@ def _migrate_embedded(database: object) -> None:
             own.close()
 
 
-class Onefold:
-    """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
+class _Face(Generic[D]):
+    """What both faces share: they are made alike, and their routes are declared alike."""
 
-    `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
-    rotate between retries). An application with one principal only says so with `single_principal`.
-    """
+    def _open(self, database: object) -> D:
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Onefold:
         development: bool = False,
     ) -> None:
         _migrate_embedded(database)
-        self._database = sync_database(database)
+        self._database: D = self._open(database)
         self._layer = Layer(
             dialect=self._database.dialect,
             principal=principal,
@@ -77,6 +78,17 @@ class Onefold:
     def policy(self, **settings: Unpack[Settings]) -> Policy:
         """The policy the same settings give, for routes that are written down instead of decorated."""
         return self._layer.policy(settings)
+
+
+class Onefold(_Face[Database[Any]]):
+    """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
+
+    `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
+    rotate between retries). An application with one principal only says so with `single_principal`.
+    """
+
+    def _open(self, database: object) -> Database[Any]:
+        return sync_database(database)
 
     def install(self, app: Any) -> None:
         """Put the idempotency layer around a FastAPI, Starlette or Flask application."""
@@ -125,43 +137,15 @@ class Onefold:
         return ThreadedDatabase(self._database, lambda connection, thread: connection.handle)
 
 
-class AsyncOnefold:
+class AsyncOnefold(_Face[AsyncDatabase[Any]]):
     """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
 
     `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
     rotate between retries). An application with one principal only says so with `single_principal`.
     """
 
-    def __init__(
-        self,
-        database: object,
-        *,
-        principal: Principal | None = None,
-        defaults: Settings | None = None,
-        sealer: Sealer | None = None,
-        listener: Listener | None = None,
-        pages: str | None = "/onefold",
-        development: bool = False,
-    ) -> None:
-        _migrate_embedded(database)
-        self._database = async_database(database)
-        self._layer = Layer(
-            dialect=self._database.dialect,
-            principal=principal,
-            defaults=defaults,
-            sealer=sealer,
-            listener=listener,
-            pages=pages,
-            development=development,
-        )
-
-    def idempotent(self, **settings: Unpack[Settings]) -> Callable[[F], F]:
-        """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
-        return self._layer.marker(settings)
-
-    def policy(self, **settings: Unpack[Settings]) -> Policy:
-        """The policy the same settings give, for routes that are written down instead of decorated."""
-        return self._layer.policy(settings)
+    def _open(self, database: object) -> AsyncDatabase[Any]:
+        return async_database(database)
 
     def install(self, app: Any) -> None:
         """Put the idempotency layer around a FastAPI or Starlette application."""
