@@ -129,13 +129,14 @@ def travel(stand: Stand, path: Path, act: Act | None = None, *, then: Act | None
 
 
 def campaign(stand: Stand, path: Path, act: Act) -> list[str]:
-    """Strike at every crossing in turn: what went wrong, and which boundaries were never visited."""
+    """Strike at every crossing in turn: what went wrong first, or which boundaries were never visited."""
     counted = travel(stand, path)
-    wrong = [f"without a fault: {sentence}" for sentence in counted.wrong]
+    if counted.wrong:
+        return [f"without a fault: {sentence}" for sentence in counted.wrong]
     struck: list[Crossing] = []
     for strike in strikes(act):
         journey = travel(stand, path, strike)
-        wrong += [f"struck at {strike.struck}: {sentence}" for sentence in journey.wrong]
+        if journey.wrong:
+            return [f"struck at {strike.struck}: {sentence}" for sentence in journey.wrong]
         struck += [strike.struck] if strike.struck is not None else []
-    wrong += [f"never struck: {crossing}" for crossing in never_struck(counted.crossings, struck)]
-    return wrong
+    return [f"never struck: {crossing}" for crossing in never_struck(counted.crossings, struck)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,12 @@ from tests.crash.stands import Stand
 
 ASGI: dict[str, Any] = {"asgi-postgres": AsgiSqlalchemyPostgres, "asgi-sqlite": AsgiSqlalchemySqlite}
 STANDS: dict[str, Any] = {**ASGI, "wsgi-postgres": WsgiSqlalchemyPostgres, "wsgi-sqlite": WsgiSqlalchemySqlite}
+
+
+#: Cancelled between a refused statement and the closing of its cursor, SQLAlchemy closes the sqlite3 connection at
+#: once, without a rollback. SQLite keeps a connection with an open cursor half alive, and its write lock with it, until
+#: the garbage collector finds the cursor in the error's traceback.
+ZOMBIE = "over aiosqlite a connection that SQLAlchemy invalidates keeps its write lock until its cursors are collected"
 
 
 def standing(
@@ -42,12 +50,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     yield from standing(request, tmp_path_factory)
 
 
-#: Known gap: over aiosqlite a request cancelled while it takes the write lock has been seen, once in some twenty runs
-#: on a busy machine, to keep the file locked for longer than this campaign waits. `make soak` shows it.
-CANCELLED = ["asgi-postgres", pytest.param("asgi-sqlite", marks=pytest.mark.soak)]
-
-
-@pytest.fixture(scope="module", params=CANCELLED)
+@pytest.fixture(scope="module", params=ASGI)
 def suspended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     yield from standing(request, tmp_path_factory, edges=("suspended",))
 
@@ -59,4 +62,13 @@ def test_a_connection_lost_at_any_crossing_leaves_a_request_that_can_be_retried(
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_request_cancelled_wherever_it_waits_leaves_nothing_half_done(suspended: AsgiStand, path: str) -> None:
+    if isinstance(suspended, AsgiSqlalchemySqlite) and path == "taken over":
+        pytest.skip(f"a known gap, which `make soak` shows: {ZOMBIE}")
     assert not campaign(suspended, PATHS[path], cancel_task)
+
+
+@pytest.mark.soak
+@pytest.mark.xfail(strict=True, reason=ZOMBIE)
+def test_over_aiosqlite_a_request_cancelled_after_a_refusal_leaves_no_lock(tmp_path: Path) -> None:
+    with closing(AsgiSqlalchemySqlite(tmp_path / "shop.db", edges=("suspended",))) as stand:
+        assert not campaign(stand, PATHS["taken over"], cancel_task)
