@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 FOLDERS := $(wildcard src tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench soak clean
+.PHONY: help setup demo test check bench soak rabbitmq clean
 
 define HELP
 make demo     a payment API, its crashes and its retries, live; STAY=1 keeps it running
@@ -18,6 +18,7 @@ make test     the static checks, then the tests
 make check    the static checks only
 make bench    the benchmarks; BENCH_ARGS="..." is passed on
 make soak     the long tests that `make test` leaves out
+make rabbitmq have apt install RabbitMQ, without its service, for the tests that skip where there is none
 make clean    remove the virtual environment and every cache
 
 PYTHON=python3.12 picks the interpreter, PYTEST_ARGS="-k claim" the tests.
@@ -46,6 +47,9 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+rabbitmq: $(READY)
+	$(BIN)/python -c 'from onefold.testing.servers import install_rabbitmq; install_rabbitmq()'
 
 clean:
 	rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache \

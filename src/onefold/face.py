@@ -18,7 +18,7 @@ from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold.db.connect import async_database, dialect_of, sync_database
 from onefold.db.migrate import migrate
-from onefold.db.threads import ThreadedDatabase
+from onefold.db.threads import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.errors import ConfigurationError
 from onefold.http import asgi, wsgi
 from onefold.http.install import Layer, install_asgi, install_wsgi
@@ -134,7 +134,8 @@ class Onefold(_Face[Database[Any]]):
         self._database.close()
 
     def _threaded(self) -> ThreadedDatabase[Any, Any]:
-        return ThreadedDatabase(self._database, lambda connection, thread: connection.handle)
+        waits = getattr(self._database, "handle_waits", False)
+        return ThreadedDatabase(self._database, off_loop_handle if waits else plain_handle)
 
 
 class AsyncOnefold(_Face[AsyncDatabase[Any]]):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +21,6 @@ from tests.crash.stands import Stand
 
 ASGI: dict[str, Any] = {"asgi-postgres": AsgiSqlalchemyPostgres, "asgi-sqlite": AsgiSqlalchemySqlite}
 STANDS: dict[str, Any] = {**ASGI, "wsgi-postgres": WsgiSqlalchemyPostgres, "wsgi-sqlite": WsgiSqlalchemySqlite}
-
-
-#: Cancelled between a refused statement and the closing of its cursor, SQLAlchemy closes the sqlite3 connection at
-#: once, without a rollback. SQLite keeps a connection with an open cursor half alive, and its write lock with it, until
-#: the garbage collector finds the cursor in the error's traceback.
-ZOMBIE = "over aiosqlite a connection that SQLAlchemy invalidates keeps its write lock until its cursors are collected"
 
 
 def standing(
@@ -62,13 +54,4 @@ def test_a_connection_lost_at_any_crossing_leaves_a_request_that_can_be_retried(
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_request_cancelled_wherever_it_waits_leaves_nothing_half_done(suspended: AsgiStand, path: str) -> None:
-    if isinstance(suspended, AsgiSqlalchemySqlite) and path == "taken over":
-        pytest.skip(f"a known gap, which `make soak` shows: {ZOMBIE}")
     assert not campaign(suspended, PATHS[path], cancel_task)
-
-
-@pytest.mark.soak
-@pytest.mark.xfail(strict=True, reason=ZOMBIE)
-def test_over_aiosqlite_a_request_cancelled_after_a_refusal_leaves_no_lock(tmp_path: Path) -> None:
-    with closing(AsgiSqlalchemySqlite(tmp_path / "shop.db", edges=("suspended",))) as stand:
-        assert not campaign(stand, PATHS["taken over"], cancel_task)

@@ -38,7 +38,7 @@ def test_a_literal_reads_back_as_the_value_it_was_made_from(
     @settings(max_examples=150, deadline=None, database=None)
     @given(text=TEXTS | TRICKY, blob=st.binary(), integer=INTEGERS)
     def reads_back(text: str, blob: bytes, integer: int) -> None:
-        query = f"SELECT {literal(text)}, {literal(blob)}, {literal(integer)}::bigint, {literal(None)}"
+        query = f"SELECT {literal(text)}, {literal(blob)}::bytea, {literal(integer)}::bigint, {literal(None)}"
         assert connection.execute(query.encode()).fetchone() == (text, blob, integer, None)
 
     reads_back()

@@ -32,6 +32,8 @@ class Statement(NamedTuple):
 class Boundary(Enum):
     """The edges of a transaction. They may stand between statements of a batch."""
 
+    __hash__ = object.__hash__  # an Enum's own is written in Python, and drivers look batches up by their steps
+
     BEGIN = "begin"
     #: A transaction whose loss in a power cut is harmless (a lease), and that its flow can try again: drivers may
     #: spare the disk flush, and may give up soon (StoreBusy) on a lock that someone else holds.
@@ -60,7 +62,7 @@ class Effect(Generic[T]):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch(Effect[int]):
     """Steps in order, in as few round trips as the driver can. Stops at the first error.
 
@@ -74,7 +76,7 @@ class Batch(Effect[int]):
         return lane.batch(self.steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetch(Effect[list[Row]]):
     """One statement and all its rows."""
 
@@ -84,7 +86,7 @@ class Fetch(Effect[list[Row]]):
         return lane.fetch(self.statement)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acquire(Effect[None]):
     """Have a connection: take one from the pool unless the lane holds one already."""
 
@@ -92,7 +94,7 @@ class Acquire(Effect[None]):
         return lane.acquire()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release(Effect[None]):
     """Give the connection back to its pool. It must be outside a transaction."""
 
@@ -100,7 +102,7 @@ class Release(Effect[None]):
         return lane.release()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Discard(Effect[None]):
     """Throw the connection away: its state is unknown, and the server rolls back what it held."""
 
@@ -108,7 +110,7 @@ class Discard(Effect[None]):
         return lane.discard()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sleep(Effect[None]):
     """Wait. Flows release their connection before they do."""
 
@@ -118,7 +120,7 @@ class Sleep(Effect[None]):
         return lane.sleep(self.seconds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Now(Effect[float]):
     """Seconds on a monotonic clock: for bounding waits, never for what is stored."""
 
@@ -126,7 +128,7 @@ class Now(Effect[float]):
         return lane.now()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call(Effect[Any]):
     """Call the user's function; on an asyncio lane its awaitable result is awaited."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 from weakref import ref
 
 import asyncpg
-from asyncpg.transaction import TransactionState
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.postgres import (
@@ -29,14 +28,15 @@ from onefold.db.postgres import (
     literal,
     none_free,
     not_connected,
+    placeholders,
     refused,
     rendered,
     script,
 )
+from onefold.db.turns import Pool, Turns
 from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
 _VENDOR_ERRORS = (
     asyncpg.PostgresError,
@@ -49,7 +49,8 @@ _VENDOR_ERRORS = (
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
 _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
 
-_ENDS = (Boundary.COMMIT, Boundary.ROLLBACK)
+#: How often a connection passes from one request to the next before the pool gets it back.
+PASSES_MAX = 32
 
 #: A prepared statement is missing, or there already: not the session it was, or a pooler between us and it.
 _NOT_AS_PREPARED = ("26000", "42P05")
@@ -63,21 +64,20 @@ class AsyncpgDatabase:
     def __init__(self, pool: Pool | str, *, acquire_timeout_s: float = 10.0, close_timeout_s: float = 10.0) -> None:
         self._dsn = checked_dsn(pool) if isinstance(pool, str) else None
         self._pool = None if isinstance(pool, str) else pool
-        self._ready: Pool | None = None
+        self._turns: Turns | None = None
         self._opening = asyncio.Lock()
         self._acquire_timeout_s = acquire_timeout_s
         self._close_timeout_s = close_timeout_s
-        #: What each of the pool's connections has prepared. By id, beside the connection itself to tell a reused id.
-        self._prepared: dict[int, tuple[ref[Any], set[str]]] = {}
+        #: What is known of each of the pool's connections, by id.
+        self._sessions: dict[int, _Session] = {}
         self.prepares = True
         #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
         self.mark = token_hex(4)
 
     async def acquire(self) -> AsyncpgConnection:
         try:
-            pool = self._ready or await self._opened()
-            # A time limit costs a timer: none for a connection that is there.
-            proxy: Any = await pool.acquire(timeout=None if _has_one_ready(pool) else self._acquire_timeout_s)
+            turns = self._turns or await self._opened()
+            proxy: Any = await turns.take()
         except asyncpg.exceptions.ClientConfigurationError:
             # Not chained: asyncpg quotes what it could not read, which may be a password.
             raise ConfigurationError("asyncpg cannot read the Postgres DSN") from None
@@ -86,43 +86,67 @@ class AsyncpgDatabase:
         except _VENDOR_ERRORS as error:
             raise not_connected(error) from error
         connection = proxy._con  # the pooled connection itself: the proxy is new each time
-        known = self._prepared.get(id(connection))
-        if known is None or known[0]() is not connection:
-            known = self._prepared[id(connection)] = ref(connection, partial(self._forget, id(connection))), set()
-        return AsyncpgConnection(self, pool, proxy, known[1])
+        session = self._sessions.get(id(connection))
+        if session is None or session.connection() is not connection:
+            gone = partial(self._forget, id(connection))
+            session = self._sessions[id(connection)] = _Session(ref(connection, gone), type(connection), turns.pool)
+        return AsyncpgConnection(self, turns, proxy, session)
 
     def _forget(self, number: int, gone: ref[Any]) -> None:
-        known = self._prepared.get(number)
-        if known is not None and known[0] is gone:
-            del self._prepared[number]
+        session = self._sessions.get(number)
+        if session is not None and session.connection is gone:
+            del self._sessions[number]
 
     async def close(self) -> None:
-        if self._dsn is not None and self._ready is not None:
-            pool, self._ready = self._ready, None
+        if self._dsn is not None and self._turns is not None:
+            turns, self._turns = self._turns, None
             with suppress(TimeoutError):  # whoever is still at work then is cut off
-                await asyncio.wait_for(pool.close(), self._close_timeout_s)
+                await asyncio.wait_for(turns.pool.close(), self._close_timeout_s)
 
-    async def _opened(self) -> Pool:
+    async def _opened(self) -> Turns:
         async with self._opening:  # a pool refuses to be opened by two tasks at once
-            if self._ready is None:
+            if self._turns is None:
                 pool = asyncpg.create_pool(self._dsn, min_size=0) if self._pool is None else self._pool
-                _ = await pool  # before asyncpg 0.30, None if it was open already
-                self._ready = pool
-            return self._ready
+                _ = await pool
+                self._turns = Turns(pool, patience_s=self._acquire_timeout_s)
+            return self._turns
+
+
+class _Session:
+    """What outlives a request on a connection of the pool."""
+
+    __slots__ = ("connection", "passed", "prepared", "resets_as_usual")
+
+    def __init__(self, connection: ref[Any], kind: type[Any], pool: Any) -> None:
+        self.connection = connection  # an id may be used again, a reference tells
+        self.prepared: set[str] = set()
+        #: How often it went from request to request without the pool.
+        self.passed = 0
+        #: A pool or a connection class with hooks of its own keeps them.
+        usual = kind.get_reset_query is asyncpg.Connection.get_reset_query
+        self.resets_as_usual = usual and getattr(pool, "_reset", None) is None and getattr(pool, "_setup", None) is None
+
+
+class _BegunByBatch:
+    """What asyncpg is told about the transaction that our batch began, so that the handler's own
+    `connection.transaction()` becomes a savepoint instead of an InterfaceError."""
+
+    _isolation = "read_committed"
+    _managed = True
 
 
 class AsyncpgConnection:
     """One connection of the pool."""
 
-    __slots__ = ("_broken", "_connection", "_database", "_pool", "_prepared", "_proxy", "_pure")
+    __slots__ = ("_broken", "_connection", "_database", "_proxy", "_pure", "_session", "_turns")
 
-    def __init__(self, database: AsyncpgDatabase, pool: Pool, proxy: Any, prepared: set[str]) -> None:
+    def __init__(self, database: AsyncpgDatabase, turns: Turns, proxy: Any, session: _Session) -> None:
         self._database = database
-        self._pool = pool
+        self._turns = turns
         self._proxy = proxy
         # The proxy forgets its connection as soon as that is lost.
         self._connection = proxy._con
-        self._prepared = prepared
+        self._session = session
         self._broken = False
         #: Whether the session is as the pool expects it back. Our own statements leave nothing behind.
         self._pure = True
@@ -132,22 +156,21 @@ class AsyncpgConnection:
         self._pure = False
         connection = self._connection
         if connection._top_xact is None and self._in_transaction():
-            # Tell asyncpg about the transaction that our batch began, so that the handler's own
-            # `connection.transaction()` becomes a savepoint instead of an InterfaceError.
-            transaction = connection.transaction()
-            transaction._state = TransactionState.STARTED
-            connection._top_xact = transaction
+            connection._top_xact = _BegunByBatch
         handle: Handle = self._proxy
         return handle
 
     async def batch(self, steps: Sequence[Step]) -> int:
         query, new = self._query(steps)
-        purifies = steps[-1] in _ENDS and not self._pure and self._has_the_usual_reset()
+        connection = self._connection
+        last = steps[-1]
+        ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
+        purifies = ends and not self._pure and self._session.resets_as_usual
         if purifies:
             # The pool would reset the session in a round trip of its own.
-            query = f"{query};{self._connection.get_reset_query()}"
+            query = f"{query};{connection.get_reset_query()}"
         try:
-            status = await self._proxy.execute(query)
+            status: str = await connection.execute(query)
         except _VENDOR_ERRORS as error:
             if getattr(error, "sqlstate", None) in _NOT_AS_PREPARED:
                 self._database.prepares = False
@@ -155,60 +178,67 @@ class AsyncpgConnection:
             self._broken = self._broken or bool(new) or not self._database.prepares
             raise self._mapped(error) from error
         finally:
-            connection = self._connection
-            if connection._top_xact is not None and (steps[-1] in _ENDS or not self._in_transaction()):
+            if connection._top_xact is not None and (ends or not self._in_transaction()):
                 connection._top_xact = None  # what we told asyncpg is over
         if new:
-            self._prepared.update(new)
-        self._pure = self._pure or purifies
-        return 0 if purifies else _row_count(status)
+            self._session.prepared.update(new)
+        if purifies:
+            self._pure = True
+        return 0 if isinstance(last, Boundary) else _row_count(status)
 
     async def fetch(self, statement: Statement) -> list[Row]:
         try:
-            return [tuple(record) for record in await self._proxy.fetch(statement.sql, *statement.values)]
+            return [tuple(record) for record in await self._connection.fetch(statement.sql, *statement.values)]
         except _VENDOR_ERRORS as error:
             raise self._mapped(error) from error
 
     async def release(self) -> None:
         if self._broken or self._in_transaction():
             return await self.discard()
-        connection = self._connection
-        spared = self._pure and self._has_the_usual_reset()
-        if spared:
-            connection._reset_query = ""
+        connection, session, turns = self._connection, self._session, self._turns
+        if not (self._pure and session.resets_as_usual):
+            return await self._to_pool(turns.pool.release(self._proxy, timeout=turns.patience_s))
+        session.passed += 1
+        if session.passed < PASSES_MAX and turns.pass_on(self._proxy):
+            return None
+        session.passed = 0
+        # No reset is sent, so nothing is waited for: the task that the pool would shield it with is spared too.
+        connection._on_release()
+        connection._reset_query = ""
         try:
-            await self._pool.release(self._proxy)
+            await self._to_pool(self._proxy._holder.release(None))
+        finally:
+            connection._reset_query = None  # found anew when it is next asked for
+
+    async def _to_pool(self, release: Awaitable[None]) -> None:
+        try:
+            await release
         except _VENDOR_ERRORS as error:
             raise self._mapped(error) from error
-        finally:
-            if spared:
-                connection._reset_query = None  # found anew when it is next asked for
-
-    def _has_the_usual_reset(self) -> bool:
-        """A pool or a connection class with a reset of its own keeps it."""
-        usual = type(self._connection).get_reset_query is asyncpg.Connection.get_reset_query
-        return usual and getattr(self._pool, "_reset", None) is None
 
     async def discard(self) -> None:
         self._connection.terminate()
         with suppress(*_VENDOR_ERRORS):  # terminated: there may be nothing to give back
-            await self._pool.release(self._proxy)
+            await self._turns.pool.release(self._proxy)
 
     def _in_transaction(self) -> bool:
         return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
 
-    def _query(self, steps: Sequence[Step]) -> tuple[str, list[str]]:
+    def _query(self, steps: Sequence[Step]) -> tuple[str, Collection[str]]:
         """The batch as one simple query, and the names of the statements it prepares first."""
-        # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
+        database = self._database
         plan = None
-        if self._database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
-            shape = tuple([(step.sql, len(step.values)) if isinstance(step, Statement) else step for step in steps])
-            plan = _plan(shape, self._database.mark)
+        # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
+        if database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
+            plan = _plan(tuple([step.sql if isinstance(step, Statement) else step for step in steps]), database.mark)
         if plan is None:
-            return script(map(rendered, steps)), []
-        new = [name for name in plan.prepares if name not in self._prepared]
-        values = [literal(value) for step in steps if isinstance(step, Statement) for value in step.values]
-        return (plan.template_preparing(new) if new else plan.template).format(*values), new
+            return script(map(rendered, steps)), ()
+        values: list[str] = []
+        for step in steps:
+            if isinstance(step, Statement):
+                values += map(literal, step.values)
+        new = plan.prepares.keys() - self._session.prepared
+        return (plan.template_preparing(new) if new else plan.template) % tuple(values), new
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)
@@ -219,14 +249,14 @@ class AsyncpgConnection:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How batches of one shape are sent: the query with holes for its values, and what it needs prepared."""
+    """How batches of one shape are sent: the query with `%s` for its values, and what it needs prepared."""
 
     parts: tuple[tuple[str, str | None], ...]
     """Each step as text, and the name of the statement it executes."""
     prepares: dict[str, str]
     template: str
 
-    def template_preparing(self, new: list[str]) -> str:
+    def template_preparing(self, new: Collection[str]) -> str:
         """Each statement is prepared right before it is first executed: BEGIN must come first, and so must the
         ROLLBACK that makes an aborted transaction take statements again."""
         left = set(new)
@@ -234,13 +264,13 @@ class _Plan:
         for text, name in self.parts:
             if name in left:
                 left.remove(name)
-                texts.append(f"PREPARE {name} AS {self.prepares[name]}".replace("{", "{{").replace("}", "}}"))
+                texts.append(f"PREPARE {name} AS {self.prepares[name]}".replace("%", "%%"))
             texts.append(text)
         return script(texts)
 
 
 @lru_cache(maxsize=1000)
-def _plan(shape: tuple[tuple[str, int] | Boundary, ...], mark: str) -> _Plan | None:
+def _plan(shape: tuple[str | Boundary, ...], mark: str) -> _Plan | None:
     """None: a statement of the batch cannot be prepared."""
     parts: list[tuple[str, str | None]] = []
     prepares: dict[str, str] = {}
@@ -248,21 +278,14 @@ def _plan(shape: tuple[tuple[str, int] | Boundary, ...], mark: str) -> _Plan | N
         if isinstance(step, Boundary):
             parts.append((BOUNDARIES[step], None))
             continue
-        sql, count = step
-        if not _PREPARABLE.match(sql):
+        if not _PREPARABLE.match(step):
             return None
-        holes = ["{}"] * count
         # A name that changes with the text: two releases of onefold may share a server-side session.
-        name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
-        prepares[name] = sql
-        parts.append((f"EXECUTE {name}({','.join(holes)})" if holes else f"EXECUTE {name}", name))
+        name = f"onefold_{mark}_{blake2b(step.encode(), digest_size=8).hexdigest()}"
+        prepares[name] = step
+        holes = ",".join(["%s"] * placeholders(step))
+        parts.append((f"EXECUTE {name}({holes})" if holes else f"EXECUTE {name}", name))
     return _Plan(tuple(parts), prepares, script(text for text, _ in parts))
-
-
-def _has_one_ready(pool: Any) -> bool:
-    """Whether the pool's next connection is free and connected, so that nobody will wait for it."""
-    free = pool._queue._queue
-    return bool(free) and bool(free[-1].is_connected())
 
 
 def _row_count(status: str) -> int:

@@ -7,8 +7,10 @@ A batch travels as one simple query, so its values are written into the text. On
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import assert_never
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from types import NoneType
+from typing import Any
 
 from onefold._kernel.effects import Boundary, Statement, Step, Value
 from onefold.errors import (
@@ -37,7 +39,6 @@ BOUNDARIES = {
     Boundary.ROLLBACK: "ROLLBACK",
     Boundary.SAVEPOINT: f"SAVEPOINT {SAVEPOINT}",
     Boundary.ROLLBACK_TO_SAVEPOINT: f"ROLLBACK TO SAVEPOINT {SAVEPOINT}",
-    Boundary.RELEASE_SAVEPOINT: f"RELEASE SAVEPOINT {SAVEPOINT}",
     Boundary.RELEASE_SAVEPOINT: f"RELEASE SAVEPOINT {SAVEPOINT}",
 }
 
@@ -124,27 +125,37 @@ def checked_dsn(dsn: str) -> str:
 
 
 def literal(value: Value) -> str:
-    """The value as SQL text."""
-    match value:
-        case bytes():
-            # E'' again: with standard_conforming_strings off, '\\x' would lose its backslash.
-            return f"E'\\\\x{value.hex()}'::bytea"
-        case int():
-            return str(int(value)) if value >= 0 else f"({int(value)})"
-        case None:
-            return "NULL"
-        case str():
-            if value.isalnum() and value.isascii():  # hexadecimal and the like: nothing to escape
-                return f"'{value}'"
-            if "\0" in value or not _is_unicode(value):
-                raise StatementRefused(
-                    "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
-                )
-            # E'' reads the same whatever standard_conforming_strings says.
-            escaped = value.replace("\\", "\\\\").replace("'", "''")
-            return f"E'{escaped}'"
-        case _:
-            assert_never(value)
+    """The value as SQL text, of no type until its place gives it one: as a parameter would be."""
+    write = _WRITERS.get(type(value))
+    if write is None:
+        kinds = ", ".join(kind.__name__ for kind in _WRITERS)
+        raise StatementRefused(f"{value!r} is of type {type(value).__name__}; a batch takes {kinds}")
+    return write(value)
+
+
+def _bytes(value: bytes) -> str:
+    # E'' again: with standard_conforming_strings off, '\\x' would lose its backslash.
+    return f"E'\\\\x{value.hex()}'"
+
+
+def _integer(value: int) -> str:
+    return f"{value:d}" if value >= 0 else f"({value:d})"
+
+
+def _text(value: str) -> str:
+    # Hexadecimal and the like has nothing to escape; other texts come again and again.
+    return f"'{value}'" if value.isalnum() and value.isascii() else _escaped(value)
+
+
+@lru_cache(maxsize=1000)
+def _escaped(value: str) -> str:
+    if "\0" in value or not _is_unicode(value):
+        raise StatementRefused(
+            "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
+        )
+    # E'' reads the same whatever standard_conforming_strings says.
+    escaped = value.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
 
 
 def _is_unicode(value: str) -> bool:
@@ -155,10 +166,24 @@ def _is_unicode(value: str) -> bool:
     return True
 
 
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    bytes: _bytes,
+    int: _integer,
+    bool: _integer,
+    str: _text,
+    NoneType: lambda _: "NULL",
+}
+
+
 def inlined(statement: Statement) -> str:
     """The statement with its values written in."""
     literals = [literal(value) for value in statement.values]
     return _PLACEHOLDER.sub(lambda found: literals[int(found[1]) - 1], statement.sql)
+
+
+def placeholders(sql: str) -> int:
+    """How many values a statement takes."""
+    return max((int(found) for found in _PLACEHOLDER.findall(sql)), default=0)
 
 
 def rendered(step: Step) -> str:

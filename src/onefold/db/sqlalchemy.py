@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
-from onefold.db import sqlite
+from onefold.db import invalidation, sqlite
 from onefold.db.errands import Errands
 from onefold.db.postgres import BOUNDARIES, error_for, refused
 from onefold.errors import (
@@ -65,6 +65,7 @@ class SqlalchemyDatabase:
             )
         self.dialect = _dialect(engine)
         self._engine = engine
+        invalidation.watch(engine)
 
     def acquire(self) -> SqlalchemyConnection:
         try:
@@ -82,6 +83,7 @@ class AsyncSqlalchemyDatabase:
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)
         self._engine = engine
+        invalidation.watch(engine.sync_engine)
         self._errands = Errands()
 
     async def acquire(self) -> AsyncSqlalchemyConnection:
@@ -262,6 +264,7 @@ class _OverSqlite(SqlalchemyConnection):
         return bool(driver.in_transaction)
 
     def _before_statement(self, connection: Connection, cursor: Any, *_: object) -> None:
+        invalidation.note(connection, cursor)
         if self._writing:
             if not self._in_transaction:
                 raise TransactionEnded(_ENDED)
@@ -304,6 +307,7 @@ class _OverSqlite(SqlalchemyConnection):
     def _restore(self) -> None:
         self._connection.rollback()
         self._driver.isolation_level = self._isolation_level
+        invalidation.forget(self._connection)
 
 
 class AsyncSqlalchemyConnection:

@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.ports import Connection, Database
+from onefold.errors import ProgrammerError
 
 H = TypeVar("H")
 A = TypeVar("A")
@@ -36,6 +37,23 @@ class LaneThread:
 
     def end(self) -> None:
         self._executor.shutdown(wait=False)
+
+
+def plain_handle(connection: Connection[H], thread: LaneThread) -> H:
+    """The driver's own handle, for user code that has a thread of its own, as FastAPI's `def` endpoints have."""
+    return connection.handle
+
+
+def off_loop_handle(connection: Connection[H], thread: LaneThread) -> H:
+    """The same where taking the handle may wait: on an event loop that would stop every request, also the one that
+    holds what is waited for."""
+    if _runs_a_loop():
+        raise ProgrammerError(
+            "tx.connection was touched on a thread that runs an event loop, where it would block every request while "
+            "it waits for the database's write lock. Use AsyncOnefold in `async def` endpoints and dependencies; with "
+            "Onefold write them as a plain `def`, which runs on a thread of its own"
+        )
+    return connection.handle
 
 
 class ThreadedDatabase(Generic[H, A]):
@@ -111,6 +129,14 @@ class ThreadedConnection(Generic[H, A]):
         # The thread does things in order, so whoever takes it next comes after.
         self._idle.append(self._thread)
         await leaving
+
+
+def _runs_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _discard_if_taken(taken: Future[Any]) -> None:

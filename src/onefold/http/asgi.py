@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from onefold._kernel.lanes import TaskLane, in_background
 from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.prompt import AlarmClock
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
 from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
@@ -21,8 +22,8 @@ from onefold.http.exchange import Gate, Passage, passing
 from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
-from onefold.http.prompt import within
 from onefold.http.pulse import TaskPulse
+from onefold.http.unclaimed import unclaimed
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -62,16 +63,13 @@ class IdempotencyMiddleware:
         self._resolve = resolve
         self._pages = pages
         self._marks_entry = marks_entry
+        self._clock = AlarmClock()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request = Request(
-            method=scope["method"],
-            path=scope["path"],
-            query=scope.get("query_string", b""),
-            headers=tuple(scope["headers"]),
-            source=scope,
+            scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope
         )
         lane: TaskLane[Any] = TaskLane(self._database)
         if self._pages is not None and (page := self._pages.find(request)) is not None:
@@ -79,11 +77,12 @@ class IdempotencyMiddleware:
         tx = Transaction(lane)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
-            return await self._app(scope, receive, send)
+            with unclaimed(request.method, request.path):
+                return await self._app(scope, receive, send)
         if isinstance(screened, Response):
             return await _send_whole(screened, send)
         try:
-            body = await _whole_body(receive, screened.policy) if screened.keyed else None
+            body = await self._whole_body(receive, screened.policy) if screened.keyed else None
         except CallerError as error:
             return await _send_whole(self._gate.refusal(error, request), send)
         except ClientGone:
@@ -127,17 +126,41 @@ class IdempotencyMiddleware:
         if not passage.over:
             await run_async(passage.abort("no answer"), lane)
 
+    async def _whole_body(self, receive: Receive, policy: Policy) -> bytes:
+        body = bytearray()
+        left_s = policy.body_timeout_s
+        try:
+            message = await self._clock.within(left_s, receive())
+            while True:
+                if message["type"] != "http.request":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > policy.body_bytes_max:
+                    raise BodyTooLarge(
+                        f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
+                    )
+                if not message.get("more_body", False):
+                    return bytes(body)
+                asked_at = time.monotonic()
+                message = await self._clock.within(max(0.0, left_s), receive())
+                left_s -= time.monotonic() - asked_at
+        except TimeoutError as error:
+            raise BodyTooSlow(
+                f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."
+            ) from error
+
 
 class _Received:
     """What the application receives: the body we have read, and a disconnect only after its answer is settled."""
 
-    __slots__ = ("_body", "_read", "_receive", "settled")
+    __slots__ = ("_body", "_read", "_receive", "_waited_for", "settled")
 
     def __init__(self, body: bytes | None, receive: Receive) -> None:
         self._read = body is not None
         self._body = body
         self._receive = receive
-        self.settled = asyncio.Event()
+        self._waited_for: asyncio.Event | None = None
+        self.settled = False
 
     async def __call__(self) -> Message:
         if self._body is not None:
@@ -145,15 +168,22 @@ class _Received:
             return {"type": "http.request", "body": body, "more_body": False}
         if not self._read:  # no key: the body is the application's own to read
             return await self._receive()
-        # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
-        await self.settled.wait()
+        if not self.settled:
+            # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
+            self._waited_for = self._waited_for or asyncio.Event()
+            await self._waited_for.wait()
         return await self._receive()
+
+    def settle(self) -> None:
+        self.settled = True
+        if self._waited_for is not None:
+            self._waited_for.set()
 
 
 class _Held:
     """What the application sends: held back until it is whole and committed, or too large to be kept."""
 
-    __slots__ = ("_body", "_lane", "_passage", "_received", "_send", "_start")
+    __slots__ = ("_bytes", "_lane", "_parts", "_passage", "_received", "_send", "_start")
 
     def __init__(self, passage: Passage, lane: TaskLane[Any], received: _Received, send: Send) -> None:
         self._passage = passage
@@ -161,27 +191,30 @@ class _Held:
         self._received = received
         self._send = send
         self._start: Message | None = None
-        self._body = bytearray()
+        self._parts: list[bytes] = []
+        self._bytes = 0
 
     async def __call__(self, message: Message) -> None:
-        if self._received.settled.is_set():
+        if self._received.settled:
             if self._start is not None:  # None: another answer was sent in its place
                 await self._send(message)
         elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._start is not None:
-            self._body += message.get("body", b"")
+            part = message.get("body", b"")
             more = message.get("more_body", False)
-            too_large = len(self._body) > self._passage.policy.response_bytes_max
+            self._parts.append(part)
+            self._bytes += len(part)
+            too_large = self._bytes > self._passage.policy.response_bytes_max
             if not more or too_large:
                 await self._settle(self._start, kept=not too_large, more=more)
         else:
             await self._send(message)
 
     async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
-        response = Response(start["status"], _lower(start.get("headers", ())), bytes(self._body))
+        response = Response(start["status"], _lower(start.get("headers", ())), b"".join(self._parts))
         instead = await run_async(self._passage.finish(response, kept=kept), self._lane)
-        self._received.settled.set()
+        self._received.settle()
         if instead is not None:
             self._start = None
             await _send_whole(instead, self._send)
@@ -190,34 +223,10 @@ class _Held:
             await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
 
 
-async def _whole_body(receive: Receive, policy: Policy) -> bytes:
-    body = bytearray()
-    left_s = policy.body_timeout_s
-    try:
-        message = await within(receive(), left_s)
-        while True:
-            if message["type"] != "http.request":
-                raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > policy.body_bytes_max:
-                raise BodyTooLarge(
-                    f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
-                )
-            if not message.get("more_body", False):
-                return bytes(body)
-            asked_at = time.monotonic()
-            message = await within(receive(), max(0.0, left_s))
-            left_s -= time.monotonic() - asked_at
-    except TimeoutError as error:
-        raise BodyTooSlow(
-            f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."
-        ) from error
-
-
 async def _send_whole(response: Response, send: Send) -> None:
     await send({"type": "http.response.start", "status": response.status, "headers": list(response.headers)})
     await send({"type": "http.response.body", "body": response.body})
 
 
 def _lower(headers: Any) -> Headers:
-    return tuple((bytes(name).lower(), bytes(value)) for name, value in headers)
+    return tuple([(bytes(name).lower(), bytes(value)) for name, value in headers])

@@ -270,15 +270,14 @@ class Passage:
         if self._key is None:
             return unkeyed_ask(self.operation, policy.lease_s)
         digest = await digest_of(request, policy, self.operation, self._key)
-        media_type = (request.header("content-type") or "").partition(";")[0].strip().lower()
-        asked = Asked(path=request.path, query=request.query, media_type=media_type, body=body)
+        asked = Asked(request.path, request.query, _media_type(request.header("content-type") or ""), body)
         return Ask(
-            digest=digest,
-            fingerprint=fingerprint(asked, policy.fingerprint, key=digest),
-            operation=self.operation,
-            lease_s=policy.lease_s,
-            retention_s=policy.retention_s,
-            key_ms=self._key_ms,
+            digest,
+            fingerprint(asked, policy.fingerprint, key=digest),
+            self.operation,
+            policy.lease_s,
+            policy.retention_s,
+            self._key_ms,
         )
 
     async def _wait(self, ask: Ask, claim: Claim) -> Claim:
@@ -343,7 +342,7 @@ class Passage:
 async def digest_of(request: Request, policy: Policy, operation: str, key: str) -> bytes:
     """The name of the intent, for the principal the application finds in this request."""
     principal = policy.principal(request)
-    if inspect.isawaitable(principal):
+    if not isinstance(principal, str) and inspect.isawaitable(principal):
         principal = await Call(functools.partial(_same, principal))
     if not principal:
         raise PrincipalMissing(
@@ -355,6 +354,11 @@ async def digest_of(request: Request, policy: Policy, operation: str, key: str) 
             "account, tenant or user"
         )
     return Scope(principal, operation).digest(key)
+
+
+@functools.lru_cache(maxsize=64)
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _same(awaitable: Awaitable[str | None]) -> Awaitable[str | None]:

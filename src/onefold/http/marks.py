@@ -1,7 +1,8 @@
 """Marking a function as an idempotent route's handler, and knowing when it was reached.
 
 The wrapper changes nothing about the call. It tells the passage that the handler itself was entered: an answer
-given before that (validation, authentication in a dependency) says nothing about the request and is not stored.
+given before that (validation, authentication in a dependency) says nothing about the request and is not stored. A
+request that the layer let pass unclaimed does not get in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from onefold.http.exchange import passing
 from onefold.http.policy import Policy
+from onefold.http.unclaimed import refuse_unclaimed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,14 +28,14 @@ def mark(function: F, policy: Policy) -> F:
 
         @functools.wraps(function)
         async def entered(*args: Any, **kwargs: Any) -> Any:
-            _enter(policy)
+            _enter(policy, function)
             return await function(*args, **kwargs)
 
     else:
 
         @functools.wraps(function)
         def entered(*args: Any, **kwargs: Any) -> Any:
-            _enter(policy)
+            _enter(policy, function)
             return function(*args, **kwargs)
 
     setattr(entered, _MARK, policy)
@@ -52,7 +54,9 @@ def policy_of(function: object) -> Policy | None:
     return policy if isinstance(policy, Policy) else None
 
 
-def _enter(policy: Policy) -> None:
+def _enter(policy: Policy, function: Callable[..., Any]) -> None:
     passage = passing.get()
     if passage is not None and passage.policy is policy:
         passage.entered = True
+    else:
+        refuse_unclaimed(getattr(function, "__qualname__", repr(function)))

@@ -58,8 +58,7 @@ class Pages:
 
     def find(self, request: Request) -> Page | None:
         """The page a request asks for, if it asks for one of ours."""
-        path = request.path_below_root
-        if request.method != "GET" or not path.startswith(self.base):
+        if request.method != "GET" or not (path := request.path_below_root).startswith(self.base):
             return None
         match path.removeprefix(self.base):
             case "/specification":

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple
 
 from onefold.errors import ConfigurationError
 from onefold.http.messages import Request
 from onefold.http.policy import METHODS, Policy, Route
 
-#: Methods (None for all), template, and what the route promises, if it does.
-Entry: TypeAlias = tuple[frozenset[str] | None, str, Policy | None]
+
+class Host(NamedTuple):
+    """Where some routes are found only, as in `//api.shop.test`: the beginning of their templates."""
+
+    name: str
+    holds: Callable[[Request], bool]
+
+
+class Entry(NamedTuple):
+    """Methods (None for all), template, what the route promises, if it does, and the host it is found at only."""
+
+    methods: frozenset[str] | None
+    template: str
+    policy: Policy | None
+    host: Host | None = None
+
 
 _OPERATION = re.compile(r"([A-Z]+) (/\S*)")
 _PARAMETER = re.compile(r"\{[^{}:]+(?::([^{}]+))?\}")
@@ -26,8 +40,8 @@ class RouteTable:
     def __init__(self, entries: Iterable[Entry], *, converter: Callable[[str], str] | None = None) -> None:
         """`converter` gives the expression for a parameter's type, as in `{id:int}`, where a framework has its own."""
         self._entries = [
-            (methods, _pattern(template, converter or _CONVERTERS.get), Route(template, policy) if policy else None)
-            for methods, template, policy in entries
+            (entry.methods, _pattern(entry.template, converter or _CONVERTERS.get), _route(entry), entry.host)
+            for entry in entries
         ]
 
     def resolve(self, request: Request) -> Route | None:
@@ -35,8 +49,10 @@ class RouteTable:
         if request.method not in METHODS:
             return None
         path = request.path_below_root
-        for methods, pattern, route in self._entries:
-            if (methods is None or request.method in methods) and pattern.fullmatch(path):
+        for methods, pattern, route, host in self._entries:
+            if not (methods is None or request.method in methods) or not pattern.fullmatch(path):
+                continue
+            if host is None or host.holds(request):
                 return route
         return None
 
@@ -44,7 +60,7 @@ class RouteTable:
         """Every idempotent operation and its policy."""
         return {
             f"{method} {route.template}": route.policy
-            for methods, _, route in self._entries
+            for methods, _, route, _ in self._entries
             if route is not None
             for method in sorted((methods or METHODS) & METHODS)
         }
@@ -60,8 +76,15 @@ def routes_of(policies: Mapping[str, Policy]) -> RouteTable:
                 f"{operation!r} is not an operation; write a method ({', '.join(sorted(METHODS))}), a space and a "
                 "path, as in 'POST /payments/{id}/refunds'"
             )
-        entries.append((frozenset({found[1]}), found[2], policy))
+        entries.append(Entry(frozenset({found[1]}), found[2], policy))
     return RouteTable(entries)
+
+
+def _route(entry: Entry) -> Route | None:
+    if entry.policy is None:
+        return None
+    # Keys belong to a template: the same path at another host is another operation.
+    return Route((entry.host.name if entry.host else "") + entry.template, entry.policy)
 
 
 def _pattern(template: str, converter: Callable[[str], str | None]) -> re.Pattern[str]:

@@ -20,6 +20,7 @@ from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
 from onefold.http.pulse import ThreadPulse
+from onefold.http.unclaimed import unclaimed
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]
@@ -60,7 +61,8 @@ class IdempotencyMiddleware:
         tx = Transaction(lane)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
-            return self._app(environ, start_response)
+            with unclaimed(request.method, request.path):
+                return self._app(environ, start_response)
         if isinstance(screened, Response):
             return _send_whole(screened, start_response)
         try:

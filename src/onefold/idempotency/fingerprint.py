@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 FINGERPRINT_BYTES: Final = 16
 NESTING_MAX: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(NamedTuple):
     """What a request asks for. `media_type` is lower-case, without parameters, "" when there is none."""
 
     path: str

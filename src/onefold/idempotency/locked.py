@@ -34,6 +34,9 @@ from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, tr
 #: How long a lost COMMIT is looked for: the server may still be working on it.
 LOOKUP_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5)
 
+#: Its claim is its transaction: no fence, and so nothing that would differ from request to request.
+_RUN = Run()
+
 
 class LockedStatements(Protocol):
     """The statement set a database with transaction-scoped locks provides (see `sql/postgres.py`)."""
@@ -119,12 +122,12 @@ class LockedStore:
                 return found
         begin = (Boundary.BEGIN, self._sql.lock(ask), Boundary.SAVEPOINT, self._sql.look(ask))
         if await Batch(begin) == 0:
-            return Run()
+            return _RUN
         claim = await self._judge(ask)
         if claim is None:
             # Another payload holds the key, or someone only passed by while looking at it. Once more, then believe it.
             if await Batch((Boundary.ROLLBACK, *begin)) == 0:
-                return Run()
+                return _RUN
             claim = await self._judge(ask) or Mismatch()
         if not isinstance(claim, Run):
             await Batch((Boundary.ROLLBACK,))
@@ -146,7 +149,7 @@ class LockedStore:
         # Ours to run. A record past its retention leaves first, beneath a new savepoint: a stored 4xx rolls back
         # to it and must not bring the old record back.
         await Batch((self._sql.forget(ask.digest), Boundary.SAVEPOINT))
-        return Run()
+        return _RUN
 
     async def _after_lost_race(self, ask: Ask, error: UniqueViolated | SerializationFailed) -> Claim:
         async def look_again() -> Claim | None:

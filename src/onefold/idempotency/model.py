@@ -29,8 +29,7 @@ SCHEMA_VERSION = 1
 DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """Who asks for what: keys of different scopes never meet."""
 
     principal: str

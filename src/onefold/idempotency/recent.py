@@ -4,21 +4,20 @@ from __future__ import annotations
 
 
 class Recent:
-    """The last `size` digests, oldest forgotten first."""
+    """The last `size` digests at least, and at most twice as many."""
 
-    __slots__ = ("_digests", "_size")
+    __slots__ = ("_newer", "_older", "_size")
 
-    def __init__(self, size: int = 16_384) -> None:
+    def __init__(self, size: int = 8_192) -> None:
         self._size = size
-        self._digests: dict[bytes, None] = {}
+        # Two generations: forgetting the older one whole costs nothing, picking the oldest of a dict is a search.
+        self._newer: set[bytes] = set()
+        self._older: set[bytes] = set()
 
     def add(self, digest: bytes) -> None:
-        self._digests[digest] = None
-        if len(self._digests) > self._size:
-            # Another thread may be doing the same: forgetting one more, or none, is just as good.
-            oldest = next(iter(self._digests), None)
-            if oldest is not None:
-                self._digests.pop(oldest, None)
+        self._newer.add(digest)
+        if len(self._newer) >= self._size:  # two threads at once may forget one generation too many: just as good
+            self._newer, self._older = set(), self._newer
 
     def __contains__(self, digest: bytes) -> bool:
-        return digest in self._digests
+        return digest in self._newer or digest in self._older

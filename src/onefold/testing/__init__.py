@@ -1,6 +1,7 @@
 """What onefold's own tests stand on, for the tests of those who use it.
 
-- `servers`: private PostgreSQL servers, real ones, that can be killed and leave nothing behind.
+- `servers`: private PostgreSQL, NATS, Valkey and RabbitMQ servers and a mock Kafka, that can be killed and leave
+  nothing behind.
 - `proxy`: a TCP proxy that loses, delays and cuts what passes through it, on command.
 - `conformance`: what every database driver must do, for threads and for asyncio.
 - `scripts`: a flow run against a script of answers.

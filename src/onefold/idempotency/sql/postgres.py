@@ -9,6 +9,8 @@ that claimed.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from onefold._kernel.effects import Statement
 from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock
 
@@ -30,16 +32,16 @@ SELECT set_config('idle_in_transaction_session_timeout', $1::text, true),
 
 #: No row means: run. Any row means: look closer.
 _LOOK = """
-SELECT 1 FROM onefold_record WHERE digest = $1::bytea
+SELECT 1 FROM onefold_record WHERE digest = decode($1::text, 'hex')
 UNION ALL
-SELECT 1 WHERE current_setting('onefold.claim') <> $2::text
+SELECT 1 WHERE current_setting('onefold.claim') <> $1::text
 """
 
 _LOOK_LATE = (
     _LOOK
     + """
 UNION ALL
-SELECT 1 WHERE extract(epoch FROM now()) * 1000 > $3::bigint
+SELECT 1 WHERE extract(epoch FROM now()) * 1000 > $2::bigint
 """
 )
 
@@ -60,10 +62,12 @@ _FORGET = "DELETE FROM onefold_record WHERE digest = $1::bytea AND expires_at <=
 #: behind our back stops the batch. A row count checked after a merged COMMIT would come too late.
 _SETTLE = f"""
 INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at)
-VALUES (CASE WHEN current_setting('onefold.claim', true) = $1::text THEN $2::bytea END,
-        $3::bytea, $4::text, {SCHEMA_VERSION}, $5::int, $6::bytea, $7::bytea,
-        greatest(now(), to_timestamp($8::bigint / 1000.0)) + $9::bigint * interval '1 millisecond')
+VALUES (CASE WHEN current_setting('onefold.claim', true) = $1::text THEN decode($1::text, 'hex') END,
+        $2::bytea, $3::text, {SCHEMA_VERSION}, $4::smallint, $5::bytea, $6::bytea, now() + $7::text::interval)
 """
+
+#: A key that is dated is remembered from its own date on, if that lies ahead.
+_SETTLE_DATED = _SETTLE.replace("now()", "greatest(now(), to_timestamp($8::bigint / 1000.0))")
 
 #: Reads the lock table; trying the lock instead would make an honest request see "in flight".
 _STATUS = """
@@ -87,13 +91,13 @@ _NEVER_LATE = 2**62
 
 
 def lock(ask: Ask) -> Statement:
-    return Statement(_LOCK, (str(_ms(ask.lease_s)), ask.request_lock, ask.key_lock, token(ask)))
+    return Statement(_LOCK, (_span(ask.lease_s), ask.request_lock, ask.key_lock, token(ask)))
 
 
 def look(ask: Ask) -> Statement:
     if ask.key_ms is None:
-        return Statement(_LOOK, (ask.digest, token(ask)))
-    return Statement(_LOOK_LATE, (ask.digest, token(ask), late_after_ms(ask)))
+        return Statement(_LOOK, (token(ask),))
+    return Statement(_LOOK_LATE, (token(ask), late_after_ms(ask)))
 
 
 def see(ask: Ask) -> Statement:
@@ -111,20 +115,16 @@ def forget(digest: bytes) -> Statement:
 
 
 def settle(ask: Ask, answer: Answer) -> Statement:
-    return Statement(
-        _SETTLE,
-        (
-            token(ask),
-            ask.digest,
-            ask.fingerprint,
-            ask.operation,
-            answer.status,
-            answer.headers,
-            answer.body,
-            ask.key_ms or 0,
-            _ms(ask.retention_s),
-        ),
+    values = (
+        token(ask),
+        ask.fingerprint,
+        ask.operation,
+        answer.status,
+        answer.headers,
+        answer.body,
+        _span(ask.retention_s),
     )
+    return Statement(_SETTLE, values) if ask.key_ms is None else Statement(_SETTLE_DATED, (*values, ask.key_ms))
 
 
 def status(digest: bytes) -> Statement:
@@ -146,6 +146,12 @@ def token(ask: Ask) -> str:
 
 def late_after_ms(ask: Ask) -> int:
     return _NEVER_LATE if ask.key_ms is None else ask.key_ms + _ms(ask.retention_s)
+
+
+@lru_cache(maxsize=256)
+def _span(seconds: float) -> str:
+    """As settings and intervals write it."""
+    return f"{_ms(seconds)}ms"
 
 
 def _ms(seconds: float) -> int:

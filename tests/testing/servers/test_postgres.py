@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -29,10 +28,18 @@ from onefold.testing.servers import (
     find_installation,
     wheel_folder,
 )
-
-PATIENCE_S = 30.0
-NOBODY = 65_534
-AS_ROOT = os.geteuid() == 0
+from tests.testing.servers.processes import (
+    AS_ROOT,
+    NOBODY,
+    PATIENCE_S,
+    children,
+    ends,
+    family,
+    is_alive,
+    parent,
+    run,
+    users,
+)
 
 
 @pytest.fixture(scope="module", params=[16, 18])
@@ -42,38 +49,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[PrivatePostgres]:
 
 
 # What the tests look at
-
-
-def ends(pid: int) -> bool:
-    """Whether the process is gone, or goes before our patience does."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], PATIENCE_S)[0])
-    finally:
-        os.close(handle)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def family(postmaster: int) -> list[int]:
-    """The keeper, the postmaster, and every process of the server."""
-    return [parent(postmaster), postmaster, *children(postmaster)]
 
 
 def shared_memory_of(postmaster: int) -> list[str]:
@@ -106,21 +81,6 @@ def busy_backend(dsn: str) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def run(script: str, *, user: int | None = None) -> subprocess.Popen[str]:
-    """Another process that uses private servers."""
-    return subprocess.Popen(
-        [sys.executable, "-B", "-c", f"from onefold.testing.servers import *\n{script}"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd="/",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        user=user,
-        group=user,
-        extra_groups=None if user is None else [],
-    )
-
-
 # A server
 
 
@@ -138,9 +98,7 @@ def test_it_listens_on_loopback_and_nowhere_else(server: PrivatePostgres) -> Non
 
 
 def test_it_never_runs_as_root(server: PrivatePostgres) -> None:
-    _, *processes = family(server.pid)
-    users = {Path(f"/proc/{pid}").stat().st_uid for pid in processes}
-    assert users == {NOBODY if AS_ROOT else os.geteuid()}
+    assert users(family(server.pid)[1:]) == {NOBODY if AS_ROOT else os.geteuid()}
 
 
 def test_fresh_databases_are_empty_and_apart(server: PrivatePostgres) -> None:

@@ -1,0 +1,199 @@
+"""The line in front of an asyncpg pool: nobody is overtaken, nothing is lost, and the pool keeps its say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold.db.asyncpg import PASSES_MAX, AsyncpgConnection, AsyncpgDatabase
+from onefold.errors import StoreUnavailable
+
+ONE = Statement("SELECT 1")
+
+
+@pytest.fixture
+async def pool(postgres_dsn: str) -> AsyncIterator[Any]:
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+        yield pool
+
+
+async def settled(turns: int = 5) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def overtaken(acquire: Callable[[], Awaitable[Any]], release: Callable[[Any], Awaitable[None]]) -> bool:
+    """Somebody waits; at the moment the connection is given back, somebody else asks. Who gets it first?"""
+    order: list[str] = []
+
+    async def use(name: str) -> None:
+        held = await acquire()
+        order.append(name)
+        await release(held)
+
+    held = await acquire()
+    waiting = asyncio.create_task(use("first"))
+    await settled()
+    late = asyncio.create_task(use("second"))  # it runs before whoever is woken now
+    await release(held)
+    await asyncio.gather(waiting, late)
+    return order != ["first", "second"]
+
+
+async def test_nobody_is_overtaken(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+
+    async def used() -> AsyncpgConnection:
+        connection = await database.acquire()
+        await connection.batch((Boundary.BEGIN, ONE, Boundary.COMMIT))
+        return connection
+
+    assert not await overtaken(used, AsyncpgConnection.release)
+
+
+async def test_the_pool_itself_lets_people_overtake(pool: Any) -> None:
+    """The control: without the line the same check finds what it looks for."""
+
+    async def straight_back(proxy: Any) -> None:
+        proxy._con._reset_query = ""  # as the driver spares it: nothing is waited for
+        await proxy._holder.release(None)
+
+    assert await overtaken(pool.acquire, straight_back)
+
+
+async def test_a_connection_that_passes_on_never_meets_the_pool(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    waiting = asyncio.create_task(database.acquire())
+    await settled()
+    await connection.release()
+    assert pool.get_idle_size() == 0
+    await (await waiting).release()
+    assert pool.get_idle_size() == 1
+
+
+async def test_a_handle_that_was_kept_is_worth_nothing_after_its_connection_passed_on(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN,))
+    kept = connection.handle
+    await connection.batch((Boundary.COMMIT,))
+    waiting = asyncio.create_task(database.acquire())
+    await settled()
+    await connection.release()
+    other = await waiting
+    with pytest.raises(asyncpg.InterfaceError, match="released back to the pool"):
+        await kept.execute("SELECT 1")
+    assert await other.handle.fetchval("SELECT 1") == 1
+    await other.release()
+
+
+async def test_other_users_of_the_pool_get_their_turn(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    busy, served = True, 0
+
+    async def keep_busy() -> None:
+        nonlocal served
+        while busy:
+            connection = await database.acquire()
+            served += 1
+            await connection.batch((ONE,))
+            await connection.release()
+
+    crowd = [asyncio.create_task(keep_busy()) for _ in range(3)]
+    await settled()
+    async with pool.acquire() as somebody:
+        assert await somebody.fetchval("SELECT 1") == 1
+        assert served <= 3 * PASSES_MAX
+        busy = False
+    await asyncio.gather(*crowd)
+
+
+async def test_a_pool_with_a_hook_for_every_acquisition_gets_to_call_it(postgres_dsn: str) -> None:
+    calls = []
+
+    async def setup(connection: Any) -> None:
+        calls.append(connection)
+
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1, setup=setup) as pool:
+        database = AsyncpgDatabase(pool)
+        connection = await database.acquire()
+        waiting = asyncio.create_task(database.acquire())
+        await settled()
+        await connection.release()
+        await (await waiting).release()
+    assert len(calls) == 2
+
+
+async def test_a_connection_that_listens_goes_back_to_the_pool_which_ends_that(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN,))
+    await connection.handle.add_listener("gossip", lambda *_: None)
+    await connection.batch((Boundary.COMMIT,))
+    waiting = asyncio.create_task(database.acquire())
+    await settled()
+    with pytest.warns(asyncpg.InterfaceWarning, match="active notification listener"):
+        await connection.release()
+    other = await waiting
+    assert not other.handle.is_closed()
+    assert await other.handle.fetch("SELECT pg_listening_channels()") == []
+    await other.release()
+
+
+async def test_who_has_waited_long_enough_is_told_so_and_leaves_the_line(pool: Any) -> None:
+    database = AsyncpgDatabase(pool, acquire_timeout_s=0.01)
+    connection = await database.acquire()
+    with pytest.raises(StoreUnavailable, match=r"within 0\.01 s"):
+        await database.acquire()
+    await connection.release()
+    assert pool.get_idle_size() == 1
+    await settled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("followed", [True, False], ids=["somebody behind", "nobody behind"])
+async def test_a_connection_given_to_a_request_that_was_cancelled_goes_to_the_next(pool: Any, followed: bool) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    waiting = asyncio.create_task(database.acquire())
+    behind = asyncio.create_task(database.acquire()) if followed else None
+    await settled()
+    await connection.release()
+    waiting.cancel()  # it has the connection, and does not know yet
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    if behind is not None:
+        await (await behind).release()
+    async with asyncio.timeout(5), pool.acquire() as free:
+        assert await free.fetchval("SELECT 1") == 1
+
+
+async def test_one_who_gives_up_in_the_middle_of_the_line_is_passed_by(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    waiting = [asyncio.create_task(database.acquire()) for _ in range(3)]
+    await settled()
+    waiting[1].cancel()
+    await settled()
+    await connection.release()
+    await (await waiting[0]).release()
+    await (await waiting[2]).release()
+    assert pool.get_idle_size() == 1
+
+
+async def test_a_server_that_is_gone_is_told_to_everyone_in_line(postgres_dsn: str) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncpgDatabase(pool, acquire_timeout_s=5.0)
+        connection = await database.acquire()
+        waiting = [asyncio.create_task(database.acquire()) for _ in range(3)]
+        await settled()
+        pool.set_connect_args("postgresql://postgres@127.0.0.1:1/nowhere")
+        await connection.discard()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in found] == [StoreUnavailable] * 3
