@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._kernel.effects import Statement, Value
-from onefold.db.postgres import checked_dsn, inlined, literal, script
+from onefold.db.postgres import checked_dsn, inlined, literals, script
 from onefold.errors import ConfigurationError, StatementRefused
 from onefold.testing.servers import PrivatePostgres
 
@@ -38,7 +38,8 @@ def test_a_literal_reads_back_as_the_value_it_was_made_from(
     @settings(max_examples=150, deadline=None, database=None)
     @given(text=TEXTS | TRICKY, blob=st.binary(), integer=INTEGERS)
     def reads_back(text: str, blob: bytes, integer: int) -> None:
-        query = f"SELECT {literal(text)}, {literal(blob)}::bytea, {literal(integer)}::bigint, {literal(None)}"
+        written = literals((text, blob, integer, None))
+        query = "SELECT {}, {}::bytea, {}::bigint, {}".format(*written)
         assert connection.execute(query.encode()).fetchone() == (text, blob, integer, None)
 
     reads_back()
@@ -71,7 +72,7 @@ def test_a_comment_at_the_end_of_a_statement_hides_nothing_that_follows(
 @pytest.mark.parametrize("text", ["\0", "a\0b", "\ud800", "x\udfff"])
 def test_text_that_postgres_cannot_hold_is_refused_before_it_is_sent(text: str) -> None:
     with pytest.raises(StatementRefused, match="as bytes"):
-        literal(text)
+        literals([text])
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,19 @@ step is made without one, and all that really have to wait share the timer of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class AlarmClock:
-    """Limits how long its users wait. It serves one event loop at a time."""
+    """Tells its users when their time is over. It serves one event loop at a time."""
 
-    __slots__ = ("_loop", "_rings_at", "_timer", "_waiting")
+    __slots__ = ("_alarms", "_loop", "_rings_at", "_timer")
 
     def __init__(self) -> None:
-        self._waiting: set[_Within[Any]] = set()
+        self._alarms: dict[Callable[[], None], float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
@@ -28,18 +28,18 @@ class AlarmClock:
         """Await it: the result, or TimeoutError if it is not there in time."""
         return _Within(self, seconds, awaitable)
 
-    def add(self, waiter: _Within[Any], seconds: float) -> None:
+    def set(self, seconds: float, ring: Callable[[], None]) -> None:
+        """Call `ring` then, unless it is stopped before."""
         loop = asyncio.get_running_loop()
-        waiter.until = until = loop.time() + seconds
-        self._waiting.add(waiter)
+        until = self._alarms[ring] = loop.time() + seconds
         if self._timer is None or until < self._rings_at or loop is not self._loop:
-            self._set(loop, until)
+            self._arm(loop, until)
 
-    def remove(self, waiter: _Within[Any]) -> None:
-        # The timer stays: under load the next waiter comes soon, and a timer that finds nobody costs nothing.
-        self._waiting.discard(waiter)
+    def stop(self, ring: Callable[[], None]) -> None:
+        # The timer stays: under load the next alarm is set soon, and a timer that finds nothing to ring costs nothing.
+        self._alarms.pop(ring, None)
 
-    def _set(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+    def _arm(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._loop, self._rings_at, self._timer = loop, until, loop.call_at(until, self._ring)
@@ -48,34 +48,38 @@ class AlarmClock:
         assert self._loop is not None
         self._timer = None
         now = self._loop.time()
-        for waiter in [waiter for waiter in self._waiting if waiter.until <= now]:
-            self._waiting.remove(waiter)
-            waiter.ring()
-        if self._waiting:
-            self._set(self._loop, min(waiter.until for waiter in self._waiting))
+        for ring in [ring for ring, until in self._alarms.items() if until <= now]:
+            del self._alarms[ring]
+            ring()
+        if self._alarms:
+            self._arm(self._loop, min(self._alarms.values()))
 
 
 class _Within(Generic[T]):
     """An awaitable whose first step is free, and that is continued until its time is over.
 
-    The clock cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
+    The alarm cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
     times as much, because it must then tell its own cancellation from somebody else's.
     """
 
-    __slots__ = ("_awaitable", "_clock", "_due", "_rang", "_seconds", "_waits_for", "until")
+    __slots__ = ("_awaitable", "_clock", "_due", "_rang", "_seconds", "_waits_for")
 
     def __init__(self, clock: AlarmClock, seconds: float, awaitable: Awaitable[T]) -> None:
         self._clock = clock
         self._seconds = seconds
         self._awaitable = awaitable
         self._rang = self._due = False
-        self.until = 0.0
 
     def __await__(self) -> Generator[Any, Any, T]:
         steps: Generator[Any, Any, T] = self._awaitable.__await__()
         try:
             self._waits_for = next(steps)
-            self._clock.add(self, self._seconds)
+        except StopIteration as done:
+            at_once: T = done.value
+            return at_once
+        ring = self._ring
+        self._clock.set(self._seconds, ring)
+        try:
             while True:
                 answer, error = None, None
                 try:
@@ -94,9 +98,9 @@ class _Within(Generic[T]):
                 raise TimeoutError(f"not there after {self._seconds:g} s") from error
             raise
         finally:
-            self._clock.remove(self)
+            self._clock.stop(ring)
 
-    def ring(self) -> None:
+    def _ring(self) -> None:
         self._rang = True
         self._due = self._waits_for is None  # a bare yield comes back by itself, and is told then
         if not self._due:

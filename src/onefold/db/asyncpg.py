@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import blake2b
 from secrets import token_hex
 from typing import Any, TypeAlias
@@ -25,7 +25,7 @@ from onefold.db.postgres import (
     BOUNDARIES,
     checked_dsn,
     error_for,
-    literal,
+    literals,
     none_free,
     not_connected,
     placeholders,
@@ -72,7 +72,8 @@ class AsyncpgDatabase:
         self._sessions: dict[int, _Session] = {}
         self.prepares = True
         #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
-        self.mark = token_hex(4)
+        self._mark = token_hex(4)
+        self._plans: dict[tuple[str | Boundary, ...], _Plan | None] = {}
 
     async def acquire(self) -> AsyncpgConnection:
         try:
@@ -91,6 +92,14 @@ class AsyncpgDatabase:
             gone = partial(self._forget, id(connection))
             session = self._sessions[id(connection)] = _Session(ref(connection, gone), type(connection), turns.pool)
         return AsyncpgConnection(self, turns, proxy, session)
+
+    def plan(self, steps: Sequence[Step]) -> _Plan | None:
+        """How to send batches of this shape. None: a statement of it cannot be prepared."""
+        shape = tuple([step.sql if isinstance(step, Statement) else step for step in steps])
+        try:
+            return self._plans[shape]
+        except KeyError:  # once for each place in onefold that sends a batch
+            return self._plans.setdefault(shape, _planned(steps, self._mark))
 
     def _forget(self, number: int, gone: ref[Any]) -> None:
         session = self._sessions.get(number)
@@ -226,19 +235,14 @@ class AsyncpgConnection:
 
     def _query(self, steps: Sequence[Step]) -> tuple[str, Collection[str]]:
         """The batch as one simple query, and the names of the statements it prepares first."""
-        database = self._database
-        plan = None
         # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
-        if database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
-            plan = _plan(tuple([step.sql if isinstance(step, Statement) else step for step in steps]), database.mark)
+        prepares = self._database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0
+        plan = self._database.plan(steps) if prepares else None
         if plan is None:
             return script(map(rendered, steps)), ()
-        values: list[str] = []
-        for step in steps:
-            if isinstance(step, Statement):
-                values += map(literal, step.values)
+        values = literals([value for step in steps if isinstance(step, Statement) for value in step.values])
         new = plan.prepares.keys() - self._session.prepared
-        return (plan.template_preparing(new) if new else plan.template) % tuple(values), new
+        return (plan.template_preparing(new) if new else plan.template) % values, new
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)
@@ -269,25 +273,23 @@ class _Plan:
         return script(texts)
 
 
-@lru_cache(maxsize=1000)
-def _plan(shape: tuple[str | Boundary, ...], mark: str) -> _Plan | None:
-    """None: a statement of the batch cannot be prepared."""
+def _planned(steps: Sequence[Step], mark: str) -> _Plan | None:
     parts: list[tuple[str, str | None]] = []
     prepares: dict[str, str] = {}
-    for step in shape:
+    for step in steps:
         if isinstance(step, Boundary):
             parts.append((BOUNDARIES[step], None))
             continue
-        if not _PREPARABLE.match(step):
+        if not _PREPARABLE.match(step.sql):
             return None
         # A name that changes with the text: two releases of onefold may share a server-side session.
-        name = f"onefold_{mark}_{blake2b(step.encode(), digest_size=8).hexdigest()}"
-        prepares[name] = step
-        holes = ",".join(["%s"] * placeholders(step))
+        name = f"onefold_{mark}_{blake2b(step.sql.encode(), digest_size=8).hexdigest()}"
+        prepares[name] = step.sql
+        holes = ",".join(["%s"] * placeholders(step.sql))
         parts.append((f"EXECUTE {name}({holes})" if holes else f"EXECUTE {name}", name))
     return _Plan(tuple(parts), prepares, script(text for text, _ in parts))
 
 
 def _row_count(status: str) -> int:
-    last = status.rsplit(" ", 1)[-1]
-    return int(last) if last.isdigit() else 0
+    count = status.rpartition(" ")[2]
+    return int(count) if count.isdigit() else 0

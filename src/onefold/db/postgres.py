@@ -124,13 +124,13 @@ def checked_dsn(dsn: str) -> str:
     return dsn
 
 
-def literal(value: Value) -> str:
-    """The value as SQL text, of no type until its place gives it one: as a parameter would be."""
-    write = _WRITERS.get(type(value))
-    if write is None:
+def literals(values: Iterable[Value]) -> tuple[str, ...]:
+    """The values as SQL text, of no type until their places give them one: as parameters would be."""
+    try:
+        return tuple([_WRITERS[type(value)](value) for value in values])
+    except KeyError as error:
         kinds = ", ".join(kind.__name__ for kind in _WRITERS)
-        raise StatementRefused(f"{value!r} is of type {type(value).__name__}; a batch takes {kinds}")
-    return write(value)
+        raise StatementRefused(f"a batch takes {kinds}; it was given {error.args[0].__name__}") from error
 
 
 def _bytes(value: bytes) -> str:
@@ -177,8 +177,8 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
 
 def inlined(statement: Statement) -> str:
     """The statement with its values written in."""
-    literals = [literal(value) for value in statement.values]
-    return _PLACEHOLDER.sub(lambda found: literals[int(found[1]) - 1], statement.sql)
+    texts = literals(statement.values)
+    return _PLACEHOLDER.sub(lambda found: texts[int(found[1]) - 1], statement.sql)
 
 
 def placeholders(sql: str) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -42,13 +43,17 @@ class Turns:
         self._line.append(turn)
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
+        give_up = partial(_give_up, turn)
+        self._clock.set(self.patience_s, give_up)
         try:
-            return await self._clock.within(self.patience_s, turn)
+            return await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._return(turn.result())  # it came when we had given up
+                self._return(turn.result())  # it came at the moment we were cancelled
             self._stop_asking_for_nobody()
             raise
+        finally:
+            self._clock.stop(give_up)
 
     def pass_on(self, proxy: Any) -> bool:
         """Give a connection, in the state the pool would leave it in, to the first in line. False: nobody waits, or
@@ -100,3 +105,8 @@ class Turns:
         if not self._line and self._asking is not None:
             self._asking.cancel()
             self._asking = None
+
+
+def _give_up(turn: asyncio.Future[Any]) -> None:
+    if not turn.done():
+        turn.set_exception(TimeoutError())
