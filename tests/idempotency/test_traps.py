@@ -99,18 +99,14 @@ _PAUSE = f"pg_advisory_xact_lock_shared({_GATE})"
 def _slow_lock(ask: Ask) -> Statement:
     """The real lock, with a pause between its snapshot and the lock it takes."""
     real = postgres.lock(ask)
-    return Statement(real.sql.replace("SELECT set_config", f"SELECT {_PAUSE}, set_config", 1), real.values)
+    return Statement(real.sql.replace("WHERE", f"WHERE {_PAUSE}::text IS NULL OR", 1), real.values)
 
 
 def _slow_lock_that_looks(ask: Ask) -> Statement:
     """Lock and look in one statement: the look sees the world as it was before the lock."""
     real = _slow_lock(ask)
-    return Statement(
-        real.sql.replace(
-            "SELECT ", "SELECT set_config('t.seen', (SELECT count(*)::text FROM onefold_record), true), ", 1
-        ),
-        real.values,
-    )
+    looking = "set_config('t.seen', (SELECT count(*)::text FROM onefold_record), true)"
+    return Statement(real.sql.replace("WHERE", f"WHERE {looking} IS NULL OR", 1), real.values)
 
 
 def _look_at_what_the_lock_saw(ask: Ask) -> Statement:

@@ -49,6 +49,9 @@ _VENDOR_ERRORS = (
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
 _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
 
+#: How asyncpg's reset of a session begins: the part of it that is cheaper when it is prepared.
+_UNLOCK = Statement("SELECT pg_advisory_unlock_all()")
+
 #: How often a connection passes from one request to the next before the pool gets it back.
 PASSES_MAX = 32
 
@@ -170,14 +173,18 @@ class AsyncpgConnection:
         return handle
 
     async def batch(self, steps: Sequence[Step]) -> int:
-        query, new = self._query(steps)
         connection = self._connection
         last = steps[-1]
         ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
         purifies = ends and not self._pure and self._session.resets_as_usual
         if purifies:
             # The pool would reset the session in a round trip of its own.
-            query = f"{query};{connection.get_reset_query()}"
+            reset: str = connection.get_reset_query()
+            rest = reset.removeprefix(_UNLOCK.sql)
+            query, new = self._query((*steps, _UNLOCK) if rest != reset else steps)
+            query = f"{query};{rest}"
+        else:
+            query, new = self._query(steps)
         try:
             status: str = await connection.execute(query)
         except _VENDOR_ERRORS as error:

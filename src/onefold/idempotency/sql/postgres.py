@@ -18,30 +18,32 @@ from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock
 SAME_IN_FLIGHT = "same"
 OTHER_IN_FLIGHT = "other"
 
-#: The timeouts are the lease: a stopped or half-open peer would otherwise hold its locks for ever.
+#: The timeout is the lease: a stopped or half-open peer would otherwise hold its locks for ever. Where there is one for
+#: the whole transaction it covers the idle time too. No row is returned: nobody reads it.
 _LOCK = """
-SELECT set_config('idle_in_transaction_session_timeout', $1::text, true),
-       CASE WHEN current_setting('server_version_num')::int >= 170000
-            THEN set_config('transaction_timeout', $1::text, true) END,
-       set_config('onefold.claim',
-                  CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN 'same'
-                       WHEN NOT pg_try_advisory_xact_lock($3::bigint) THEN 'other'
-                       ELSE $4::text END,
-                  true)
+SELECT
+WHERE set_config(CASE WHEN current_setting('server_version_num')::int >= 170000 THEN 'transaction_timeout'
+                      ELSE 'idle_in_transaction_session_timeout' END,
+                 $1::text, true) IS NULL
+   OR set_config('onefold.claim',
+                 CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN 'same'
+                      WHEN NOT pg_try_advisory_xact_lock($3::bigint) THEN 'other'
+                      ELSE $4::text END,
+                 true) IS NULL
 """
 
 #: No row means: run. Any row means: look closer.
 _LOOK = """
-SELECT 1 FROM onefold_record WHERE digest = decode($1::text, 'hex')
+SELECT FROM onefold_record WHERE digest = decode($1::text, 'hex')
 UNION ALL
-SELECT 1 WHERE current_setting('onefold.claim') <> $1::text
+SELECT WHERE current_setting('onefold.claim') <> $1::text
 """
 
 _LOOK_LATE = (
     _LOOK
     + """
 UNION ALL
-SELECT 1 WHERE extract(epoch FROM now()) * 1000 > $2::bigint
+SELECT WHERE extract(epoch FROM now()) * 1000 > $2::bigint
 """
 )
 
