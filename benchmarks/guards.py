@@ -198,17 +198,17 @@ def _traced_sqlite() -> Iterator[list[str]]:
 def _counted_hops() -> Iterator[list[object]]:
     """Everything that is handed from the loop to a connection's thread from now on."""
     hops: list[object] = []
-    submit = LaneThread.submit
+    hand = LaneThread.hand
 
-    def counted(thread: LaneThread, function: Any, *args: Any, **kwargs: Any) -> Any:
-        hops.append(function)
-        return submit(thread, function, *args, **kwargs)
+    def counted(thread: LaneThread, errand: Callable[[], None]) -> None:
+        hops.append(errand)
+        hand(thread, errand)
 
-    LaneThread.submit = counted  # type: ignore[method-assign, assignment]
+    LaneThread.hand = counted  # type: ignore[method-assign, assignment]
     try:
         yield hops
     finally:
-        LaneThread.submit = submit  # type: ignore[method-assign]
+        LaneThread.hand = hand  # type: ignore[method-assign]
 
 
 @asynccontextmanager

@@ -93,10 +93,16 @@ class SqliteDatabase:
         self._writer = threading.Lock()
 
     def acquire(self) -> SqliteConnection:
+        return self.at_hand() or self._connection(_Link(self._open(), self._open_light))
+
+    def at_hand(self) -> SqliteConnection | None:
+        """A connection that is open already. Taking it touches no disk."""
         try:
-            link = self._idle.pop()
+            return self._connection(self._idle.pop())
         except IndexError:
-            link = _Link(self._open())
+            return None
+
+    def _connection(self, link: _Link) -> SqliteConnection:
         return SqliteConnection(link, self._writer, self._busy_timeout_s, self._idle)
 
     def close(self) -> None:
@@ -119,6 +125,17 @@ class SqliteDatabase:
             raise error_for(error, f"SQLite file {self.path!r}") from error
         return connection
 
+    def _open_light(self) -> sqlite3.Connection:
+        """For leases, which may be lost in a power cut: everyone who could have acted on one is gone then, too.
+
+        A connection of its own, because changing the level and the patience of one back and forth costs four statements
+        a request, half of them while others wait for the write lock.
+        """
+        connection = self._open()
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA busy_timeout={round(min(self._busy_timeout_s, _LIGHT_PATIENCE_S) * 1000)}")
+        return connection
+
     def _convert_to_wal(self, connection: sqlite3.Connection) -> None:
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
@@ -133,16 +150,24 @@ class SqliteDatabase:
 
 
 class _Link:
-    """An open file and what outlives a request: how its commits are flushed, and whose turn it is."""
+    """An open file and what outlives a request: whose turn it is, and the second connection for leases."""
 
-    __slots__ = ("connection", "light", "ours", "trespass")
+    __slots__ = ("_light", "_open_light", "connection", "ours", "trespass")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, open_light: Callable[[], sqlite3.Connection]) -> None:
         self.connection = connection
-        self.light = False
+        self._open_light = open_light
+        self._light: sqlite3.Connection | None = None
         self.ours = False
         self.trespass: str | None = None
         connection.set_authorizer(self._authorize)
+
+    @property
+    def light(self) -> sqlite3.Connection:
+        """Nothing but our own short transactions happens here."""
+        if self._light is None:
+            self._light = self._open_light()
+        return self._light
 
     @contextmanager
     def turn(self) -> Iterator[sqlite3.Connection]:
@@ -160,11 +185,18 @@ class _Link:
         except sqlite3.ProgrammingError:
             return False  # closed
 
+    def rollback(self) -> None:
+        self.connection.rollback()
+        if self._light is not None:
+            self._light.rollback()
+
     def close(self) -> None:
         # A cursor that someone still holds keeps a closed connection half alive, and its lock: so first roll back.
         with self.turn():
             with suppress(sqlite3.Error):
-                self.connection.rollback()
+                self.rollback()
+            if self._light is not None:
+                self._light.close()
             self.connection.close()
 
     def _authorize(self, action: int, operation: str | None, *_: object) -> int:
@@ -182,7 +214,7 @@ class _Link:
 class SqliteConnection:
     """One connection to the file, for as long as it is out."""
 
-    __slots__ = ("_busy_timeout_s", "_idle", "_lent", "_writer", "_writing")
+    __slots__ = ("_busy_timeout_s", "_idle", "_lent", "_light", "_writer", "_writing")
 
     def __init__(self, link: _Link, writer: threading.Lock, busy_timeout_s: float, idle: list[_Link]) -> None:
         self._lent: _Link | None = link
@@ -190,6 +222,8 @@ class SqliteConnection:
         self._busy_timeout_s = busy_timeout_s
         self._idle = idle
         self._writing = False
+        #: Whether the transaction under way is a light one.
+        self._light = False
 
     @property
     def handle(self) -> sqlite3.Connection:
@@ -227,7 +261,7 @@ class SqliteConnection:
         link.trespass = None
         try:
             with link.turn() as connection:
-                connection.rollback()
+                link.rollback()
             # What the handler may have set for itself is not for the next one.
             connection.row_factory, connection.text_factory = None, str
         except sqlite3.Error:
@@ -256,6 +290,10 @@ class SqliteConnection:
             )
         return self._lent
 
+    @property
+    def _current(self) -> sqlite3.Connection:
+        return self._link.light if self._light else self._link.connection
+
     def _check(self, *, undone: bool = False) -> None:
         """What became of the transaction in the handler's hands? It does not matter if it is undone now."""
         link = self._link
@@ -267,18 +305,18 @@ class SqliteConnection:
                 f"the handler tried to {trespass} on the request's transaction; onefold commits it together with "
                 "the key and the response: remove the call (a savepoint is allowed)"
             )
-        if self._writing and not link.in_transaction:
+        if self._writing and not self._light and not link.in_transaction:
             raise TransactionEnded(
                 "SQLite: the transaction is gone (an ON CONFLICT ROLLBACK, an error that rolls back, or close())"
             )
 
     def _execute(self, statement: Statement) -> sqlite3.Cursor:
-        cursor = self._link.connection.cursor()
+        cursor = self._current.cursor()
         cursor.row_factory = None
         return cursor.execute(statement.sql, statement.values)
 
     def _cross(self, boundary: Boundary) -> None:
-        connection = self._link.connection
+        connection = self._current
         match boundary:
             case Boundary.BEGIN | Boundary.BEGIN_LIGHT:
                 self._begin(light=boundary is Boundary.BEGIN_LIGHT)
@@ -295,27 +333,22 @@ class SqliteConnection:
                 connection.execute(f"{boundary.value} onefold")
 
     def _begin(self, *, light: bool) -> None:
-        link = self._link
+        connection = self._link.light if light else self._link.connection
         if self._writing:
             return
         patience_s = min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if light else self._busy_timeout_s
         if not self._writer.acquire(timeout=patience_s):
             raise StoreBusy(f"SQLite: another transaction of this process held the write lock for {patience_s:g} s")
-        self._writing = True
+        self._writing, self._light = True, light
         try:
-            if light != link.light:
-                # A lease may be lost in a power cut: everyone who could have acted on it is gone too.
-                link.connection.execute(f"PRAGMA synchronous={'NORMAL' if light else 'FULL'}")
-                link.connection.execute(f"PRAGMA busy_timeout={round(patience_s * 1000)}")
-                link.light = light
-            link.connection.execute(_BEGIN)
+            connection.execute(_BEGIN)
         except sqlite3.Error as error:
             self._let_go()
             raise error_for(error) from error
 
     def _let_go(self) -> None:
         if self._writing:
-            self._writing = False
+            self._writing = self._light = False
             self._writer.release()
 
 
@@ -343,4 +376,5 @@ class AsyncSqlite:
 
 def async_sqlite(path: str | Path, *, busy_timeout_s: float = 5.0) -> ThreadedDatabase[sqlite3.Connection, AsyncSqlite]:
     """The same database for asyncio."""
-    return ThreadedDatabase(SqliteDatabase(path, busy_timeout_s=busy_timeout_s), AsyncSqlite)
+    database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s)
+    return ThreadedDatabase(database, AsyncSqlite, at_hand=database.at_hand, confined=True)

@@ -7,9 +7,13 @@ wait for a connection or a lock would occupy the threads that its holder needs t
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, ParamSpec, TypeVar
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.ports import Connection, Database
@@ -18,25 +22,73 @@ from onefold.errors import ProgrammerError
 H = TypeVar("H")
 A = TypeVar("A")
 T = TypeVar("T")
-P = ParamSpec("P")
+
+_log = logging.getLogger("onefold")
 
 
 class LaneThread:
-    """One thread that does what it is handed, in order."""
+    """One thread that does what it is handed, in order.
 
-    __slots__ = ("_executor",)
+    A ThreadPoolExecutor would do, at twice the price of a hop: it makes a future with a lock and a condition for every
+    errand, and chains it to one of the loop's.
+    """
+
+    __slots__ = ("_errands", "_started")
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onefold")
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._started = False
 
-    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._executor.submit(function, *args, **kwargs)
+    def hand(self, errand: Callable[[], None]) -> None:
+        """To be done, whether or not anybody waits for it. It must not raise."""
+        if not self._started:
+            self._started = True
+            # A daemon: what it has not committed when the process ends rolls back, as after a crash.
+            threading.Thread(target=_work, args=(self._errands,), name="onefold", daemon=True).start()
+        self._errands.put(errand)
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.wrap_future(self.submit(function, *args, **kwargs))
+    def run(self, function: Callable[[], T], *, unheard: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """What the function answers, to be awaited. `unheard` gets it instead, on a thread, when nobody listens any
+        more: the wait was cancelled, or its loop is closed."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def errand() -> None:
+            try:
+                result = function()
+            except BaseException as error:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(_raise, answer, error)
+                return
+            try:
+                loop.call_soon_threadsafe(_answer, answer, result, unheard)
+            except RuntimeError:
+                if unheard is not None:
+                    unheard(result)
+
+        self.hand(errand)
+        return answer
 
     def end(self) -> None:
-        self._executor.shutdown(wait=False)
+        self._errands.put(None)
+
+
+def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (errand := errands.get()) is not None:
+        errand()
+        del errand  # it holds a connection: let go of it before the next one comes, which may take long
+
+
+def _answer(answer: asyncio.Future[T], result: T, unheard: Callable[[T], None] | None) -> None:
+    if not answer.cancelled():
+        answer.set_result(result)
+    elif unheard is not None:  # not on its own thread: that has ended, or serves somebody else by now
+        threading.Thread(target=unheard, args=(result,), name="onefold-unheard", daemon=True).start()
+
+
+def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if not answer.cancelled():
+        answer.set_exception(error)
 
 
 def plain_handle(connection: Connection[H], thread: LaneThread) -> H:
@@ -60,10 +112,20 @@ class ThreadedDatabase(Generic[H, A]):
     """Any synchronous database, awaited. `present` makes the handle that user code gets on this side."""
 
     def __init__(
-        self, database: Database[H], present: Callable[[Connection[H], LaneThread], A], *, closes: bool = True
+        self,
+        database: Database[H],
+        present: Callable[[Connection[H], LaneThread], A],
+        *,
+        at_hand: Callable[[], Connection[H] | None] = lambda: None,
+        confined: bool = False,
+        closes: bool = True,
     ) -> None:
+        """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread.
+        `confined` says that user code, too, reaches the connection on its thread only."""
         self._database = database
         self._present = present
+        self._at_hand = at_hand
+        self._confined = confined
         self._closes = closes
         self._idle: list[LaneThread] = []
 
@@ -73,27 +135,29 @@ class ThreadedDatabase(Generic[H, A]):
 
     async def acquire(self) -> ThreadedConnection[H, A]:
         thread = self._idle.pop() if self._idle else LaneThread()
-        taken = thread.submit(self._database.acquire)
-        try:
-            connection = await asyncio.wrap_future(taken)
-        except BaseException:
-            # A cancelled wait may be given its connection later, when nobody listens any more.
-            taken.add_done_callback(_discard_if_taken)
-            thread.end()
-            raise
-        return ThreadedConnection(connection, thread, self._present, self._idle)
+        connection = self._at_hand()
+        if connection is None:
+            try:
+                # A cancelled wait may be given its connection later, when nobody listens any more.
+                connection = await thread.run(self._database.acquire, unheard=_discard)
+            except BaseException:
+                thread.end()
+                raise
+        return ThreadedConnection(connection, thread, self._present, self._idle, self._confined)
 
     async def close(self) -> None:
+        while self._idle:
+            thread = self._idle.pop()
+            await thread.run(_nothing)  # what is on its way back has arrived
+            thread.end()
         if self._closes:
             self._database.close()
-        while self._idle:
-            self._idle.pop().end()
 
 
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = ("_connection", "_idle", "_present", "_thread")
+    __slots__ = ("_confined", "_connection", "_idle", "_present", "_thread")
 
     def __init__(
         self,
@@ -101,34 +165,58 @@ class ThreadedConnection(Generic[H, A]):
         thread: LaneThread,
         present: Callable[[Connection[H], LaneThread], A],
         idle: list[LaneThread],
+        confined: bool,
     ) -> None:
         self._connection = connection
         self._thread = thread
         self._present = present
         self._idle = idle
+        self._confined = confined
 
     @property
     def handle(self) -> A:
         return self._present(self._connection, self._thread)
 
     async def batch(self, steps: Sequence[Step]) -> int:
-        return await self._thread.run(self._connection.batch, steps)
+        return await self._thread.run(partial(self._connection.batch, steps))
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        return await self._thread.run(self._connection.fetch, statement)
+        return await self._thread.run(partial(self._connection.fetch, statement))
 
     async def release(self) -> None:
-        await self._let_go(self._connection.release)
+        await self._let_go(_release)
 
     async def discard(self) -> None:
-        await self._let_go(self._connection.discard)
+        await self._let_go(_discard)
 
-    async def _let_go(self, way: Callable[[], None]) -> None:
-        # Shielded: whoever waits for it may be cancelled, but a connection that is on its way out must arrive.
-        leaving = asyncio.shield(asyncio.wrap_future(self._thread.submit(way)))
+    async def _let_go(self, way: Callable[[Connection[Any]], None]) -> None:
+        going = partial(way, self._connection)
         # The thread does things in order, so whoever takes it next comes after.
         self._idle.append(self._thread)
-        await leaving
+        if self._confined:
+            self._thread.hand(going)
+        else:
+            # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its
+            # own then. Whoever is cancelled here stops waiting; the connection goes back all the same.
+            await self._thread.run(going)
+
+
+def _release(connection: Connection[Any]) -> None:
+    try:
+        connection.release()
+    except Exception:  # what was to be committed is committed: a connection lost now fails nobody
+        _discard(connection)
+
+
+def _discard(connection: Connection[Any]) -> None:
+    try:
+        connection.discard()
+    except Exception:
+        _log.warning("a connection could not even be thrown away", exc_info=True)
+
+
+def _nothing() -> None:
+    """Done when everything before it is."""
 
 
 def _runs_a_loop() -> bool:
@@ -137,8 +225,3 @@ def _runs_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _discard_if_taken(taken: Future[Any]) -> None:
-    if not taken.cancelled() and taken.exception() is None:
-        taken.result().discard()

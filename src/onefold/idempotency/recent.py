@@ -1,4 +1,4 @@
-"""A bounded memory of keys this process has seen done. A hint, never an answer: being wrong costs one read."""
+"""A bounded memory of keys this process has seen. A hint, never an answer: being wrong costs one statement."""
 
 from __future__ import annotations
 
