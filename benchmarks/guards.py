@@ -67,9 +67,9 @@ LIMITS: Final = (
     Limit(subject="asyncpg bare", unit="transaction ids", most=1),
     Limit(subject="asyncpg first", unit="transaction ids", most=2),  # one of them for the savepoint
     Limit(subject="asyncpg replay", unit="transaction ids", most=0),
-    Limit(subject="sqlite first", unit="statements", most=15),  # four of them PRAGMAs
+    Limit(subject="sqlite first", unit="statements", most=10),
     Limit(subject="sqlite first", unit="commits", most=2),
-    Limit(subject="sqlite first", unit="hops between threads", most=6),
+    Limit(subject="sqlite first", unit="hops between threads", most=5),
     Limit(subject="sqlite replay", unit="statements", most=1),
     Limit(subject="sqlite replay", unit="commits", most=0),
     Limit(subject="sqlite replay", unit="hops between threads", most=3),

@@ -20,8 +20,11 @@ from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 
-THOROUGH: Final = Effort(rounds=7, seconds=1.0, warmup_s=0.2, pool_size=16)
-QUICK: Final = Effort(rounds=3, seconds=0.4, warmup_s=0.1, pool_size=16)
+#: Pools as large as asyncpg makes them when it is not told otherwise.
+POOL_SIZE: Final = 10
+
+THOROUGH: Final = Effort(rounds=7, seconds=2.0, warmup_s=0.3, pool_size=POOL_SIZE)
+QUICK: Final = Effort(rounds=3, seconds=0.4, warmup_s=0.1, pool_size=POOL_SIZE)
 NOOP: Final = Variant(name="noop", application="noop", stores=False)
 
 
