@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,8 +46,8 @@ class Desk:
     async def settle(self, *, keep_rows: bool = True) -> Claim | None:
         return await run_async(self.store.settle(self.ask, Run(), CREATED, keep_rows=keep_rows), self.lane)
 
-    async def release(self) -> None:
-        await run_async(self.store.release(self.ask, Run()), self.lane)
+    async def release(self, *, touched: bool = False) -> None:
+        await run_async(self.store.release(self.ask, Run(), touched=touched), self.lane)
 
 
 class World:
@@ -305,6 +305,28 @@ async def test_a_handler_that_ends_the_transaction_itself_is_refused(world: Worl
     with pytest.raises(TransactionMisused, match="by itself"):
         await desk.settle()
     assert await world.records() == 0
+
+
+@pytest.mark.parametrize("words", ["COMMIT", "COMMIT; BEGIN"])
+async def test_a_handler_that_commits_and_then_fails_does_not_go_unnoticed(world: World, words: str) -> None:
+    desk = world.desk()
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    await desk.lane.connection.handle.execute(words)
+    with pytest.raises(TransactionMisused, match="by itself"):
+        await desk.release(touched=True)
+    assert (await world.payments(), await world.records()) == (1, 0)
+
+
+@pytest.mark.parametrize("words", ["SELECT 1", "SELECT 1/0"], ids=["intact", "aborted"])
+async def test_a_handler_that_fails_in_its_transaction_is_released_without_a_word(world: World, words: str) -> None:
+    desk = world.desk()
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    with suppress(asyncpg.PostgresError):
+        await desk.lane.connection.handle.execute(words)
+    await desk.release(touched=True)
+    assert (await world.payments(), await world.records()) == (0, 0)
 
 
 async def test_control_without_the_proof_a_handler_s_commit_goes_unnoticed(world: World) -> None:

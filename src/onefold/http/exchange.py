@@ -236,7 +236,10 @@ class Passage:
         except Exception:
             _log.warning("%s: a session could not be closed; its connection rolls back", self.operation, exc_info=True)
         self._end()
-        await self._store.release(self._ask, self._run)
+        try:
+            await self._store.release(self._ask, self._run, touched=self.tx.touched)
+        except TransactionMisused as error:  # the handler failed anyway: what it left is for the operator to know
+            _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
         tell(self._gate.listener, Released(self.operation, reason))
 
     async def forsake(self) -> None:

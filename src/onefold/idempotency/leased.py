@@ -77,7 +77,7 @@ class LeasedStore:
         await Release()
         return None
 
-    async def release(self, ask: Ask, run: Run) -> None:
+    async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
         # Should this fail, the lease runs out by itself.
         await undoing(Boundary.BEGIN, self._sql.drop(ask.digest, run.fence), Boundary.COMMIT)
 

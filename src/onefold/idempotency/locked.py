@@ -13,23 +13,26 @@ the record. A connection lost during COMMIT is neither, so the outcome is looked
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, undoing
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Release, Sleep, Statement
 from onefold.errors import (
     ConnectionLost,
+    OnefoldError,
     OutcomeUnknown,
     SerializationFailed,
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    TransactionMisused,
     UniqueViolated,
 )
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
 from onefold.idempotency.recent import Recent
 from onefold.idempotency.sql import postgres
-from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
+from onefold.idempotency.store import COMMITTED_BY_HANDLER, ask_for, in_batch, recorded, status_of, translated
 
 #: How long a lost COMMIT is looked for: the server may still be working on it.
 LOOKUP_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5)
@@ -50,6 +53,7 @@ class LockedStatements(Protocol):
     def find(self, digest: bytes) -> Statement: ...
     def forget(self, digest: bytes) -> Statement: ...
     def settle(self, ask: Ask, answer: Answer) -> Statement: ...
+    def ended(self, ask: Ask) -> Statement: ...
     def status(self, digest: bytes) -> Statement: ...
     def reap(self, limit: int) -> Statement: ...
 
@@ -92,8 +96,14 @@ class LockedStore:
         await Release()
         return None
 
-    async def release(self, ask: Ask, run: Run) -> None:
+    async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
+        ended = 0
+        if touched:
+            with suppress(OnefoldError):  # aborted, or lost: then the server has undone it, or does so now
+                ended = await Batch((self._sql.ended(ask),))
         await undoing()
+        if ended:
+            raise TransactionMisused(COMMITTED_BY_HANDLER)
 
     async def forsake(self, ask: Ask, run: Run) -> None:
         """Nothing to release: the claim went with its connection."""
@@ -176,7 +186,7 @@ class LockedStore:
                 continue
             asked = True
             if isinstance(claim, Run):
-                await self.release(ask, claim)
+                await undoing()
                 raise StoreUnavailable(f"the connection of {ask.operation} was lost and nothing was committed")
             if not isinstance(claim, InFlight):
                 return claim

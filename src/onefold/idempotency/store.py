@@ -39,8 +39,9 @@ class Store(Protocol):
         """Commit the answer, with the business rows or without. A Claim in return is how a lost race ended."""
         ...
 
-    def release(self, ask: Ask, run: Run) -> Flow[None]:
-        """Leave nothing of the request behind."""
+    def release(self, ask: Ask, run: Run, *, touched: bool = False) -> Flow[None]:
+        """Leave nothing of the request behind. Raises TransactionMisused where a handler that touched its transaction
+        ended it by itself, so that something may be left."""
         ...
 
     def status(self, digest: bytes) -> Flow[Status]:
@@ -83,7 +84,7 @@ async def in_batch(*steps: Step) -> int:
     return await Batch(steps)
 
 
-_COMMITTED_BY_HANDLER = (
+COMMITTED_BY_HANDLER = (
     "the handler committed or rolled back the request's transaction by itself; nothing was stored, but its rows may "
     "be committed without their key. onefold commits key, rows and response together: remove the commit()/rollback() "
     "from the handler (with SQLAlchemy use onefold's session, where commit() is a savepoint)"
@@ -99,7 +100,7 @@ def translated(error: Exception) -> Exception:
     """What a refused settle says about the handler, where it says something; else the error itself."""
     match error:
         case RequiredValueMissing() | TransactionEnded():
-            return TransactionMisused(_COMMITTED_BY_HANDLER)
+            return TransactionMisused(COMMITTED_BY_HANDLER)
         case TransactionAborted():
             return TransactionMisused(_SWALLOWED_ERROR)
         case _:

@@ -45,7 +45,7 @@ class UnkeyedStore:
         await Release()
         return None
 
-    async def release(self, ask: Ask, run: Run) -> None:
+    async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
         await undoing()
 
     async def forsake(self, ask: Ask, run: Run) -> None:

@@ -71,6 +71,9 @@ VALUES (CASE WHEN current_setting('onefold.claim', true) = $1::text THEN decode(
 #: A key that is dated is remembered from its own date on, if that lies ahead.
 _SETTLE_DATED = _SETTLE.replace("now()", "greatest(now(), to_timestamp($8::bigint / 1000.0))")
 
+#: A row if the transaction that claimed is over.
+_ENDED = "SELECT WHERE current_setting('onefold.claim', true) IS DISTINCT FROM $1::text"
+
 #: Reads the lock table; trying the lock instead would make an honest request see "in flight".
 _STATUS = """
 SELECT (SELECT status FROM onefold_record WHERE digest = $1::bytea AND expires_at > now()),
@@ -127,6 +130,10 @@ def settle(ask: Ask, answer: Answer) -> Statement:
         _span(ask.retention_s),
     )
     return Statement(_SETTLE, values) if ask.key_ms is None else Statement(_SETTLE_DATED, (*values, ask.key_ms))
+
+
+def ended(ask: Ask) -> Statement:
+    return Statement(_ENDED, (token(ask),))
 
 
 def status(digest: bytes) -> Statement:
