@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,6 +91,25 @@ async def test_errors_arrive_as_they_are() -> None:
         await connection.fetch(Statement("SELECT 1"))
     await connection.release()
     await database.close()
+
+
+async def test_an_error_keeps_no_connection_alive() -> None:
+    """In a circle of garbage it would hold its lock until the collector comes by."""
+    slow = SlowDatabase()
+    slow.let_go.set()
+    database = threaded(slow)
+    connection = await database.acquire()
+    gc.disable()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await connection.fetch(Statement("SELECT 1"))
+        await connection.release()
+        await database.close()
+        inner = weakref.ref(slow.connection)
+        del slow, database, connection
+        assert inner() is None
+    finally:
+        gc.enable()
 
 
 async def test_those_who_wait_for_a_lock_do_not_keep_its_holder_from_letting_go(sqlite_path: Path) -> None:

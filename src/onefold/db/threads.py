@@ -52,21 +52,7 @@ class LaneThread:
         more: the wait was cancelled, or its loop is closed."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-
-        def errand() -> None:
-            try:
-                result = function()
-            except BaseException as error:
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(_raise, answer, error)
-                return
-            try:
-                loop.call_soon_threadsafe(_answer, answer, result, unheard)
-            except RuntimeError:
-                if unheard is not None:
-                    unheard(result)
-
-        self.hand(errand)
+        self.hand(partial(_tell, loop, answer, function, unheard))
         return answer
 
     def end(self) -> None:
@@ -77,6 +63,29 @@ def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
     while (errand := errands.get()) is not None:
         errand()
         del errand  # it holds a connection: let go of it before the next one comes, which may take long
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[T],
+    function: Callable[[], T],
+    unheard: Callable[[T], None] | None,
+) -> None:
+    """Call the function here, and have the loop told what came of it."""
+    try:
+        result = function()
+    except BaseException as error:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_raise, answer, error)
+    else:
+        try:
+            loop.call_soon_threadsafe(_answer, answer, result, unheard)
+        except RuntimeError:
+            if unheard is not None:
+                unheard(result)
+    finally:
+        # The error's traceback holds this frame, and the answer holds the error: do not close the circle.
+        del answer, function
 
 
 def _answer(answer: asyncio.Future[T], result: T, unheard: Callable[[T], None] | None) -> None:

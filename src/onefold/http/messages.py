@@ -46,8 +46,11 @@ class Request(NamedTuple):
 
     def header(self, name: str) -> str | None:
         """The first line of a header."""
-        values = self.values(name)
-        return values[0].decode("latin-1") if values else None
+        wanted = _in_bytes(name)
+        for found, value in self.headers:
+            if found == wanted:
+                return value.decode("latin-1")
+        return None
 
 
 class Response(NamedTuple):
