@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -136,14 +137,15 @@ class ThreadedDatabase(Generic[H, A]):
         self._at_hand = at_hand
         self._confined = confined
         self._closes = closes
-        self._idle: list[LaneThread] = []
+        #: The one that was let go last comes last: it may still be busy with what it was handed.
+        self._idle: deque[LaneThread] = deque()
 
     @property
     def dialect(self) -> str:
         return self._database.dialect
 
     async def acquire(self) -> ThreadedConnection[H, A]:
-        thread = self._idle.pop() if self._idle else LaneThread()
+        thread = self._idle.popleft() if self._idle else LaneThread()
         connection = self._at_hand()
         if connection is None:
             try:
@@ -156,7 +158,7 @@ class ThreadedDatabase(Generic[H, A]):
 
     async def close(self) -> None:
         while self._idle:
-            thread = self._idle.pop()
+            thread = self._idle.popleft()
             await thread.run(_nothing)  # what is on its way back has arrived
             thread.end()
         if self._closes:
@@ -173,7 +175,7 @@ class ThreadedConnection(Generic[H, A]):
         connection: Connection[H],
         thread: LaneThread,
         present: Callable[[Connection[H], LaneThread], A],
-        idle: list[LaneThread],
+        idle: deque[LaneThread],
         confined: bool,
     ) -> None:
         self._connection = connection
