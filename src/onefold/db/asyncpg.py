@@ -8,31 +8,17 @@ connection, because parsing them again each time costs more than running them.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
-from secrets import token_hex
 from typing import Any, TypeAlias
 from weakref import ref
 
 import asyncpg
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
-from onefold.db.postgres import (
-    BOUNDARIES,
-    checked_dsn,
-    error_for,
-    literals,
-    none_free,
-    not_connected,
-    placeholders,
-    refused,
-    rendered,
-    script,
-)
+from onefold.db.postgres import checked_dsn, error_for, none_free, not_connected, refused
+from onefold.db.prepared import NOT_AS_PREPARED, Preparer, unprepared
 from onefold.db.turns import Pool, Turns
 from onefold.errors import ConfigurationError, OnefoldError
 
@@ -46,17 +32,11 @@ _VENDOR_ERRORS = (
     TimeoutError,
 )
 
-#: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
-_PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
-
 #: How asyncpg's reset of a session begins: the part of it that is cheaper when it is prepared.
 _UNLOCK = Statement("SELECT pg_advisory_unlock_all()")
 
 #: How often a connection passes from one request to the next before the pool gets it back.
 PASSES_MAX = 32
-
-#: A prepared statement is missing, or there already: not the session it was, or a pooler between us and it.
-_NOT_AS_PREPARED = ("26000", "42P05")
 
 
 class AsyncpgDatabase:
@@ -73,10 +53,8 @@ class AsyncpgDatabase:
         self._close_timeout_s = close_timeout_s
         #: What is known of each of the pool's connections, by id.
         self._sessions: dict[int, _Session] = {}
+        self.preparer = Preparer()
         self.prepares = True
-        #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
-        self._mark = token_hex(4)
-        self._plans: dict[tuple[str | Boundary, ...], _Plan | None] = {}
 
     async def acquire(self) -> AsyncpgConnection:
         try:
@@ -95,14 +73,6 @@ class AsyncpgDatabase:
             gone = partial(self._forget, id(connection))
             session = self._sessions[id(connection)] = _Session(ref(connection, gone), type(connection), turns.pool)
         return AsyncpgConnection(self, turns, proxy, session)
-
-    def plan(self, steps: Sequence[Step]) -> _Plan | None:
-        """How to send batches of this shape. None: a statement of it cannot be prepared."""
-        shape = tuple([step.sql if isinstance(step, Statement) else step for step in steps])
-        try:
-            return self._plans[shape]
-        except KeyError:  # once for each place in onefold that sends a batch
-            return self._plans.setdefault(shape, _planned(steps, self._mark))
 
     def _forget(self, number: int, gone: ref[Any]) -> None:
         session = self._sessions.get(number)
@@ -188,7 +158,7 @@ class AsyncpgConnection:
         try:
             status: str = await connection.execute(query)
         except _VENDOR_ERRORS as error:
-            if getattr(error, "sqlstate", None) in _NOT_AS_PREPARED:
+            if getattr(error, "sqlstate", None) in NOT_AS_PREPARED:
                 self._database.prepares = False
             # Which of the new statements exist by now is unknown: prepare no more here, and do not reuse it.
             self._broken = self._broken or bool(new) or not self._database.prepares
@@ -242,59 +212,17 @@ class AsyncpgConnection:
 
     def _query(self, steps: Sequence[Step]) -> tuple[str, Collection[str]]:
         """The batch as one simple query, and the names of the statements it prepares first."""
+        database = self._database
         # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
-        prepares = self._database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0
-        plan = self._database.plan(steps) if prepares else None
-        if plan is None:
-            return script(map(rendered, steps)), ()
-        values = literals([value for step in steps if isinstance(step, Statement) for value in step.values])
-        new = plan.prepares.keys() - self._session.prepared
-        return (plan.template_preparing(new) if new else plan.template) % values, new
+        if database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
+            return database.preparer.query(steps, self._session.prepared)
+        return unprepared(steps), ()
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)
         if isinstance(error, asyncpg.InterfaceError) and not self._connection.is_closed():
             return refused(error)  # asyncpg itself would not send it
         return error_for(sqlstate, error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How batches of one shape are sent: the query with `%s` for its values, and what it needs prepared."""
-
-    parts: tuple[tuple[str, str | None], ...]
-    """Each step as text, and the name of the statement it executes."""
-    prepares: dict[str, str]
-    template: str
-
-    def template_preparing(self, new: Collection[str]) -> str:
-        """Each statement is prepared right before it is first executed: BEGIN must come first, and so must the
-        ROLLBACK that makes an aborted transaction take statements again."""
-        left = set(new)
-        texts = []
-        for text, name in self.parts:
-            if name in left:
-                left.remove(name)
-                texts.append(f"PREPARE {name} AS {self.prepares[name]}".replace("%", "%%"))
-            texts.append(text)
-        return script(texts)
-
-
-def _planned(steps: Sequence[Step], mark: str) -> _Plan | None:
-    parts: list[tuple[str, str | None]] = []
-    prepares: dict[str, str] = {}
-    for step in steps:
-        if isinstance(step, Boundary):
-            parts.append((BOUNDARIES[step], None))
-            continue
-        if not _PREPARABLE.match(step.sql):
-            return None
-        # A name that changes with the text: two releases of onefold may share a server-side session.
-        name = f"onefold_{mark}_{blake2b(step.sql.encode(), digest_size=8).hexdigest()}"
-        prepares[name] = step.sql
-        holes = ",".join(["%s"] * placeholders(step.sql))
-        parts.append((f"EXECUTE {name}({holes})" if holes else f"EXECUTE {name}", name))
-    return _Plan(tuple(parts), prepares, script(text for text, _ in parts))
 
 
 def _row_count(status: str) -> int:
