@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.lanes import TaskLane
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
 
@@ -226,3 +227,29 @@ async def test_a_session_s_reset_is_spared_once_and_not_for_those_who_come_after
         async with pool.acquire() as other:
             await other.execute("SET work_mem = '7MB'")
         assert await pool.fetchval("SHOW work_mem") != "7MB"
+
+
+async def test_a_cancelled_request_gives_up_its_locks_before_its_statement_ends(postgres_dsn: str) -> None:
+    database = AsyncpgDatabase(postgres_dsn)
+    lane: TaskLane[Any] = TaskLane(database)
+
+    async def request() -> None:
+        await lane.acquire()
+        try:
+            await lane.batch((BEGIN, Statement("SELECT pg_advisory_xact_lock(42)")))
+            await lane.connection.handle.execute("SELECT pg_sleep(60)")
+        except asyncio.CancelledError:
+            lane.abandon()
+            raise
+
+    watch = await asyncpg.connect(postgres_dsn)
+    running = asyncio.create_task(request())
+    while not await watch.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)'"):
+        pass
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    async with asyncio.timeout(10):
+        await watch.execute("SELECT pg_advisory_lock(42)")
+    await watch.close()
+    await database.close()

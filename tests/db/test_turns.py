@@ -11,7 +11,7 @@ import pytest
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.asyncpg import PASSES_MAX, AsyncpgConnection, AsyncpgDatabase
-from onefold.errors import StoreUnavailable
+from onefold.errors import StatementRefused, StoreUnavailable
 
 ONE = Statement("SELECT 1")
 
@@ -197,3 +197,64 @@ async def test_a_server_that_is_gone_is_told_to_everyone_in_line(postgres_dsn: s
         await connection.discard()
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in found] == [StoreUnavailable] * 3
+
+
+async def test_a_connect_that_hangs_keeps_nobody_else_waiting(postgres_dsn: str) -> None:
+    hangs = 0
+
+    async def connect(*args: Any, **kwargs: Any) -> Any:
+        nonlocal hangs
+        if hangs:
+            hangs -= 1
+            await asyncio.sleep(3600)
+        return await asyncpg.connect(*args, **kwargs)
+
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=2, connect=connect) as pool:
+        database = AsyncpgDatabase(pool, acquire_timeout_s=5.0)
+        held = [await database.acquire() for _ in range(2)]
+        waiting = [asyncio.create_task(database.acquire())]
+        await settled()
+        hangs = 1
+        for connection in held:
+            await connection.discard()
+        await settled()  # the one who asks for all hangs now, and there is room for one more
+        waiting += [asyncio.create_task(database.acquire())]
+        done, _ = await asyncio.wait(waiting, timeout=3, return_when=asyncio.FIRST_COMPLETED)
+        assert done
+        for task in waiting:
+            task.cancel()
+        for connection in [task.result() for task in done]:
+            await connection.release()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_connection_that_somebody_is_still_at_does_not_pass_on(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN,))
+    kept = connection.handle
+    stray: list[str] = []
+
+    async def left_behind() -> None:
+        """What a handler may leave running: it tries until the connection is free for a moment."""
+        while not stray:
+            try:
+                stray.append(await kept.execute("SELECT pg_sleep(0.05)"))
+            except asyncpg.InterfaceError:
+                await asyncio.sleep(0)
+
+    straying = asyncio.create_task(left_behind())
+    await settled()
+    waiting = asyncio.create_task(database.acquire())
+    for _ in range(50):  # until it was quicker than we are
+        try:
+            await connection.batch((Boundary.COMMIT,))
+        except StatementRefused:
+            continue
+        break
+    await connection.release()
+    other = await waiting
+    assert await other.handle.fetchval("SELECT 1") == 1
+    await other.release()
+    straying.cancel()
+    await asyncio.gather(straying, return_exceptions=True)

@@ -148,3 +148,20 @@ def test_a_clock_that_is_used_in_another_loop_rings_there_too() -> None:
     asyncio.run(leave())
     with pytest.raises(TimeoutError):
         asyncio.run(wait(0.001))
+
+
+async def test_an_alarm_that_meets_a_finished_future_is_not_lost() -> None:
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[None] = loop.create_future()
+
+    async def two_steps() -> None:
+        await first
+        await asleep()
+
+    task = asyncio.create_task(waiting(two_steps(), 0.001))
+    await asyncio.sleep(0)
+    loop.call_at(loop.time() + 0.001, first.set_result, None)  # in the same turn of the loop, just before the alarm
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await task
+    assert first.done()

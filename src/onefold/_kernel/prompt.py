@@ -31,6 +31,8 @@ class AlarmClock:
     def set(self, seconds: float, ring: Callable[[], None]) -> None:
         """Call `ring` then, unless it is stopped before."""
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._alarms.clear()  # nobody is left to wake in a loop that is gone
         until = self._alarms[ring] = loop.time() + seconds
         if self._timer is None or until < self._rings_at or loop is not self._loop:
             self._arm(loop, until)
@@ -102,6 +104,5 @@ class _Within(Generic[T]):
 
     def _ring(self) -> None:
         self._rang = True
-        self._due = self._waits_for is None  # a bare yield comes back by itself, and is told then
-        if not self._due:
-            self._waits_for.cancel()
+        # A bare yield, or a future that is done, comes back by itself: it is told then.
+        self._due = self._waits_for is None or not self._waits_for.cancel()

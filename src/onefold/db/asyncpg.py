@@ -155,6 +155,8 @@ class AsyncpgConnection:
             query = f"{query};{rest}"
         else:
             query, new = self._query(steps)
+        protocol = connection._protocol  # None once it is closed
+        sent = 0 if protocol is None else protocol.queries_count + 1
         try:
             status: str = await connection.execute(query)
         except _VENDOR_ERRORS as error:
@@ -170,6 +172,9 @@ class AsyncpgConnection:
             self._session.prepared.update(new)
         if purifies:
             self._pure = True
+        if ends and protocol is not None and protocol.queries_count != sent:
+            # A task that the handler left behind was quicker than we are: it is at it now, in nobody's transaction.
+            self._broken = True
         return 0 if isinstance(last, Boundary) else _row_count(status)
 
     async def fetch(self, statement: Statement) -> list[Row]:
@@ -192,7 +197,7 @@ class AsyncpgConnection:
         connection._on_release()
         connection._reset_query = ""
         try:
-            await self._to_pool(self._proxy._holder.release(None))
+            await self._to_pool(self._proxy._holder.release(turns.patience_s))
         finally:
             connection._reset_query = None  # found anew when it is next asked for
 
@@ -203,9 +208,14 @@ class AsyncpgConnection:
             raise self._mapped(error) from error
 
     async def discard(self) -> None:
-        self._connection.terminate()
-        with suppress(*_VENDOR_ERRORS):  # terminated: there may be nothing to give back
-            await self._turns.pool.release(self._proxy)
+        connection, turns = self._connection, self._turns
+        with suppress(*_VENDOR_ERRORS):  # there may be nothing to end, nothing to give back
+            if not connection.is_closed() and connection._protocol._is_cancelling():
+                # A statement was cancelled: let asyncpg tell the server so, which would otherwise finish it first, and
+                # keep the request's locks as long.
+                await connection._protocol._wait_for_cancellation(turns.patience_s)
+            connection.terminate()
+            await turns.pool.release(self._proxy)
 
     def _in_transaction(self) -> bool:
         return not self._connection.is_closed() and bool(self._connection.is_in_transaction())

@@ -32,7 +32,7 @@ class Turns:
         self.patience_s = patience_s
         self._clock = AlarmClock()
         self._line: deque[asyncio.Future[Any]] = deque()
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def take(self) -> Any:
         """A connection as the pool hands it out, when it is our turn. TimeoutError: it was not, for too long."""
@@ -41,8 +41,11 @@ class Turns:
             return await self._clock.within(self.patience_s, pool.acquire())
         turn: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._line.append(turn)
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
+        # One asks for all, unless there is something to be had for another: then the first may be busy connecting.
+        if not self._asking or (pool._queue._queue and len(self._asking) < pool.get_max_size()):
+            task = asyncio.create_task(self._ask())
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
         give_up = partial(_give_up, turn)
         self._clock.set(self.patience_s, give_up)
         try:
@@ -86,7 +89,6 @@ class Turns:
                 await self.pool.release(proxy)
             else:
                 turn.set_result(proxy)
-        self._asking = None
 
     def _first(self) -> asyncio.Future[Any] | None:
         while self._line:
@@ -102,9 +104,9 @@ class Turns:
     def _stop_asking_for_nobody(self) -> None:
         while self._line and self._line[0].done():
             del self._line[0]
-        if not self._line and self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        if not self._line:
+            while self._asking:
+                self._asking.pop().cancel()
 
 
 def _give_up(turn: asyncio.Future[Any]) -> None:

@@ -128,9 +128,9 @@ class IdempotencyMiddleware:
 
     async def _whole_body(self, receive: Receive, policy: Policy) -> bytes:
         body = bytearray()
-        left_s = policy.body_timeout_s
+        until = time.monotonic() + policy.body_timeout_s
         try:
-            message = await self._clock.within(left_s, receive())
+            message = await self._clock.within(policy.body_timeout_s, receive())
             while True:
                 if message["type"] != "http.request":
                     raise ClientGone
@@ -141,9 +141,7 @@ class IdempotencyMiddleware:
                     )
                 if not message.get("more_body", False):
                     return bytes(body)
-                asked_at = time.monotonic()
-                message = await self._clock.within(max(0.0, left_s), receive())
-                left_s -= time.monotonic() - asked_at
+                message = await self._clock.within(max(0.0, until - time.monotonic()), receive())
         except TimeoutError as error:
             raise BodyTooSlow(
                 f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, undoing
-from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Release, Sleep, Statement
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Now, Release, Sleep, Statement
 from onefold.errors import (
     ConnectionLost,
     OnefoldError,
@@ -34,8 +34,10 @@ from onefold.idempotency.recent import Recent
 from onefold.idempotency.sql import postgres
 from onefold.idempotency.store import COMMITTED_BY_HANDLER, ask_for, in_batch, recorded, status_of, translated
 
-#: How long a lost COMMIT is looked for: the server may still be working on it.
+#: A lost COMMIT is looked for after these pauses, because the server may still be working on it; and not for longer in
+#: all, because a server that cannot be reached makes every look wait.
 LOOKUP_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5)
+LOOKUP_S_MAX = 5.0
 
 #: Its claim is its transaction: no fence, and so nothing that would differ from request to request.
 _RUN = Run()
@@ -178,8 +180,11 @@ class LockedStore:
     async def _after_lost_commit(self, ask: Ask) -> Claim:
         """COMMIT was sent and its answer lost. Whoever gets the locks knows: visibility precedes their release."""
         asked = False
+        give_up_at = await Now() + LOOKUP_S_MAX
         for pause_s in LOOKUP_PAUSES_S:
             await Sleep(pause_s)
+            if await Now() >= give_up_at:
+                break
             try:
                 claim = await self.claim(ask)
             except StoreError:
