@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.sqlite import async_sqlite
-from onefold.db.threads import ThreadedDatabase
+from onefold.db.threads import IDLE_MAX, LANES_MAX, ThreadedDatabase
 from onefold.errors import StoreUnavailable
 
 
@@ -110,6 +111,91 @@ async def test_an_error_keeps_no_connection_alive() -> None:
         assert inner() is None
     finally:
         gc.enable()
+
+
+class CountingDatabase:
+    """Counts how many of its connections are out at once."""
+
+    dialect = "sqlite"
+
+    def __init__(self) -> None:
+        self.out = self.most = 0
+
+    def acquire(self) -> CountingConnection:
+        self.out += 1
+        self.most = max(self.most, self.out)
+        return CountingConnection(self)
+
+    def close(self) -> None: ...
+
+
+class CountingConnection(SlowConnection):
+    def __init__(self, database: CountingDatabase) -> None:
+        super().__init__()
+        self.database = database
+        self.busy = threading.Event()
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        self.busy.wait(60)
+        return 0
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        return []
+
+    def release(self) -> None:
+        self.database.out -= 1
+
+
+async def test_many_at_once_take_turns_and_leave_few_threads_behind() -> None:
+    counting = CountingDatabase()
+    database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
+    before = threading.active_count()
+
+    async def use() -> None:
+        connection = await database.acquire()
+        await connection.fetch(Statement("SELECT 1"))
+        await connection.release()
+
+    await asyncio.gather(*(use() for _ in range(300)))
+    assert counting.most <= LANES_MAX
+    await asyncio.to_thread(_until, lambda: threading.active_count() <= before + IDLE_MAX + 1)
+    await database.close()
+
+
+async def test_one_too_many_is_let_in_rather_than_kept_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefold.db.threads._ROOM_S", 0.01)
+    counting = CountingDatabase()
+    database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
+    held = [await database.acquire() for _ in range(LANES_MAX + 1)]
+    assert counting.out == LANES_MAX + 1
+    for connection in held:
+        await connection.release()
+    await database.close()
+
+
+async def test_nobody_is_given_a_thread_that_is_still_busy() -> None:
+    counting = CountingDatabase()
+    database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
+    connection = await database.acquire()
+    at_it = asyncio.ensure_future(connection.batch(()))
+    await asyncio.sleep(0)
+    at_it.cancel()
+    leaving = asyncio.ensure_future(connection.discard())
+    await asyncio.sleep(0)
+    other = await database.acquire()
+    async with asyncio.timeout(5):
+        assert await other.fetch(Statement("SELECT 1")) == []
+    connection._connection.busy.set()  # type: ignore[attr-defined]
+    await leaving
+    await other.release()
+    await database.close()
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 async def test_those_who_wait_for_a_lock_do_not_keep_its_holder_from_letting_go(sqlite_path: Path) -> None:

@@ -58,6 +58,9 @@ CODES: dict[int, type[OnefoldError]] = {
 }
 
 
+#: How many open connections are kept for later.
+_IDLE_MAX = 32
+
 #: How long a light transaction waits for the write lock before its flow looks around and tries again.
 _LIGHT_PATIENCE_S = 0.1
 
@@ -267,7 +270,10 @@ class SqliteConnection:
         except sqlite3.Error:
             link.close()
         else:
-            self._idle.append(link)
+            if len(self._idle) < _IDLE_MAX:
+                self._idle.append(link)
+            else:
+                link.close()
         finally:
             self._let_go()
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.ports import Connection, Database
+from onefold._kernel.prompt import AlarmClock
 from onefold.errors import ProgrammerError
 
 H = TypeVar("H")
@@ -25,6 +26,15 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _log = logging.getLogger("onefold")
+
+#: How many connections are out at once, as a rule: each has a thread and open files.
+LANES_MAX = 64
+
+#: How many idle threads are kept.
+IDLE_MAX = 32
+
+#: How long to keep to that rule.
+_ROOM_S = 1.0
 
 
 class LaneThread:
@@ -137,26 +147,39 @@ class ThreadedDatabase(Generic[H, A]):
         self._at_hand = at_hand
         self._confined = confined
         self._closes = closes
+        self._room = asyncio.Semaphore(LANES_MAX)
+        self._clock = AlarmClock()
         #: The one that was let go last comes last: it may still be busy with what it was handed.
         self._idle: deque[LaneThread] = deque()
+        self._closed = False
 
     @property
     def dialect(self) -> str:
         return self._database.dialect
 
     async def acquire(self) -> ThreadedConnection[H, A]:
+        try:
+            await self._clock.within(_ROOM_S, self._room.acquire())
+        except TimeoutError:
+            # Better one too many than one for ever: it may be the renewal that the lease of a lane's request needs.
+            leave = _nothing
+        else:
+            leave = self._room.release
         thread = self._idle.popleft() if self._idle else LaneThread()
-        connection = self._at_hand()
-        if connection is None:
-            try:
+        try:
+            connection = self._at_hand()
+            if connection is None:
                 # A cancelled wait may be given its connection later, when nobody listens any more.
                 connection = await thread.run(self._database.acquire, unheard=_discard)
-            except BaseException:
-                thread.end()
-                raise
-        return ThreadedConnection(connection, thread, self._present, self._idle, self._confined)
+        except BaseException:
+            leave()
+            thread.end()
+            raise
+        handle = partial(self._present, connection, thread)
+        return ThreadedConnection(connection, thread, handle, partial(self._left, leave, thread), self._confined)
 
     async def close(self) -> None:
+        self._closed = True
         while self._idle:
             thread = self._idle.popleft()
             await thread.run(_nothing)  # what is on its way back has arrived
@@ -164,29 +187,36 @@ class ThreadedDatabase(Generic[H, A]):
         if self._closes:
             self._database.close()
 
+    def _left(self, leave: Callable[[], None], thread: LaneThread) -> None:
+        leave()
+        if self._closed or len(self._idle) >= IDLE_MAX:
+            thread.end()
+        else:
+            self._idle.append(thread)
+
 
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = ("_confined", "_connection", "_idle", "_present", "_thread")
+    __slots__ = ("_confined", "_connection", "_leave", "_present", "_thread")
 
     def __init__(
         self,
         connection: Connection[H],
         thread: LaneThread,
-        present: Callable[[Connection[H], LaneThread], A],
-        idle: deque[LaneThread],
+        present: Callable[[], A],
+        leave: Callable[[], None],
         confined: bool,
     ) -> None:
         self._connection = connection
         self._thread = thread
         self._present = present
-        self._idle = idle
+        self._leave = leave
         self._confined = confined
 
     @property
     def handle(self) -> A:
-        return self._present(self._connection, self._thread)
+        return self._present()
 
     async def batch(self, steps: Sequence[Step]) -> int:
         return await self._thread.run(partial(self._connection.batch, steps))
@@ -195,21 +225,19 @@ class ThreadedConnection(Generic[H, A]):
         return await self._thread.run(partial(self._connection.fetch, statement))
 
     async def release(self) -> None:
-        await self._let_go(_release)
-
-    async def discard(self) -> None:
-        await self._let_go(_discard)
-
-    async def _let_go(self, way: Callable[[Connection[Any]], None]) -> None:
-        going = partial(way, self._connection)
-        # The thread does things in order, so whoever takes it next comes after.
-        self._idle.append(self._thread)
-        if self._confined:
-            self._thread.hand(going)
-        else:
+        """The thread is free as soon as it has done what it was handed, which is not much."""
+        gone = self._thread.run(partial(_release, self._connection))
+        self._leave()
+        if not self._confined:
             # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its
             # own then. Whoever is cancelled here stops waiting; the connection goes back all the same.
-            await self._thread.run(going)
+            await gone
+
+    async def discard(self) -> None:
+        """The thread is free when it is: it may be in the middle of a statement that nobody waits for any more."""
+        gone = self._thread.run(partial(_discard, self._connection))
+        gone.add_done_callback(lambda _: self._leave())
+        await asyncio.shield(gone)
 
 
 def _release(connection: Connection[Any]) -> None:
