@@ -47,6 +47,13 @@ def test_printing_opens_no_database(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_reap_does_not_create_the_file_it_was_told_by_mistake(tmp_path: Path) -> None:
+    answer = onefold("reap", "-d", str(tmp_path / "typo.db"))
+    assert answer.returncode == 2
+    assert "there is no SQLite file" in " ".join(answer.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_reap_forgets_what_has_expired_and_counts_it(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     onefold("migrate", "-d", str(path))

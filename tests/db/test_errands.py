@@ -19,7 +19,7 @@ async def test_what_an_errand_brings_goes_to_whoever_waits_for_it() -> None:
         disposed.append(thing)
 
     errands = Errands()
-    assert await errands.run(work(), unclaimed=dispose) == "connection"
+    assert await errands.run(work(), unheard=dispose) == "connection"
     await errands.finish(10)
     assert disposed == []
 
@@ -37,7 +37,7 @@ async def test_what_an_errand_brings_after_its_wait_was_cancelled_is_disposed_of
         disposed.append(thing)
 
     errands = Errands()
-    waiting = asyncio.ensure_future(errands.run(work(), unclaimed=dispose))
+    waiting = asyncio.ensure_future(errands.run(work(), unheard=dispose))
     await started.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -63,7 +63,7 @@ async def test_whenever_the_wait_is_cancelled_the_thing_is_either_had_or_dispose
     errands = Errands()
 
     async def wait() -> None:
-        had.append(await errands.run(work(), unclaimed=dispose))
+        had.append(await errands.run(work(), unheard=dispose))
 
     waiting = asyncio.ensure_future(wait())
     for _ in range(turns):
@@ -87,8 +87,8 @@ async def test_an_errand_that_fails_fails_for_whoever_waits_and_for_nobody_else(
 
     errands = Errands()
     with pytest.raises(OSError, match="no route"):
-        await errands.run(work(), unclaimed=dispose)
-    waiting = asyncio.ensure_future(errands.run(work(), unclaimed=dispose))
+        await errands.run(work(), unheard=dispose)
+    waiting = asyncio.ensure_future(errands.run(work(), unheard=dispose))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onefold.cli.options import DATABASE
+from onefold.cli.options import DATABASE, refuse_missing_file
 from onefold.face import Onefold
 from onefold.idempotency.retention import pg_cron_job
 
@@ -27,6 +27,7 @@ def command(
         return
     if not database:
         raise typer.BadParameter("give --database or set ONEFOLD_DATABASE")
+    refuse_missing_file(database)
     once = Onefold(database)
     try:
         reaped = once.reap(limit=limit, batches_max=batches)

@@ -112,6 +112,12 @@ def async_database(database: object) -> AsyncDatabase[Any]:
     return found
 
 
+def file_of(database: str | Path) -> Path | None:
+    """The SQLite file that an address names, if it names one."""
+    address = _read(database)
+    return Path(address.text) if address.dialect == "sqlite" else None
+
+
 def dialect_of(database: object) -> str:
     """The statement set a database speaks, without opening it."""
     if isinstance(database, str | Path):
@@ -180,7 +186,8 @@ def _read(database: str | Path) -> _Address:
             return _Address("sqlite", database)
         raise ConfigurationError(
             "the database is given as a string that is neither a URL (postgresql://..., sqlite:///file.db) nor the "
-            f"path of a file that ends in {', '.join(_FILE_ENDINGS)}; for a file of another name pass a pathlib.Path"
+            f"path of a file that ends in {', '.join(_FILE_ENDINGS)}; for a file of another name "
+            "write sqlite:///name, or pass a pathlib.Path"
         )
     if "+" in scheme:
         raise ConfigurationError(

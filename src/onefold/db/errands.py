@@ -20,15 +20,15 @@ class Errands:
         self._under_way: set[asyncio.Task[Any]] = set()  # the loop keeps only weak references to tasks
 
     async def run(
-        self, work: Coroutine[Any, Any, T], *, unclaimed: Callable[[T], Coroutine[Any, Any, None]] | None = None
+        self, work: Coroutine[Any, Any, T], *, unheard: Callable[[T], Coroutine[Any, Any, None]] | None = None
     ) -> T:
-        """The result of the work; `unclaimed` disposes of it if the wait was cancelled."""
+        """The result of the work; `unheard` disposes of it if the wait was cancelled."""
         task = self._started(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if unclaimed is not None:
-                _ = self._started(_disposed(task, unclaimed))
+            if unheard is not None:
+                _ = self._started(_disposed(task, unheard))
             raise
 
     async def finish(self, timeout_s: float) -> None:
@@ -50,5 +50,5 @@ class Errands:
             task.exception()  # seen: if nobody waits any more, nobody can act on it
 
 
-async def _disposed(task: asyncio.Task[T], unclaimed: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-    await unclaimed(await task)
+async def _disposed(task: asyncio.Task[T], unheard: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    await unheard(await task)

@@ -88,7 +88,7 @@ class AsyncSqlalchemyDatabase:
 
     async def acquire(self) -> AsyncSqlalchemyConnection:
         # Many releases of SQLAlchemy, cancelled half-way, lose the connection they were about to hand out.
-        return await self._errands.run(self._take(), unclaimed=AsyncSqlalchemyConnection.release)
+        return await self._errands.run(self._take(), unheard=AsyncSqlalchemyConnection.release)
 
     async def _take(self) -> AsyncSqlalchemyConnection:
         try:

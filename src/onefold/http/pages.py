@@ -78,8 +78,15 @@ class Pages:
         policy = operations.get(operation)
         if policy is None:
             known = ", ".join(sorted(operations)) or "none"
-            body = {"title": "Unknown operation", "status": 404, "detail": f"Idempotent operations: {known}."}
-            return _whole(404, b"application/problem+json", json.dumps(body).encode())
+            detail = f"Name one with ?operation=. Idempotent operations: {known}."
+            problem = {
+                "type": TYPE_PREFIX + "operation-unknown",
+                "title": "Unknown operation",
+                "status": 404,
+                "detail": detail,
+                "retryable": False,
+            }
+            return _whole(404, b"application/problem+json", json.dumps(problem).encode())
         try:
             lines = request.values(HEADER)
             if not lines:
@@ -88,7 +95,7 @@ class Pages:
             found = await self.gate.store.status(await digest_of(request, policy, operation, key))
         except CallerError as error:
             return self.gate.refusal(error, request)
-        body = {"operation": operation, "state": found.state}
+        body: dict[str, str | int | None] = {"operation": operation, "state": found.state}
         if found.status is not None:
             body |= {"status": found.status, "expires_at": found.expires_at}
         return _whole(200, b"application/json", json.dumps(body).encode())

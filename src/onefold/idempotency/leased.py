@@ -112,7 +112,7 @@ class LeasedStore:
             try:
                 await Batch(take)
             except (UniqueViolated, RequiredValueMissing):
-                # Someone was quicker between the look and the claim.
+                # Held or done already: we did not look, or someone was quicker.
                 return await self._look_again(ask)
             except StoreBusy:
                 # Whoever holds the write lock may be running this very key, claimed since we looked: so look again,

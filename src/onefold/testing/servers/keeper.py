@@ -36,7 +36,7 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 class Orders(TypedDict):
-    """What a keeper is told. It says SIGTERM to have its server killed, SIGINT to have it shut down."""
+    """What a keeper is told when it starts. Later a SIGTERM tells it to kill its server, a SIGINT to shut it down."""
 
     owner: int
     directory: str

@@ -136,7 +136,7 @@ class PrivatePostgres(PrivateServer):
         return ran.stdout.strip()
 
     def __str__(self) -> str:
-        return f"PostgreSQL {self.version}"
+        return f"PostgreSQL {self._wanted}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class PrivateServer:
     @property
     def pid(self) -> int:
         """The process id of the server itself: of PostgreSQL, the postmaster."""
-        if self._keeper is None:
+        if self._keeper is None or self._keeper.poll() is not None:
             raise ProgrammerError("this server is not running; call start(), or restart() after kill()")
         return self._pid
 
