@@ -287,6 +287,17 @@ async def test_a_refusal_after_an_sql_error_is_stored_because_its_rows_are_rolle
     assert (await world.payments(), await world.records()) == (0, 1)
 
 
+async def test_where_there_is_a_timeout_for_transactions_the_lease_bounds_a_busy_handler_too(world: World) -> None:
+    desk = world.desk(lease_s=0.2)
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await desk.lane.connection.handle.execute("SELECT pg_sleep(30)")
+    await desk.release(touched=True)
+    assert (await world.payments(), await world.records()) == (0, 0)
+    assert isinstance(await world.desk().claim(), Run)
+
+
 # --- a commit behind our back ----------------------------------------------------------------------------
 
 

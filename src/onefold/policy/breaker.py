@@ -1,0 +1,186 @@
+"""Stops calling a host that fails nearly always, and finds out gently when it is back.
+
+    state       a call is        a success           a failure                      time
+    ----------  ---------------  ------------------  -----------------------------  --------------------------
+    closed      let through      is counted          is counted; at 80 % of the     -
+                                                     last 10 s: open
+    open        refused          -                   -                              after the open time: half-open
+    half-open   let through, 3   the third: closed   open, for longer               a probe unheard of for too
+                at once                                                             long is a failure
+
+The threshold is high on purpose: a breaker that opens at half of the calls makes a whole outage of half an outage.
+
+Theory of operation. Each call that is let through holds a permit and reports with it, once. All calls of one closed
+spell share a permit; every probe has its own. A permit that is neither the present spell's nor an outstanding probe's
+belongs to a state that is gone, and its report is ignored: a call that began before the breaker opened can neither
+close it nor open it again. What is not the server's fault (`excuse`) frees the probe's place and counts nothing.
+
+Shared by threads; while it is closed, admitting takes no lock. Invariant: no more than `probes` probes are outstanding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ldexp
+from threading import Lock
+from typing import TypeAlias
+
+from onefold.policy.backoff import DOUBLINGS_MAX, Draw
+from onefold.policy.outcome import Verdict
+from onefold.policy.ranges import require
+from onefold.policy.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerTerms:
+    """When to open, for how long, and how to come back."""
+
+    failure_share: float = 0.8
+    calls_least: int = 5
+    """One call with its four attempts is not enough to open it."""
+    window_s: float = 10.0
+    slices: int = 10
+    open_s: float = 5.0
+    open_max_s: float = 60.0
+    calm_s: float = 60.0
+    """Closed for this long, the next opening is the first one again."""
+    probes: int = 3
+    """How many at once, and how many have to succeed."""
+    probe_s: float = 120.0
+    """A probe that has not reported for this long has failed: a lost one must not keep the host out for ever."""
+
+    def __post_init__(self) -> None:
+        require("failure_share", self.failure_share, least=0.01, most=1)
+        require("calls_least", self.calls_least, least=1)
+        require("window_s", self.window_s, least=0.1, most=3600)
+        require("slices", self.slices, least=2, most=100)
+        require("open_max_s", self.open_max_s, most=86_400)
+        require("open_s", self.open_s, least=0.001, most=self.open_max_s)
+        require("calm_s", self.calm_s)
+        require("probes", self.probes, least=1, most=100)
+        require("probe_s", self.probe_s, least=0.001)
+
+
+STANDARD_TERMS = BreakerTerms()
+
+
+class Permit:
+    """The right to make one call. It is known by being this object and no other."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No call now."""
+
+    retry_at: float
+    """When asking again makes sense; not a promise."""
+
+
+Admission: TypeAlias = Permit | Refused
+
+
+class Breaker:
+    """One host's breaker. `draw` spreads the clients of one host, so that they do not all probe at once."""
+
+    __slots__ = (
+        "_closed_at",
+        "_draw",
+        "_lock",
+        "_open_until",
+        "_openings",
+        "_probes",
+        "_proven",
+        "_spell",
+        "_terms",
+        "_window",
+    )
+
+    def __init__(self, draw: Draw, terms: BreakerTerms = STANDARD_TERMS) -> None:
+        self._draw = draw
+        self._terms = terms
+        self._lock = Lock()
+        self._window = Window(terms.window_s, terms.slices)
+        self._spell: Permit | None = Permit()
+        self._closed_at: float | None = None
+        self._open_until = 0.0
+        self._openings = 0
+        self._probes: dict[Permit, float] = {}
+        self._proven = 0
+
+    def admit(self, now: float) -> Admission:
+        """Ask before each attempt."""
+        spell = self._spell
+        if spell is not None:
+            return spell
+        with self._lock:
+            if self._spell is not None:  # closed meanwhile
+                return self._spell
+            if any(now - began >= self._terms.probe_s for began in self._probes.values()):
+                self._open(now)
+            if now < self._open_until:
+                return Refused(self._open_until)
+            if len(self._probes) >= self._terms.probes:
+                return Refused(now)
+            probe = Permit()
+            self._probes[probe] = now
+            return probe
+
+    def ready_at(self, now: float) -> float:
+        """When a call could be let through: now, or the end of the open time."""
+        return now if self._spell is not None else max(now, self._open_until)
+
+    def report(self, permit: Permit, verdict: Verdict, now: float) -> None:
+        """Tell what became of the attempt."""
+        match verdict:
+            case Verdict.SUCCESS:
+                self.succeed(permit, now)
+            case Verdict.FAILURE:
+                self.fail(permit, now)
+            case Verdict.NEITHER:
+                self.excuse(permit)
+
+    def succeed(self, permit: Permit, now: float) -> None:
+        """The server did what it was asked."""
+        with self._lock:
+            if permit is self._spell:
+                self._window.succeed(now)
+            elif self._probes.pop(permit, None) is not None:
+                self._proven += 1
+                if self._proven >= self._terms.probes:
+                    self._close(now)
+
+    def fail(self, permit: Permit, now: float) -> None:
+        """The server, or the way to it, failed."""
+        with self._lock:
+            if permit is self._spell:
+                failures, calls = self._window.fail(now)
+                if calls >= self._terms.calls_least and failures >= self._terms.failure_share * calls:
+                    self._open(now)
+            elif permit in self._probes:
+                self._open(now)
+
+    def excuse(self, permit: Permit) -> None:
+        """The attempt says nothing about the server: a 4xx, a cancellation, a call that was never made."""
+        if permit is self._spell:
+            return
+        with self._lock:
+            self._probes.pop(permit, None)
+
+    def _open(self, now: float) -> None:
+        calm = self._closed_at is None or now - self._closed_at >= self._terms.calm_s
+        self._openings = 1 if self._spell is not None and calm else self._openings + 1
+        growth = ldexp(1.0, min(self._openings - 1, DOUBLINGS_MAX))
+        longest_s = min(self._terms.open_max_s, self._terms.open_s * growth)
+        # Between half and all of it: spread, but never so short that an open breaker is none.
+        self._open_until = now + longest_s * (0.5 + 0.5 * self._draw())
+        self._spell = None
+        self._probes.clear()
+        self._proven = 0
+
+    def _close(self, now: float) -> None:
+        self._closed_at = now
+        self._probes.clear()
+        self._window.clear()
+        self._spell = Permit()  # last: whoever admits without the lock sees this and nothing else

@@ -1,0 +1,192 @@
+"""How many calls may be in flight at once, found out from how long they take.
+
+A call that finds no room is turned away at once rather than queued. What the calls that end have seen is gathered for a
+short while and then shown to a law, which sets the next limit; two laws are here:
+
+- Gradient2 (Netflix) compares the latency of now with that of the last minutes. When calls take longer than they used
+  to, the limit shrinks in proportion; when they do not, it grows by a small queue's worth.
+- Aimd grows by one and shrinks by a tenth, as TCP does, and looks only at drops and at calls that are far too slow.
+
+Both grow only while at least half of the limit is used: a limit nobody has tested is no knowledge.
+
+Shared by threads. Invariant: `limit` stays between `least` and `most`, and no call enters when `limit` are in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from onefold.errors import ProgrammerError
+from onefold.policy.ranges import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the calls that ended within one gathering have seen."""
+
+    mean_s: float
+    slowest_s: float
+    in_flight: int
+    """The most at once."""
+    dropped: bool
+    """At least one was refused by the server or ran out of time."""
+
+
+class Law(Protocol):
+    """Sets the next limit. It may remember; the limiter calls it from one thread at a time, and keeps the bounds."""
+
+    def next_limit(self, limit: float, sample: Sample) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aimd:
+    """Add one, or take a tenth."""
+
+    shrink: float = 0.9
+    too_slow_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        require("shrink", self.shrink, least=0.5, most=0.99)
+        require("too_slow_s", self.too_slow_s, least=0.001)
+
+    def next_limit(self, limit: float, sample: Sample) -> float:
+        if sample.dropped or sample.slowest_s > self.too_slow_s:
+            return limit * self.shrink
+        return limit + 1 if 2 * sample.in_flight >= limit else limit
+
+
+class Gradient2:
+    """Follow the ratio of the usual latency to the present one."""
+
+    __slots__ = ("_factor", "_queue", "_samples", "_smoothing", "_tolerance", "_usual_s")
+
+    WARM_UP = 10  # until then the usual latency is a plain mean: the first sample must not decide it
+    GRADIENT_LEAST = 0.5
+    FADE = 0.9
+
+    def __init__(
+        self, *, queue: int = 4, smoothing: float = 0.2, tolerance: float = 1.5, usual_over: int = 600
+    ) -> None:
+        require("queue", queue, least=1, most=1000)
+        require("smoothing", smoothing, least=0.01, most=1)
+        require("tolerance", tolerance, least=1, most=10)
+        require("usual_over", usual_over, least=self.WARM_UP, most=100_000)
+        self._queue = queue
+        self._smoothing = smoothing
+        self._tolerance = tolerance
+        self._factor = 2 / (usual_over + 1)
+        self._usual_s = 0.0
+        self._samples = 0
+
+    def next_limit(self, limit: float, sample: Sample) -> float:
+        usual_s = self._learn(sample.mean_s)
+        if sample.mean_s <= 0:
+            return limit
+        if usual_s / sample.mean_s > 2:
+            # Calls have become much faster than they used to be, as after an overload: forget it sooner.
+            self._usual_s *= self.FADE
+        gradient = max(self.GRADIENT_LEAST, min(1.0, self._tolerance * usual_s / sample.mean_s))
+        if sample.dropped:
+            gradient = self.GRADIENT_LEAST
+        elif 2 * sample.in_flight < limit:
+            return limit
+        aim = limit * gradient + self._queue
+        return limit * (1 - self._smoothing) + aim * self._smoothing
+
+    def _learn(self, latency_s: float) -> float:
+        if self._samples < self.WARM_UP:
+            self._samples += 1
+            self._usual_s += (latency_s - self._usual_s) / self._samples
+        else:
+            self._usual_s += (latency_s - self._usual_s) * self._factor
+        return self._usual_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterTerms:
+    """The bounds of the limit, and how long to gather before it moves."""
+
+    initial: int = 20
+    least: int = 1
+    most: int = 200
+    gather_s: float = 0.1
+    calls_least: int = 10
+
+    def __post_init__(self) -> None:
+        require("least", self.least, least=1)
+        require("most", self.most, least=self.least, most=100_000)
+        require("initial", self.initial, least=self.least, most=self.most)
+        require("gather_s", self.gather_s, least=0.001, most=60)
+        require("calls_least", self.calls_least, least=1, most=10_000)
+
+
+STANDARD_TERMS = LimiterTerms()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gathering:
+    """What is being gathered for the next sample; `until` is set by the first call that ends."""
+
+    peak: int
+    until: float | None = None
+    calls: int = 0
+    sum_s: float = 0.0
+    slowest_s: float = 0.0
+    dropped: bool = False
+
+    def sample(self) -> Sample:
+        mean_s = self.sum_s / self.calls
+        return Sample(mean_s=mean_s, slowest_s=self.slowest_s, in_flight=self.peak, dropped=self.dropped)
+
+
+class Limiter:
+    """Room for calls. Each that enters leaves exactly once."""
+
+    def __init__(self, law: Law, terms: LimiterTerms = STANDARD_TERMS) -> None:
+        self._law = law
+        self._terms = terms
+        self._limit = float(terms.initial)
+        self._in_flight = 0
+        self._gathering = _Gathering(peak=0)
+        self._lock = Lock()
+
+    @property
+    def limit(self) -> int:
+        """How many calls may be in flight."""
+        return int(self._limit)
+
+    @property
+    def in_flight(self) -> int:
+        """How many are. More than the limit only after it shrank, until those have left."""
+        return self._in_flight
+
+    def enter(self) -> bool:
+        """Take a place. False: there is none."""
+        with self._lock:
+            if self._in_flight >= int(self._limit):
+                return False
+            self._in_flight += 1
+            self._gathering.peak = max(self._gathering.peak, self._in_flight)
+            return True
+
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> None:
+        """Give the place back. `latency_s` is None when the call says nothing, as when its caller cancelled it."""
+        with self._lock:
+            if self._in_flight == 0:
+                raise ProgrammerError("a call left the limiter that is not in it: pair each enter with one leave")
+            self._in_flight -= 1
+            if latency_s is None:
+                return
+            gathering, terms = self._gathering, self._terms
+            if gathering.until is None:
+                gathering.until = now + terms.gather_s
+            gathering.calls += 1
+            gathering.sum_s += latency_s
+            gathering.slowest_s = max(gathering.slowest_s, latency_s)
+            gathering.dropped = gathering.dropped or dropped
+            if now >= gathering.until and gathering.calls >= terms.calls_least:
+                moved = self._law.next_limit(self._limit, gathering.sample())
+                self._limit = float(max(terms.least, min(terms.most, moved)))
+                self._gathering = _Gathering(peak=self._in_flight)

@@ -1,0 +1,61 @@
+"""What became of one attempt, and what it says about the server.
+
+Invariant: only what is the server's fault counts against it. A 4xx is the caller's; a request in flight is nobody's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+from onefold.errors import KeyInFlight
+
+NOT_IMPLEMENTED = 501
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The server answered."""
+
+    status: int
+    problem_type: str | None = None
+    """The `type` of an application/problem+json body."""
+    retry_after_s: float | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """The same request, with the same key, is being worked on."""
+        return self.status == KeyInFlight.status and (self.problem_type or "").endswith(KeyInFlight.slug)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """The network failed, or the attempt ran out of time."""
+
+    maybe_sent: bool
+    """False only when it is certain that no byte of the request left, as when the connection was refused."""
+
+
+Outcome: TypeAlias = Answered | Unanswered
+
+
+class Verdict(Enum):
+    """What an attempt says about its server: the budget is fed by successes, the breaker by both."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    NEITHER = "neither"
+
+
+def verdict(outcome: Outcome) -> Verdict:
+    """A caller who cancels makes no outcome: that attempt says nothing either."""
+    match outcome:
+        case Answered(status=status):
+            if status < 400:
+                return Verdict.SUCCESS
+            return Verdict.FAILURE if status >= 500 and status != NOT_IMPLEMENTED else Verdict.NEITHER
+        case Unanswered():
+            return Verdict.FAILURE
+        case _:
+            assert_never(outcome)

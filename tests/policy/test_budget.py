@@ -1,0 +1,203 @@
+"""Retries are earned by successes, and no order of events earns more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onefold.errors import ConfigurationError
+from onefold.policy.budget import Budget, BudgetTerms
+from tests.policy.properties import planted, properties
+
+
+class Step(NamedTuple):
+    after_s: float
+    successes: int
+    takes: int
+
+
+STEPS = st.lists(
+    st.builds(Step, st.sampled_from([0.0, 0.5, 3.0, 9.5, 10.0, 25.0]), st.integers(0, 130), st.integers(0, 12)),
+    max_size=12,
+)
+
+
+class Ledger:
+    """The rule as it is told: every deposit is made, and capped, at its own time."""
+
+    def __init__(self) -> None:
+        self.tokens = Fraction(1)
+        self.successes: list[float] = []
+
+    def cap(self, now: float) -> Fraction:
+        recent = sum(1 for at in self.successes if now - at < 10)
+        return max(Fraction(1), min(Fraction(10), Fraction(recent, 10)))
+
+    def succeed(self, now: float) -> None:
+        self.successes.append(now)
+        self.tokens = min(self.cap(now), self.tokens + Fraction(1, 10))
+
+    def take(self, now: float) -> bool:
+        self.tokens = min(self.cap(now), self.tokens)
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+def taken(budget: Budget, now: float, times: int) -> int:
+    return sum(budget.take(now) for _ in range(times))
+
+
+def test_a_new_client_has_one_retry() -> None:
+    assert taken(Budget(), 0.0, 5) == 1
+
+
+@pytest.mark.parametrize(
+    ("successes", "retries"),
+    [
+        pytest.param(0, 0, id="no success earns nothing"),
+        pytest.param(9, 0, id="nine are not enough"),
+        pytest.param(10, 1, id="ten earn exactly one"),
+        pytest.param(57, 5, id="fifty-seven earn five"),
+        pytest.param(100, 10, id="a hundred earn ten"),
+        pytest.param(5000, 10, id="no more than ten are kept"),
+    ],
+)
+def test_ten_successes_earn_a_retry(successes: int, retries: int) -> None:
+    budget = Budget()
+    assert budget.take(0.0)
+    for _ in range(successes):
+        budget.succeed(0.0)
+    assert taken(budget, 0.0, 50) == retries
+
+
+def test_deposits_of_a_tenth_add_up_to_a_whole_also_when_looked_at_in_between() -> None:
+    budget = Budget()
+    assert budget.take(0.0)
+    for _ in range(10):
+        budget.succeed(0.0)
+        budget.tokens(0.0)
+    assert budget.take(0.0)
+
+
+def test_what_was_saved_is_lost_when_the_traffic_ends() -> None:
+    budget = Budget()
+    for _ in range(100):
+        budget.succeed(0.0)
+    assert budget.tokens(9.9) == 10
+    assert budget.tokens(10.0) == 1
+
+
+def test_at_total_failure_nothing_is_earned_however_long_it_lasts() -> None:
+    budget = Budget()
+    assert sum(budget.take(float(now)) for now in range(10_000)) == 1
+
+
+def test_retries_and_hedges_that_share_a_budget_share_its_tokens() -> None:
+    shared = Budget()
+    for _ in range(20):
+        shared.succeed(0.0)
+    retries, hedges = taken(shared, 0.0, 1), taken(shared, 0.0, 9)
+    assert (retries, hedges) == (1, 1)
+
+
+def check_against_the_ledger(make: Callable[[], Budget], how: settings = properties) -> None:
+    @how
+    @given(STEPS)
+    def check(steps: list[Step]) -> None:
+        budget, ledger, now = make(), Ledger(), 0.0
+        for step in steps:
+            now += step.after_s
+            for _ in range(step.successes):
+                budget.succeed(now)
+                ledger.succeed(now)
+            assert [budget.take(now) for _ in range(step.takes)] == [ledger.take(now) for _ in range(step.takes)]
+            assert budget.tokens(now) == pytest.approx(float(min(ledger.tokens, ledger.cap(now))))
+
+    check()
+
+
+def check_never_overdrawn(make: Callable[[], Budget], how: settings = properties) -> None:
+    @how
+    @given(st.lists(st.tuples(st.booleans(), st.floats(0, 30)), max_size=200))
+    def check(events: list[tuple[bool, float]]) -> None:
+        budget, now, successes, retries = make(), 0.0, 0, 0
+        for succeeds, after_s in events:
+            now += after_s
+            if succeeds:
+                budget.succeed(now)
+                successes += 1
+            else:
+                retries += budget.take(now)
+            assert 10 * retries <= 10 + successes
+
+    check()
+
+
+def test_counting_late_gives_what_counting_at_once_would_give() -> None:
+    check_against_the_ledger(Budget)
+
+
+def test_no_order_of_successes_and_retries_overdraws_the_budget() -> None:
+    check_never_overdrawn(Budget)
+
+
+class FilledByTime(Budget):
+    """A planted bug that other libraries ship: tokens come with time, also in an outage."""
+
+    def take(self, now: float) -> bool:
+        for _ in range(int(now)):
+            self.succeed(now)
+        return super().take(now)
+
+
+class NeverCapped(Budget):
+    """A planted bug: what was earned in a busy hour is kept for the outage after it."""
+
+    def __init__(self) -> None:
+        super().__init__(BudgetTerms(window_s=3600))
+
+
+@pytest.mark.parametrize(
+    ("check", "broken"),
+    [(check_never_overdrawn, FilledByTime), (check_against_the_ledger, NeverCapped)],
+    ids=["filled by time", "never capped"],
+)
+def test_the_checks_find_a_budget_that_gives_too_much(
+    check: Callable[[Callable[[], Budget], settings], None], broken: type[NeverCapped] | type[FilledByTime]
+) -> None:
+    with pytest.raises(AssertionError):
+        check(broken, planted)
+
+
+def test_threads_together_take_no_more_than_was_earned() -> None:
+    budget = Budget()
+
+    def work(_: int) -> int:
+        retries = 0
+        for _ in range(2000):
+            budget.succeed(0.0)
+            retries += budget.take(0.0)
+        return retries
+
+    with ThreadPoolExecutor(4) as pool:
+        retries = sum(pool.map(work, range(4)))
+    assert retries <= 1 + 4 * 2000 // 10
+    assert retries + budget.tokens(0.0) == pytest.approx(1 + 4 * 2000 / 10, abs=11)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"ratio": 0.0}, {"ratio": 2.0}, {"cap_least": 20.0}, {"cap_most": -1.0}, {"window_s": 0.0}],
+    ids=lambda settings: "-".join(settings),
+)
+def test_terms_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(settings))):
+        BudgetTerms(**settings)
