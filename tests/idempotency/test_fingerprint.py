@@ -256,7 +256,7 @@ def objects(draw: st.DrawFn, children: st.SearchStrategy[str]) -> str:
 
 
 DOCUMENT = st.recursive(
-    st.one_of(LITERAL, SPELLED, STRING), lambda inner: st.one_of(arrays(inner), objects(inner)), max_leaves=4
+    st.one_of(LITERAL, SPELLED, STRING), lambda inner: st.one_of(arrays(inner), objects(inner)), max_leaves=20
 )
 
 
