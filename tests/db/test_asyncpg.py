@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import asyncpg
@@ -253,3 +256,41 @@ async def test_a_cancelled_request_gives_up_its_locks_before_its_statement_ends(
         await watch.execute("SELECT pg_advisory_lock(42)")
     await watch.close()
     await database.close()
+
+
+@contextmanager
+def frozen(backend: int) -> Iterator[None]:
+    """A server process that answers nothing."""
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(backend, signal.SIGCONT)
+
+
+async def test_a_release_that_closes_the_connection_does_not_wait_for_ever(postgres_dsn: str) -> None:
+    # After so many queries the pool does not take a connection back, but closes it.
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1, max_queries=1) as pool:
+        database = AsyncpgDatabase(pool, acquire_timeout_s=0.2)
+        connection = await database.acquire()
+        [(backend,)] = await connection.fetch(Statement("SELECT pg_backend_pid()"))
+        with frozen(backend), pytest.raises(ConnectionLost):
+            async with asyncio.timeout(20):
+                await connection.release()
+
+
+async def test_a_server_that_does_not_hear_of_a_cancellation_costs_no_place_in_the_pool(postgres_dsn: str) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=1) as pool:
+        database = AsyncpgDatabase(pool, acquire_timeout_s=0.5)
+        connection = await database.acquire()
+        [(backend,)] = await connection.fetch(Statement("SELECT pg_backend_pid()"))
+        with frozen(backend):
+            statement = asyncio.ensure_future(connection.handle.execute("SELECT 1"))
+            await asyncio.sleep(0.01)
+            statement.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await statement
+            await connection.discard()
+            other = await database.acquire()
+            assert await other.fetch(Statement("SELECT 1")) == [(1,)]
+            await other.release()

@@ -167,12 +167,20 @@ async def once(orders: Orders) -> AsyncIterator[AsyncOnefold]:
     await found.close()
 
 
-async def call_asgi(once: AsyncOnefold, handler: asgi.Application, **scope: Any) -> list[asgi.Message]:
-    app = once.asgi(handler, {"POST /orders": once.policy(wait_s=10)})
-    sent: list[asgi.Message] = []
+async def nothing_to_read() -> asgi.Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def receive() -> asgi.Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+
+async def call_asgi(
+    once: AsyncOnefold,
+    handler: asgi.Application,
+    *,
+    receive: asgi.Receive = nothing_to_read,
+    body_timeout_s: float = 30,
+    **scope: Any,
+) -> list[asgi.Message]:
+    app = once.asgi(handler, {"POST /orders": once.policy(wait_s=10, body_timeout_s=body_timeout_s)})
+    sent: list[asgi.Message] = []
 
     async def send(message: asgi.Message) -> None:
         sent.append(message)
@@ -229,6 +237,20 @@ async def test_a_cancelled_request_rolls_back_and_frees_its_key(orders: Orders, 
 
     [start, _] = await call_asgi(once, buying)
     assert (start["status"], orders.items) == (201, ["book"])
+
+
+async def test_the_time_for_a_body_is_the_time_for_all_its_parts(once: AsyncOnefold) -> None:
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nothing to run")
+
+    parts = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}]
+
+    async def receive() -> asgi.Message:
+        await asyncio.sleep(0.08)  # each in time, both together not
+        return parts.pop(0)
+
+    [start, _] = await call_asgi(once, handler, receive=receive, body_timeout_s=0.1)
+    assert start["status"] == 408
 
 
 async def test_websockets_and_lifespans_pass_through(once: AsyncOnefold) -> None:

@@ -147,14 +147,7 @@ class AsyncpgConnection:
         last = steps[-1]
         ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
         purifies = ends and not self._pure and self._session.resets_as_usual
-        if purifies:
-            # The pool would reset the session in a round trip of its own.
-            reset: str = connection.get_reset_query()
-            rest = reset.removeprefix(_UNLOCK.sql)
-            query, new = self._query((*steps, _UNLOCK) if rest != reset else steps)
-            query = f"{query};{rest}"
-        else:
-            query, new = self._query(steps)
+        query, new = self._query_and_reset(steps) if purifies else self._query(steps)
         protocol = connection._protocol  # None once it is closed
         sent = 0 if protocol is None else protocol.queries_count + 1
         try:
@@ -209,12 +202,13 @@ class AsyncpgConnection:
 
     async def discard(self) -> None:
         connection, turns = self._connection, self._turns
-        with suppress(*_VENDOR_ERRORS):  # there may be nothing to end, nothing to give back
-            if not connection.is_closed() and connection._protocol._is_cancelling():
-                # A statement was cancelled: let asyncpg tell the server so, which would otherwise finish it first, and
-                # keep the request's locks as long.
+        if not connection.is_closed() and connection._protocol._is_cancelling():
+            # A statement was cancelled: let asyncpg tell the server so, which would otherwise finish it first, and keep
+            # the request's locks as long.
+            with suppress(*_VENDOR_ERRORS):  # it does not hear
                 await connection._protocol._wait_for_cancellation(turns.patience_s)
-            connection.terminate()
+        connection.terminate()
+        with suppress(*_VENDOR_ERRORS):  # terminated: there may be nothing to give back
             await turns.pool.release(self._proxy)
 
     def _in_transaction(self) -> bool:
@@ -227,6 +221,13 @@ class AsyncpgConnection:
         if database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
             return database.preparer.query(steps, self._session.prepared)
         return unprepared(steps), ()
+
+    def _query_and_reset(self, steps: Sequence[Step]) -> tuple[str, Collection[str]]:
+        """The same, with the reset of the session, which the pool would send in a round trip of its own."""
+        reset: str = self._connection.get_reset_query()
+        rest = reset.removeprefix(_UNLOCK.sql)
+        query, new = self._query(steps if rest == reset else (*steps, _UNLOCK))
+        return f"{query};{rest}", new
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)

@@ -1,0 +1,46 @@
+"""Looking for a COMMIT whose answer was lost: again after each pause, and not for longer than a caller should wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from onefold._kernel.effects import Acquire, Batch, Discard, Effect, Fetch, Now, Release, Sleep
+from onefold.errors import ConnectionLost, OutcomeUnknown, StoreUnavailable
+from onefold.idempotency.locked import LOOKUP_PAUSES_S, LOOKUP_S_MAX, LockedStore
+from onefold.idempotency.model import Answer, Ask, Replay, Run
+from onefold.testing.scripts import Turn, play
+
+ASK = Ask(b"d" * 16, b"f" * 16, "POST /payments", 60.0, 3600.0)
+CREATED = Answer(201, b"\x00", b"\x00{}")
+
+LOST: list[Turn] = [(Batch, ConnectionLost("gone")), (Discard, None)]
+DOWN: list[Turn] = [(Acquire, StoreUnavailable("no server"))]
+
+
+def look(pause_s: float, *, at: float) -> list[Turn]:
+    def is_the_pause(effect: Effect[object]) -> bool:
+        return effect == Sleep(pause_s)
+
+    return [(is_the_pause, None), (Now, at)]
+
+
+def settle(script: list[Turn]) -> object:
+    return play(LockedStore().settle(ASK, Run(), CREATED, keep_rows=True), script)
+
+
+def test_it_is_looked_for_after_every_pause_and_then_the_outcome_is_unknown() -> None:
+    looks = [turn for pause_s in LOOKUP_PAUSES_S for turn in (*look(pause_s, at=1.0), *DOWN)]
+    with pytest.raises(OutcomeUnknown):
+        settle([*LOST, (Now, 0.0), *looks])
+
+
+def test_a_server_that_makes_every_look_wait_is_given_up_on_in_time() -> None:
+    first, second = LOOKUP_PAUSES_S[:2]
+    with pytest.raises(OutcomeUnknown):
+        settle([*LOST, (Now, 0.0), *look(first, at=0.0), *DOWN, *look(second, at=LOOKUP_S_MAX)])
+
+
+def test_a_record_that_is_found_is_the_answer() -> None:
+    row = ("same", False, ASK.fingerprint, 1, 201, CREATED.headers, CREATED.body, False)
+    found: list[Turn] = [(Acquire, None), (Batch, 1), (Fetch, [row]), (Batch, 0), (Release, None)]
+    assert settle([*LOST, (Now, 0.0), *look(0.0, at=0.0), *found]) == Replay(CREATED)
