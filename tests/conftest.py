@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -15,65 +13,59 @@ from onefold.testing.servers import (
     PrivateNats,
     PrivatePostgres,
     PrivateRabbitmq,
-    PrivateServer,
     PrivateValkey,
-    ServerUnavailable,
     kafka_cluster,
 )
-
-Server = TypeVar("Server", bound=PrivateServer | GivenKafka)
-
-
-def _served(server: Server) -> Iterator[Server]:
-    """One that this machine cannot run is a skip that says why."""
-    with ExitStack() as running:
-        try:
-            running.enter_context(server)
-        except ServerUnavailable as error:
-            pytest.skip(str(error))
-        yield server
+from tests.testing.servers.missing import unless_missing
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PrivatePostgres]:
     """The worker's server. It stays up: whoever wants to kill one takes `mortal_postgres`."""
-    yield from _served(PrivatePostgres(version=18))
+    with PrivatePostgres(version=18) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def postgres_16() -> Iterator[PrivatePostgres]:
     """The same, of the oldest version that is tested."""
-    yield from _served(PrivatePostgres(version=16))
+    with PrivatePostgres(version=16) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def mortal_postgres() -> Iterator[PrivatePostgres]:
     """A server to be killed. Whoever kills it restarts it."""
-    yield from _served(PrivatePostgres(version=18))
+    with PrivatePostgres(version=18) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def nats() -> Iterator[PrivateNats]:
     """The worker's NATS, with JetStream. It stays up, and its streams stay: name yours after your test."""
-    yield from _served(PrivateNats())
+    with PrivateNats() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[PrivateValkey]:
     """The worker's Valkey. It stays up, and its keys stay."""
-    yield from _served(PrivateValkey())
+    with PrivateValkey() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[PrivateKafka | GivenKafka]:
     """The worker's mock of Kafka, or the real cluster that KAFKA_BOOTSTRAP names. It stays up, and its topics stay."""
-    yield from _served(kafka_cluster())
+    with kafka_cluster() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[PrivateRabbitmq]:
     """The worker's RabbitMQ, where one is installed (`make rabbitmq`). It stays up, and its queues stay."""
-    yield from _served(PrivateRabbitmq())
+    with unless_missing(PrivateRabbitmq), PrivateRabbitmq() as server:
+        yield server
 
 
 @pytest.fixture

@@ -243,7 +243,10 @@ async def test_the_time_for_a_body_is_the_time_for_all_its_parts(once: AsyncOnef
     async def handler(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("nothing to run")
 
-    parts = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}]
+    parts: list[asgi.Message] = [
+        {"type": "http.request", "body": b"a", "more_body": True},
+        {"type": "http.request", "body": b"b", "more_body": False},
+    ]
 
     async def receive() -> asgi.Message:
         await asyncio.sleep(0.08)  # each in time, both together not

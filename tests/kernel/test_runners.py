@@ -155,7 +155,7 @@ def _settle(boundaries: Boundaries, performed: Runner) -> None:
 async def test_a_task_that_is_cancelled_while_its_flow_waits_holds_nothing_any_more(tmp_path: Path) -> None:
     boundaries = Boundaries()
     with closing(SqliteDatabase(tmp_path / "flows.db")) as file:
-        database = ThreadedDatabase(boundaries.around(file), AsyncSqlite, closes=False)
+        database = ThreadedDatabase(boundaries.around(file), AsyncSqlite)
         waiting = asyncio.Event()
 
         async def flow() -> None:

@@ -49,6 +49,10 @@ class Boundary(Enum):
 Step: TypeAlias = Statement | Boundary
 
 
+# The effects are not frozen, as values elsewhere are: freezing would triple the price of making one, and every request
+# makes several. Nobody but its runner ever holds one.
+
+
 class Effect(Generic[T]):
     """Something a flow wants done. Awaiting it hands it to the runner, which answers or throws."""
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from onefold.cli.options import DATABASE, refuse_missing_file
+from onefold.cli.options import DATABASE
+from onefold.db.connect import file_of
 from onefold.face import Onefold
 from onefold.idempotency.retention import pg_cron_job
 
@@ -27,7 +28,7 @@ def command(
         return
     if not database:
         raise typer.BadParameter("give --database or set ONEFOLD_DATABASE")
-    refuse_missing_file(database)
+    _refuse_missing_file(database)
     once = Onefold(database)
     try:
         reaped = once.reap(limit=limit, batches_max=batches)
@@ -37,3 +38,10 @@ def command(
         typer.echo(json.dumps({"records": reaped.records, "claims": reaped.claims}))
     else:
         typer.echo(f"forgotten: {reaped.records} records, {reaped.claims} abandoned claims")
+
+
+def _refuse_missing_file(database: str) -> None:
+    """A cron job with a typo would create the file, find nothing to do, and look healthy for ever."""
+    file = file_of(database)
+    if file is not None and not file.exists():
+        raise typer.BadParameter(f"there is no SQLite file {str(file)!r}; check the path")

@@ -65,6 +65,10 @@ _IDLE_MAX = 32
 _LIGHT_PATIENCE_S = 0.1
 
 
+def _patience_s(busy_timeout_s: float, *, light: bool) -> float:
+    return min(busy_timeout_s, _LIGHT_PATIENCE_S) if light else busy_timeout_s
+
+
 def error_for(error: Exception, where: str = "SQLite") -> OnefoldError:
     """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked."""
     text = str(error)
@@ -136,7 +140,7 @@ class SqliteDatabase:
         """
         connection = self._open()
         connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(f"PRAGMA busy_timeout={round(min(self._busy_timeout_s, _LIGHT_PATIENCE_S) * 1000)}")
+        connection.execute(f"PRAGMA busy_timeout={round(_patience_s(self._busy_timeout_s, light=True) * 1000)}")
         return connection
 
     def _convert_to_wal(self, connection: sqlite3.Connection) -> None:
@@ -270,10 +274,9 @@ class SqliteConnection:
         except sqlite3.Error:
             link.close()
         else:
-            if len(self._idle) < _IDLE_MAX:
-                self._idle.append(link)
-            else:
-                link.close()
+            self._idle.append(link)
+            if len(self._idle) > _IDLE_MAX:
+                self._idle.pop(0).close()
         finally:
             self._let_go()
 
@@ -339,10 +342,10 @@ class SqliteConnection:
                 connection.execute(f"{boundary.value} onefold")
 
     def _begin(self, *, light: bool) -> None:
-        connection = self._link.light if light else self._link.connection
         if self._writing:
             return
-        patience_s = min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if light else self._busy_timeout_s
+        connection = self._link.light if light else self._link.connection
+        patience_s = _patience_s(self._busy_timeout_s, light=light)
         if not self._writer.acquire(timeout=patience_s):
             raise StoreBusy(f"SQLite: another transaction of this process held the write lock for {patience_s:g} s")
         self._writing, self._light = True, light

@@ -138,7 +138,6 @@ class ThreadedDatabase(Generic[H, A]):
         *,
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
         confined: bool = False,
-        closes: bool = True,
     ) -> None:
         """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread.
         `confined` says that user code, too, reaches the connection on its thread only."""
@@ -146,7 +145,6 @@ class ThreadedDatabase(Generic[H, A]):
         self._present = present
         self._at_hand = at_hand
         self._confined = confined
-        self._closes = closes
         self._room = asyncio.Semaphore(LANES_MAX)
         self._clock = AlarmClock()
         #: The one that was let go last comes last: it may still be busy with what it was handed.
@@ -184,8 +182,7 @@ class ThreadedDatabase(Generic[H, A]):
             thread = self._idle.popleft()
             await thread.run(_nothing)  # what is on its way back has arrived
             thread.end()
-        if self._closes:
-            self._database.close()
+        self._database.close()
 
     def _left(self, leave: Callable[[], None], thread: LaneThread) -> None:
         leave()

@@ -71,7 +71,7 @@ class LockedStore:
 
     async def claim(self, ask: Ask) -> Claim:
         await Acquire()
-        try:
+        try:  # `holding`, written out: two coroutines fewer for every request
             claim = await self._claim(ask)
         except Exception:
             await Discard()

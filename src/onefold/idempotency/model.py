@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 
 DIGEST_BYTES = 16
 
+_NEVER_LATE = 2**62
+
 
 class Scope(NamedTuple):
     """Who asks for what: keys of different scopes never meet."""
@@ -57,6 +59,11 @@ class Ask(NamedTuple):
     @property
     def refuses_late(self) -> bool:
         return self.key_ms is not None
+
+    @property
+    def late_after_ms(self) -> int:
+        """From when on, in milliseconds since 1970, the key is too old to be run."""
+        return _NEVER_LATE if self.key_ms is None else self.key_ms + milliseconds(self.retention_s)
 
     @property
     def key_lock(self) -> int:
@@ -131,3 +138,8 @@ def _lock_id(hashed: bytes) -> int:
     # 64 bits of a hash: no two of our locks, nor ours and the application's, meet by accident. (A class of 32 bits
     # and an id of 32 bits would meet about once in a day of heavy traffic: a false 422.)
     return int.from_bytes(hashed[:8], "big", signed=True)
+
+
+def milliseconds(seconds: float) -> int:
+    """As databases count them; none is too short to be noticed."""
+    return max(1, round(seconds * 1000))

@@ -7,18 +7,17 @@ from contextlib import ExitStack
 
 import pytest
 
-from onefold.testing.servers import PrivateServer, ServerUnavailable
+from onefold.testing.servers import PrivateServer
+from tests.testing.servers.missing import unless_missing
 
 
 @pytest.fixture
 def started() -> Iterator[Callable[[PrivateServer], None]]:
-    """Starts servers and stops them after the test; one that this machine cannot run is a skip with its reason."""
+    """Starts servers and stops them after the test."""
     with ExitStack() as servers:
 
         def start(server: PrivateServer) -> None:
-            try:
+            with unless_missing(type(server)):
                 servers.enter_context(server)
-            except ServerUnavailable as reason:
-                pytest.skip(str(reason))
 
         yield start

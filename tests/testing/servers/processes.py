@@ -77,10 +77,10 @@ def mentioning(directory: Path) -> list[str]:
     return found
 
 
-def run(script: str, *, user: int | None = None) -> subprocess.Popen[str]:
+def run(script: str, *, user: int | None = None, python: str = sys.executable) -> subprocess.Popen[str]:
     """Another process that uses private servers."""
     return subprocess.Popen(
-        [sys.executable, "-B", "-c", f"from onefold.testing.servers import *\n{script}"],
+        [python, "-B", "-c", f"from onefold.testing.servers import *\n{script}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         cwd="/",
         stdin=subprocess.PIPE,

@@ -25,6 +25,7 @@ from onefold.testing.servers import (
     ServerUnavailable,
 )
 from onefold.testing.servers.process import Launch
+from tests.testing.servers.missing import unless_missing
 from tests.testing.servers.processes import PATIENCE_S, children, ends, family, is_alive, mentioning, run
 
 KINDS = [
@@ -92,7 +93,8 @@ sys.stdin.read()
         assert owner.stdout is not None
         said = json.loads(owner.stdout.readline())
         if isinstance(said, str):
-            pytest.skip(said)
+            with unless_missing(kind):
+                raise ServerUnavailable(said)
         pid, directory = said
         processes = {*children(owner.pid), *family(pid)}
         owner.kill()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from onefold._kernel.effects import Statement
-from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock, milliseconds
 
 #: Verdicts of LOCK, beside the digest itself, which means: both locks held.
 SAME_IN_FLIGHT = "same"
@@ -92,8 +92,6 @@ DELETE FROM onefold_record WHERE digest IN (
     FOR UPDATE SKIP LOCKED)
 """
 
-_NEVER_LATE = 2**62
-
 
 def lock(ask: Ask) -> Statement:
     return Statement(_LOCK, (_span(ask.lease_s), ask.request_lock, ask.key_lock, token(ask)))
@@ -102,12 +100,12 @@ def lock(ask: Ask) -> Statement:
 def look(ask: Ask) -> Statement:
     if ask.key_ms is None:
         return Statement(_LOOK, (token(ask),))
-    return Statement(_LOOK_LATE, (token(ask), late_after_ms(ask)))
+    return Statement(_LOOK_LATE, (token(ask), ask.late_after_ms))
 
 
 def see(ask: Ask) -> Statement:
     """The verdict of LOCK, whether the key is late, and the record (NULLs when there is none)."""
-    return Statement(_SEE, (ask.digest, late_after_ms(ask)))
+    return Statement(_SEE, (ask.digest, ask.late_after_ms))
 
 
 def find(digest: bytes) -> Statement:
@@ -153,15 +151,7 @@ def token(ask: Ask) -> str:
     return ask.digest.hex()
 
 
-def late_after_ms(ask: Ask) -> int:
-    return _NEVER_LATE if ask.key_ms is None else ask.key_ms + _ms(ask.retention_s)
-
-
 @lru_cache(maxsize=256)
 def _span(seconds: float) -> str:
     """As settings and intervals write it."""
-    return f"{_ms(seconds)}ms"
-
-
-def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+    return f"{milliseconds(seconds)}ms"

@@ -7,7 +7,7 @@ holder whose lease was taken over can neither settle nor release what is no long
 from __future__ import annotations
 
 from onefold._kernel.effects import Statement
-from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, milliseconds
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
@@ -59,13 +59,10 @@ DELETE FROM onefold_claim WHERE digest IN (
     SELECT digest FROM onefold_claim WHERE lease_until_ms <= {_NOW} AND forget_after_ms <= {_NOW} LIMIT ?1)
 """
 
-_NEVER_LATE = 2**62
-
 
 def peek(ask: Ask) -> Statement:
     """Whether the key is late, the claim (if any), the record (if any)."""
-    late_after_ms = _NEVER_LATE if ask.key_ms is None else ask.key_ms + _ms(ask.retention_s)
-    return Statement(_PEEK, (ask.digest, late_after_ms))
+    return Statement(_PEEK, (ask.digest, ask.late_after_ms))
 
 
 def forget(digest: bytes) -> Statement:
@@ -79,7 +76,10 @@ def evict(ask: Ask) -> Statement:
 
 
 def take(ask: Ask, fence: int) -> Statement:
-    return Statement(_TAKE, (ask.digest, ask.fingerprint, ask.operation, fence, _ms(ask.lease_s), _ms(ask.retention_s)))
+    return Statement(
+        _TAKE,
+        (ask.digest, ask.fingerprint, ask.operation, fence, milliseconds(ask.lease_s), milliseconds(ask.retention_s)),
+    )
 
 
 def settle(ask: Ask, fence: int, answer: Answer) -> Statement:
@@ -94,7 +94,7 @@ def settle(ask: Ask, fence: int, answer: Answer) -> Statement:
             answer.headers,
             answer.body,
             ask.key_ms or 0,
-            _ms(ask.retention_s),
+            milliseconds(ask.retention_s),
         ),
     )
 
@@ -104,7 +104,7 @@ def drop(digest: bytes, fence: int) -> Statement:
 
 
 def renew(ask: Ask, fence: int) -> Statement:
-    return Statement(_RENEW, (ask.digest, fence, _ms(ask.lease_s)))
+    return Statement(_RENEW, (ask.digest, fence, milliseconds(ask.lease_s)))
 
 
 def status(digest: bytes) -> Statement:
@@ -117,7 +117,3 @@ def reap_records(limit: int) -> Statement:
 
 def reap_claims(limit: int) -> Statement:
     return Statement(_REAP_CLAIMS, (limit,))
-
-
-def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
