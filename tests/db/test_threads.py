@@ -146,7 +146,8 @@ class CountingConnection(SlowConnection):
         self.database.out -= 1
 
 
-async def test_many_at_once_take_turns_and_leave_few_threads_behind() -> None:
+async def test_many_at_once_take_turns_and_leave_few_threads_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onefold.db.threads._ROOM_S", 60)  # a slow machine lets nobody in early
     counting = CountingDatabase()
     database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
     before = threading.active_count()

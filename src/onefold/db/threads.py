@@ -222,12 +222,13 @@ class ThreadedConnection(Generic[H, A]):
         return await self._thread.run(partial(self._connection.fetch, statement))
 
     async def release(self) -> None:
-        """The thread is free as soon as it has done what it was handed, which is not much."""
         gone = self._thread.run(partial(_release, self._connection))
-        self._leave()
-        if not self._confined:
+        if self._confined:
+            self._leave()  # its next user stands behind this on the same thread
+        else:
             # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its
             # own then. Whoever is cancelled here stops waiting; the connection goes back all the same.
+            gone.add_done_callback(lambda _: self._leave())
             await gone
 
     async def discard(self) -> None:
