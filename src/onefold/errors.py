@@ -28,6 +28,10 @@ class TransactionMisused(ProgrammerError):
     """The handler broke the request's transaction: committed it, swallowed an SQL error, or went around it."""
 
 
+class MessageInvalid(ProgrammerError):
+    """An event cannot be published as it is: its topic, key, headers or data. The transaction goes on without it."""
+
+
 # --- the caller must act ---------------------------------------------------------------------------------
 
 
@@ -180,6 +184,22 @@ class SchemaMissing(StoreError):
     slug = "store-not-migrated"
     title = "The idempotency store is not migrated"
     retryable = False
+
+
+class BrokerError(OnefoldError):
+    """A broker could not do its part."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker cannot be reached, or did not confirm in time: nobody's message is at fault."""
+
+
+class MessageRefused(BrokerError):
+    """The broker refuses this message, and would again: too large, or nobody to route it to."""
+
+
+class MessageUnreadable(OnefoldError):
+    """What was received has no envelope that onefold can read."""
 
 
 # --- what a statement can come back with: flows act on these, users rarely see them ----------------------

@@ -6,6 +6,7 @@ time that went in.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 from uuid import UUID
@@ -35,6 +36,11 @@ def uuid7(now_ms: int, random_bits: bytes) -> UUID:
     rand_a = random >> 62 & 0xFFF
     rand_b = random & _RAND_B_MASK
     return UUID(int=now_ms << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b)
+
+
+def new_id(now_ms: int) -> str:
+    """A fresh UUIDv7."""
+    return str(uuid7(now_ms, os.urandom(RANDOM_BYTES)))
 
 
 def uuid7_ms(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What the kernel needs from the world, as Protocols: a database, its connections, a lane for one request.
+"""What the kernel needs from the world, as Protocols: a database, its connections, a lane for one request, a broker.
 
 Each port comes in two colours with the same verbs. A driver knows these verbs and no feature.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.messages import Confirm, Delivery, Message
 
 H_co = TypeVar("H_co", covariant=True)
 
@@ -85,3 +86,55 @@ class AsyncLane(Protocol):
     async def now(self) -> float: ...
     async def call(self, function: Callable[[], Any]) -> Any: ...
     def abandon(self) -> None: ...
+
+
+class Subscription(Protocol):
+    """A consumer's end of a broker. What was received and neither acknowledged nor given back is given back by
+    `close`, or by the broker when the process dies."""
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        """At most `limit` deliveries, in the broker's order; none after `wait_s`. Raises BrokerUnavailable."""
+        ...
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """They are done with: the broker may forget them for this consumer."""
+        ...
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """They were not handled: the broker delivers them again, to whoever asks next."""
+        ...
+
+    async def keep(self, deliveries: Sequence[Delivery]) -> None:
+        """They are still being worked on: do not deliver them again yet."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Broker(Protocol):
+    """Where events go, and where consumers get them. Asyncio only: brokers are spoken to by workers."""
+
+    @property
+    def keep_every_s(self) -> float:
+        """How often `keep` must be called for what is being worked on."""
+        ...
+
+    @property
+    def redelivery_s(self) -> float:
+        """For how long after its publication the broker may deliver a message again."""
+        ...
+
+    async def open(self) -> None:
+        """Connect. Raises ConfigurationError where a setting could lose messages, BrokerUnavailable."""
+        ...
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        """Send all at once and wait for every confirm; one answer per message, in order. The order in which messages
+        of one call arrive is not promised: who needs it calls twice."""
+        ...
+
+    async def subscribe(self, consumer: str, topics: Sequence[str]) -> Subscription:
+        """Processes that subscribe under one consumer name share its messages; each name gets every message."""
+        ...
+
+    async def close(self) -> None: ...

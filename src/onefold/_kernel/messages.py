@@ -1,0 +1,174 @@
+"""What travels between services: an event in its CloudEvents envelope, and how it reads as headers.
+
+Invariant: `read(write(message)) == message`, and what cannot be read says why instead of losing anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote
+
+from onefold.errors import BrokerUnavailable, MessageRefused, MessageUnreadable
+
+#: How CloudEvents attributes are told from other headers, where a transport's binding does not say otherwise.
+PREFIX: Final = "ce-"
+
+#: Headers that follow a request or a message into the events it causes.
+CARRIED: Final = ("traceparent", "tracestate", "correlation-id")
+
+_STRUCTURED: Final = "application/cloudevents+json"
+_TEXT_SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+
+#: What became of one message that was handed to a broker. None: the broker has it for good.
+Confirm: TypeAlias = MessageRefused | BrokerUnavailable | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One event. `id` is its identity on every send; `version` counts without gaps per (source, topic, key)."""
+
+    id: str
+    source: str
+    topic: str
+    data: bytes
+    content_type: str = "application/json"
+    time: str | None = None
+    key: str | None = None
+    epoch: int | None = None
+    """Which count of versions this is: greater after the counter had to start over."""
+    version: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The application's own, and what is carried along: trace and correlation."""
+
+    def json(self) -> Any:
+        """The data, read as JSON."""
+        return json.loads(self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a broker handed over, as it came. Exactly one of `message` and `problem` is there."""
+
+    data: bytes
+    headers: Mapping[str, str]
+    message: Message | None = None
+    problem: str | None = None
+    redelivered: bool = False
+    """The broker gave it out before, or cannot say that it did not."""
+    receipt: Any = None
+    """What the adapter needs to settle it."""
+
+
+def attributes(message: Message) -> dict[str, str]:
+    """The CloudEvents attributes, unprefixed. Key and version travel in the registered extensions for them."""
+    found = {"specversion": "1.0", "id": message.id, "source": message.source, "type": message.topic}
+    if message.time is not None:
+        found["time"] = message.time
+    if message.key is not None:
+        found["partitionkey"] = message.key
+    if message.version is not None:
+        found["sequence"] = str(message.version)
+    if message.epoch is not None:
+        found["sequenceepoch"] = str(message.epoch)
+    return found
+
+
+def write(message: Message, *, prefix: str = PREFIX, percent: bool = True) -> dict[str, str]:
+    """A message's headers in binary mode. `percent` escapes attributes for transports that take ASCII only."""
+    headers = dict(message.headers)
+    headers["content-type"] = message.content_type
+    for name, value in attributes(message).items():
+        headers[prefix + name] = quote(value, safe=_TEXT_SAFE) if percent else value
+    return headers
+
+
+def read(headers: Mapping[str, str], data: bytes, *, prefix: str = PREFIX, percent: bool = True) -> Message:
+    """The message in what was received, in binary or structured mode. Raises MessageUnreadable."""
+    content_type = headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() == _STRUCTURED:
+        found, own, data, content_type = _structured(headers, data)
+    else:
+        found, own = {}, {}
+        for name, value in headers.items():
+            if name.startswith(prefix):
+                found[name[len(prefix) :]] = unquote(value) if percent else value
+            elif name != "content-type":
+                own[name] = value
+    for name in ("id", "source", "type"):
+        if not found.get(name):
+            raise MessageUnreadable(
+                f"the message has no CloudEvents attribute {name!r} (looked for the header {prefix + name!r}); "
+                f"its headers are {sorted(headers)}"
+            )
+    return Message(
+        id=found["id"],
+        source=found["source"],
+        topic=found["type"],
+        data=data,
+        content_type=content_type or "application/octet-stream",
+        time=found.get("time"),
+        key=found.get("partitionkey"),
+        epoch=_number(found, "sequenceepoch"),
+        version=_number(found, "sequence"),
+        headers=own,
+    )
+
+
+def received(
+    headers: Mapping[str, str],
+    data: bytes,
+    *,
+    redelivered: bool,
+    receipt: Any,
+    prefix: str = PREFIX,
+    percent: bool = True,
+) -> Delivery:
+    """A delivery, whether or not its envelope can be read."""
+    message = problem = None
+    try:
+        message = read(headers, data, prefix=prefix, percent=percent)
+    except MessageUnreadable as error:
+        problem = str(error)
+    return Delivery(
+        data=data, headers=headers, message=message, problem=problem, redelivered=redelivered, receipt=receipt
+    )
+
+
+def _structured(headers: Mapping[str, str], data: bytes) -> tuple[dict[str, str], dict[str, str], bytes, str]:
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise MessageUnreadable(f"the message says {_STRUCTURED} but is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise MessageUnreadable(f"the message says {_STRUCTURED} but is a JSON {type(document).__name__}")
+    found = {name: str(value) for name, value in document.items() if isinstance(value, str | int)}
+    own = {name: value for name, value in headers.items() if name != "content-type"}
+    content_type = str(document.get("datacontenttype", "application/json"))
+    if "data_base64" in document:
+        try:
+            body = _decoded(document["data_base64"])
+        except ValueError as error:
+            raise MessageUnreadable(f"the message's data_base64 is not base64: {error}") from error
+    elif isinstance(document.get("data"), str) and "json" not in content_type:
+        body = document["data"].encode()
+    else:
+        body = json.dumps(document.get("data"), ensure_ascii=False, separators=(",", ":")).encode()
+    return found, own, body, content_type
+
+
+def _decoded(text: object) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError(f"it is {text!r}")
+    return base64.b64decode(text, validate=True)
+
+
+def _number(found: Mapping[str, str], name: str) -> int | None:
+    """A foreign producer's sequence may be any text: what is no number is no version."""
+    text = found.get(name, "")
+    return int(text) if _NUMBER.fullmatch(text) else None

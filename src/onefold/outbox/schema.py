@@ -1,0 +1,135 @@
+"""onefold's tables for the outbox, as numbered migrations per dialect. A number, once released, never changes.
+
+A row of `onefold_outbox` is waiting while `published_at` is NULL. `due_at` is NULL while nothing speaks against sending
+it now: else it was published for later, or failed and is tried again then (`infinity`: only when a person says so).
+`started` and `finished` count attempts; a row that was started more often than finished was at hand when a relay died.
+A bucket belongs to the relay it names for as long as that relay's own lease lasts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Into how many parts the relays divide the work. Streams stay whole: a stream's bucket follows from its digest.
+BUCKETS: Final = 64
+
+POSTGRES: dict[int, tuple[str, ...]] = {
+    2: (
+        # One row per (source, topic, key), updated in place by every event of that key: room for that on its page.
+        """
+        CREATE TABLE onefold_stream (
+            stream  bytea  NOT NULL PRIMARY KEY,
+            epoch   bigint NOT NULL,
+            version bigint NOT NULL
+        ) WITH (fillfactor = 70)
+        """,
+        """
+        CREATE TABLE onefold_outbox (
+            position     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            bucket       smallint    NOT NULL,
+            stream       bytea,
+            id           text        NOT NULL,
+            source       text        NOT NULL,
+            topic        text        NOT NULL,
+            key          text,
+            epoch        bigint,
+            version      bigint,
+            time         text        NOT NULL,
+            content_type text        NOT NULL,
+            headers      text        NOT NULL,
+            data         bytea       NOT NULL,
+            written_at   timestamptz NOT NULL DEFAULT now(),
+            due_at       timestamptz,
+            started      integer     NOT NULL DEFAULT 0,
+            finished     integer     NOT NULL DEFAULT 0,
+            error        text,
+            published_at timestamptz
+        )
+        """,
+        """
+        CREATE INDEX onefold_outbox_ready ON onefold_outbox (bucket, position)
+        WHERE published_at IS NULL AND due_at IS NULL
+        """,
+        """
+        CREATE INDEX onefold_outbox_due ON onefold_outbox (due_at)
+        WHERE published_at IS NULL AND due_at IS NOT NULL
+        """,
+        """
+        CREATE INDEX onefold_outbox_stopped ON onefold_outbox (stream)
+        WHERE published_at IS NULL AND due_at IS NOT NULL AND stream IS NOT NULL
+        """,
+        "CREATE INDEX onefold_outbox_published ON onefold_outbox (published_at) WHERE published_at IS NOT NULL",
+        """
+        CREATE TABLE onefold_relay (
+            relay        text        NOT NULL PRIMARY KEY,
+            leased_until timestamptz NOT NULL,
+            trying       bigint[]    NOT NULL DEFAULT '{}'
+        )
+        """,
+        "CREATE TABLE onefold_bucket (bucket smallint NOT NULL PRIMARY KEY, relay text)",
+        f"INSERT INTO onefold_bucket (bucket) SELECT generate_series(0, {BUCKETS - 1})",
+    ),
+}
+
+SQLITE: dict[int, tuple[str, ...]] = {
+    2: (
+        """
+        CREATE TABLE onefold_stream (
+            stream  BLOB    NOT NULL PRIMARY KEY,
+            epoch   INTEGER NOT NULL,
+            version INTEGER NOT NULL
+        ) WITHOUT ROWID
+        """,
+        # AUTOINCREMENT: a position is never given out again, also after the last row was deleted.
+        """
+        CREATE TABLE onefold_outbox (
+            position        INTEGER PRIMARY KEY AUTOINCREMENT,
+            bucket          INTEGER NOT NULL,
+            stream          BLOB,
+            id              TEXT    NOT NULL,
+            source          TEXT    NOT NULL,
+            topic           TEXT    NOT NULL,
+            key             TEXT,
+            epoch           INTEGER,
+            version         INTEGER,
+            time            TEXT    NOT NULL,
+            content_type    TEXT    NOT NULL,
+            headers         TEXT    NOT NULL,
+            data            BLOB    NOT NULL,
+            written_at_ms   INTEGER NOT NULL,
+            due_at_ms       INTEGER,
+            started         INTEGER NOT NULL DEFAULT 0,
+            finished        INTEGER NOT NULL DEFAULT 0,
+            error           TEXT,
+            published_at_ms INTEGER
+        )
+        """,
+        """
+        CREATE INDEX onefold_outbox_ready ON onefold_outbox (bucket, position)
+        WHERE published_at_ms IS NULL AND due_at_ms IS NULL
+        """,
+        """
+        CREATE INDEX onefold_outbox_due ON onefold_outbox (due_at_ms)
+        WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL
+        """,
+        """
+        CREATE INDEX onefold_outbox_stopped ON onefold_outbox (stream)
+        WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND stream IS NOT NULL
+        """,
+        "CREATE INDEX onefold_outbox_published ON onefold_outbox (published_at_ms) WHERE published_at_ms IS NOT NULL",
+        """
+        CREATE TABLE onefold_relay (
+            relay           TEXT    NOT NULL PRIMARY KEY,
+            leased_until_ms INTEGER NOT NULL,
+            trying          TEXT    NOT NULL DEFAULT '[]'
+        ) WITHOUT ROWID
+        """,
+        "CREATE TABLE onefold_bucket (bucket INTEGER NOT NULL PRIMARY KEY, relay TEXT)",
+        f"""
+        WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {BUCKETS - 1})
+        INSERT INTO onefold_bucket (bucket) SELECT n FROM numbers
+        """,
+    ),
+}
+
+MIGRATIONS = {"postgres": POSTGRES, "sqlite": SQLITE}

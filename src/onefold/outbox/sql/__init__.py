@@ -1,0 +1,1 @@
+"""The outbox statements, one set per dialect."""
