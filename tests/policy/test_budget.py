@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -33,11 +34,12 @@ class Ledger:
 
     def __init__(self) -> None:
         self.tokens = Fraction(1)
-        self.successes: list[float] = []
+        self.successes: deque[float] = deque()
 
     def cap(self, now: float) -> Fraction:
-        recent = sum(1 for at in self.successes if now - at < 10)
-        return max(Fraction(1), min(Fraction(10), Fraction(recent, 10)))
+        while self.successes and now - self.successes[0] >= 10:
+            self.successes.popleft()
+        return max(Fraction(1), min(Fraction(10), Fraction(len(self.successes), 10)))
 
     def succeed(self, now: float) -> None:
         self.successes.append(now)
