@@ -44,4 +44,4 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.A
         found.close()
         if found.is_postgres:
             # Waits for nobody: a transaction that is still open now was leaked by the test.
-            found.sql("SET lock_timeout = '5s'; DROP TABLE IF EXISTS orders, onefold_record, onefold_migration")
+            found.sql("SET lock_timeout = '5s'; DROP SCHEMA public CASCADE; CREATE SCHEMA public")

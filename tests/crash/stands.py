@@ -9,7 +9,7 @@ import secrets
 import time
 from typing import Protocol
 
-from onefold._kernel.effects import Boundary
+from onefold._kernel.plain import PlainTransaction
 from onefold.http.exchange import Gate
 from onefold.idempotency.leased import LeasedStore
 from onefold.idempotency.locked import LockedStore
@@ -65,5 +65,7 @@ def insist(stand: Stand, route: str, key: str, payload: str, first: Attempt) -> 
 
 def gate_for(dialect: str, store: Store | None = None) -> Gate:
     if dialect == "postgres":
-        return Gate(store=store or LockedStore(), unkeyed=UnkeyedStore(begin=(Boundary.BEGIN,)))
-    return Gate(store=store or LeasedStore(lambda: secrets.randbits(63)), unkeyed=UnkeyedStore(begin=()))
+        return Gate(store=store or LockedStore(), unkeyed=UnkeyedStore(PlainTransaction(lazily=False)))
+    return Gate(
+        store=store or LeasedStore(lambda: secrets.randbits(63)), unkeyed=UnkeyedStore(PlainTransaction(lazily=True))
+    )

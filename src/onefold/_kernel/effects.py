@@ -7,10 +7,12 @@ after every one of them. There is no concurrency inside a flow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from onefold._kernel.messages import Confirm, Message
 
 if TYPE_CHECKING:
     from onefold._kernel.ports import AsyncLane, Lane
@@ -140,3 +142,13 @@ class Call(Effect[Any]):
 
     def perform(self, lane: Lane | AsyncLane) -> Any:
         return lane.call(self.function)
+
+
+@dataclass(slots=True)
+class Publish(Effect[Sequence[Confirm]]):
+    """Hand messages to the broker, all at once; what became of each, in order. No transaction may be open."""
+
+    messages: Sequence[Message]
+
+    def perform(self, lane: Lane | AsyncLane) -> Any:
+        return lane.publish(self.messages)

@@ -47,7 +47,128 @@ class Reaped:
     claims: int
 
 
-Event: TypeAlias = Claimed | Settled | Released | Reaped
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A relay handed events to the broker: so many were confirmed, so many refused and stopped until their next try."""
+
+    published: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPaused:
+    """The broker or the database does not take part: nothing is published until RelayResumed. Told once."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelayResumed:
+    """What had paused the relay is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """An event was at hand when a relay died, too often: it waits for a person, and so does its key."""
+
+    id: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class BucketsHeld:
+    """How many buckets a relay holds, whenever that changes."""
+
+    relay: str
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Published events past their retention were deleted."""
+
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A message was handled: its rows, its events and its ledger row are committed."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A message was delivered that this consumer has handled, or keeps as a letter."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A later version of its key was handled before, and the consumer wants the latest only."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A message waits for an earlier version of its key."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A handler failed, for the `failed`th time with this message; it is tried again."""
+
+    consumer: str
+    topic: str
+    reason: str
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A message is not tried again until a person says so."""
+
+    consumer: str
+    topic: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """Dead letters are being tried again, because `actor` said so."""
+
+    consumer: str
+    actor: str
+    letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPaused:
+    """The broker or the database does not take part: nothing is handled until ConsumerResumed. Told once."""
+
+    consumer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerResumed:
+    """What had paused the consumer is over."""
+
+    consumer: str
+
+
+RelayEvent: TypeAlias = Relayed | RelayPaused | RelayResumed | SetAside | BucketsHeld | Forgotten
+InboxEvent: TypeAlias = Handled | Duplicate | Dropped | Parked | Failed | DeadLettered
+ConsumerEvent: TypeAlias = InboxEvent | Redriven | ConsumerPaused | ConsumerResumed
+Event: TypeAlias = Claimed | Settled | Released | Reaped | RelayEvent | ConsumerEvent
 Listener: TypeAlias = Callable[[Event], None]
 
 _log = logging.getLogger("onefold")

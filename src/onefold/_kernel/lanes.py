@@ -14,10 +14,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
-from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+from onefold._kernel.messages import Confirm, Message
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database
 from onefold.errors import ProgrammerError, StoreError
 
 H = TypeVar("H")
+
+_NO_BROKER = "the lane has no broker: flows that publish run on a BrokerLane"
 
 _NO_CONNECTION = "the lane holds no connection; the flow must await Acquire() first"
 
@@ -79,6 +82,9 @@ class ThreadLane(Generic[H]):
             )
         return result
 
+    def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        raise ProgrammerError(_NO_BROKER)
+
     def abandon(self) -> None:
         with contextlib.suppress(StoreError):  # it was on its way out
             self.discard()
@@ -139,11 +145,27 @@ class TaskLane(Generic[H]):
         result = function()
         return await result if inspect.isawaitable(result) else result
 
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        raise ProgrammerError(_NO_BROKER)
+
     def abandon(self) -> None:
         """Let go without awaiting: a cancelled task must not wait for a connection in an unknown state."""
         connection, self._connection = self._connection, None
         if connection is not None:
             in_background(connection.discard())
+
+
+class BrokerLane(TaskLane[H]):
+    """A lane that also leads to a broker, for the flows of a relay."""
+
+    __slots__ = ("_broker",)
+
+    def __init__(self, database: AsyncDatabase[H], broker: Broker) -> None:
+        super().__init__(database)
+        self._broker = broker
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        return await self._broker.publish(messages)
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:

@@ -21,8 +21,12 @@ PREFIX: Final = "ce-"
 #: Headers that follow a request or a message into the events it causes.
 CARRIED: Final = ("traceparent", "tracestate", "correlation-id")
 
+#: Foreign producers may write anything: what is longer, or not printable, has no place in a database's keys.
+ATTRIBUTE_LENGTH_MAX: Final = 512
+
 _STRUCTURED: Final = "application/cloudevents+json"
-_TEXT_SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_ALL_SAFE: Final = re.compile(f"[{re.escape(_SAFE)}]*")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 #: What became of one message that was handed to a broker. None: the broker has it for good.
@@ -84,7 +88,8 @@ def write(message: Message, *, prefix: str = PREFIX, percent: bool = True) -> di
     headers = dict(message.headers)
     headers["content-type"] = message.content_type
     for name, value in attributes(message).items():
-        headers[prefix + name] = quote(value, safe=_TEXT_SAFE) if percent else value
+        # Looking first is four times as fast as quoting, and nearly all values are safe.
+        headers[prefix + name] = quote(value, safe=_SAFE) if percent and not _ALL_SAFE.fullmatch(value) else value
     return headers
 
 
@@ -97,7 +102,7 @@ def read(headers: Mapping[str, str], data: bytes, *, prefix: str = PREFIX, perce
         found, own = {}, {}
         for name, value in headers.items():
             if name.startswith(prefix):
-                found[name[len(prefix) :]] = unquote(value) if percent else value
+                found[name[len(prefix) :]] = unquote(value) if percent and "%" in value else value
             elif name != "content-type":
                 own[name] = value
     for name in ("id", "source", "type"):
@@ -105,6 +110,13 @@ def read(headers: Mapping[str, str], data: bytes, *, prefix: str = PREFIX, perce
             raise MessageUnreadable(
                 f"the message has no CloudEvents attribute {name!r} (looked for the header {prefix + name!r}); "
                 f"its headers are {sorted(headers)}"
+            )
+    for name in ("id", "source", "type", "time", "partitionkey"):
+        value = found.get(name, "")
+        if len(value) > ATTRIBUTE_LENGTH_MAX or not value.isprintable():
+            raise MessageUnreadable(
+                f"the message's CloudEvents attribute {name!r} is {value[:50]!r}, {len(value)} characters; it must be "
+                f"printable and have at most {ATTRIBUTE_LENGTH_MAX}"
             )
     return Message(
         id=found["id"],
@@ -171,4 +183,5 @@ def _decoded(text: object) -> bytes:
 def _number(found: Mapping[str, str], name: str) -> int | None:
     """A foreign producer's sequence may be any text: what is no number is no version."""
     text = found.get(name, "")
-    return int(text) if _NUMBER.fullmatch(text) else None
+    number = int(text) if _NUMBER.fullmatch(text) else None
+    return None if number is None or abs(number) >= 1 << 63 else number

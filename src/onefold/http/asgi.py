@@ -74,7 +74,7 @@ class IdempotencyMiddleware:
         lane: TaskLane[Any] = TaskLane(self._database)
         if self._pages is not None and (page := self._pages.find(request)) is not None:
             return await _send_whole(await run_async(page(), lane), send)
-        tx = Transaction(lane)
+        tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
             with unclaimed(request.method, request.path):

@@ -20,7 +20,8 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold._kernel.events import Claimed, Listener, Outcome, Released, Settled, tell
 from onefold._kernel.ids import uuid7_ms
-from onefold._kernel.transaction import Transaction
+from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.transaction import Outgoing, Transaction, no_outbox
 from onefold.errors import (
     CallerError,
     KeyExpired,
@@ -66,12 +67,19 @@ class Gate:
     store: Store
     unkeyed: Store
     """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
+    outbox: Callable[[], Outgoing] = no_outbox
     sealer: Sealer | None = None
     listener: Listener | None = None
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
     now_ms: Callable[[], int] = wall_ms
+
+    def transaction(self, lane: ThreadLane[Any] | TaskLane[Any], request: Request) -> Transaction[Any]:
+        """The request's transaction, still closed."""
+        tx = Transaction(lane, self.outbox)
+        tx.carried = request.carried
+        return tx
 
     def screen(self, request: Request, route: Route | None, tx: Transaction[Any]) -> Passage | Response | None:
         """Judge a request by its head, before its body is read and before any store access.
@@ -214,12 +222,15 @@ class Passage:
             raise
         self._end()
         try:
-            lost_to = await self._store.settle(ask, run, answer, keep_rows=not refused)
+            events = () if refused else self.tx.flush()
+            lost_to = await self._store.settle(ask, run, answer, keep_rows=not refused, also=events)
         except OnefoldError as error:
             tell(self._gate.listener, Released(self.operation, type(error).__name__))
             return self._gate.broken(error, self.request)
         if lost_to is not None:
             return self._answer(lost_to)
+        if events:
+            self.tx.committed()
         if self._key is not None and self._gate.listener is not None:
             tell(self._gate.listener, Settled(self.operation, response.status, kept))
         return None
@@ -330,7 +341,7 @@ class Passage:
         return gate.broken(error, self.request)
 
     def _check_touched(self, status: int) -> None:
-        if self._gate.development and self.policy.writes and not self.tx.touched:
+        if self._gate.development and self.policy.writes and not (self.tx.touched or self.tx.published):
             raise TransactionMisused(
                 f"{self.operation} answered {status} without using its transaction: what it wrote through another "
                 "session or connection commits apart from the key and can happen twice. Write through tx, or declare "

@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from onefold._kernel.effects import Boundary
 from onefold._kernel.events import Listener
+from onefold._kernel.plain import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.transaction import Outgoing
 from onefold.errors import ConfigurationError
 from onefold.http import asgi, wsgi
 from onefold.http.exchange import Gate
@@ -43,6 +44,8 @@ class Layer:
         self,
         *,
         dialect: str,
+        plain: PlainTransaction,
+        outbox: Callable[[], Outgoing],
         principal: Principal | None,
         defaults: Settings | None,
         sealer: Sealer | None,
@@ -57,10 +60,11 @@ class Layer:
             self._defaults["principal"] = principal
         self._pages = pages
         self.listener = listener
-        self.store, unkeyed = _stores(dialect)
+        self.store = _store(dialect)
         self._gate = Gate(
             store=self.store,
-            unkeyed=unkeyed,
+            unkeyed=UnkeyedStore(plain),
+            outbox=outbox,
             sealer=sealer,
             listener=listener,
             described_by=f"{pages}/specification" if pages is not None else None,
@@ -143,6 +147,21 @@ def install_wsgi(app: Any, layer: Layer, database: Database[Any]) -> bool:
     return True
 
 
+def leave_in(app: Any, once: object) -> None:
+    """Leave a Onefold in its application, where the framework has a place for such things: see `left_in`."""
+    if hasattr(app, "extensions"):
+        app.extensions["onefold"] = once
+    elif hasattr(app, "state"):
+        app.state.onefold = once
+
+
+def left_in(app: Any) -> object | None:
+    """The Onefold that was installed into an application last, if one was."""
+    extensions = getattr(app, "extensions", None)
+    found: object | None = extensions.get("onefold") if isinstance(extensions, dict) else None
+    return found if found is not None else getattr(getattr(app, "state", None), "onefold", None)
+
+
 def _describe_in_openapi(app: Any, routes: Routes) -> None:
     plain = app.openapi
 
@@ -156,12 +175,11 @@ def _describe_in_openapi(app: Any, routes: Routes) -> None:
     app.openapi = described
 
 
-def _stores(dialect: str) -> tuple[Store, Store]:
+def _store(dialect: str) -> Store:
     match dialect:
         case "postgres":
-            return LockedStore(), UnkeyedStore(begin=(Boundary.BEGIN,))
+            return LockedStore()
         case "sqlite":
-            # The handler's transaction begins with its first touch: nothing to begin here.
-            return LeasedStore(fences=lambda: secrets.randbits(63)), UnkeyedStore(begin=())
+            return LeasedStore(fences=lambda: secrets.randbits(63))
         case _:
             raise ConfigurationError(f"dialect {dialect!r} is not supported; onefold knows postgres and sqlite")

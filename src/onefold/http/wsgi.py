@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
-from onefold._kernel.transaction import Transaction
 from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError, StoreError
 from onefold.http.exchange import Gate, Passage, passing
 from onefold.http.messages import Headers, Request, Response
@@ -58,7 +57,7 @@ class IdempotencyMiddleware:
         lane: ThreadLane[Any] = ThreadLane(self._database)
         if self._pages is not None and (page := self._pages.find(request)) is not None:
             return _send_whole(run(page(), lane), start_response)
-        tx = Transaction(lane)
+        tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
             with unclaimed(request.method, request.path):

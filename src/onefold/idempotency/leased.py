@@ -18,11 +18,12 @@ from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, holding, undoing
 from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Now, Release, Statement
+from onefold._kernel.misuse import translated
 from onefold.errors import RequiredValueMissing, StoreBusy, StoreError, UniqueViolated
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Run, Status
 from onefold.idempotency.recent import Recent
 from onefold.idempotency.sql import sqlite
-from onefold.idempotency.store import ask_for, in_batch, recorded, status_of, translated
+from onefold.idempotency.store import ask_for, in_batch, recorded, status_of
 
 #: How long a claim waits for the write lock, in all.
 BUSY_S_MAX = 5.0
@@ -60,11 +61,13 @@ class LeasedStore:
             await Release()
         return claim
 
-    async def settle(self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool) -> Claim | None:
+    async def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Claim | None:
         store = (self._sql.settle(ask, run.fence, answer), self._sql.drop(ask.digest, run.fence))
         undo = () if keep_rows else (Boundary.ROLLBACK,)
         try:
-            await Batch((*undo, Boundary.BEGIN, self._sql.forget(ask.digest), *store, Boundary.COMMIT))
+            await Batch((*undo, Boundary.BEGIN, self._sql.forget(ask.digest), *store, *also, Boundary.COMMIT))
         except (RequiredValueMissing, UniqueViolated):
             claim = await guarding(lambda: self._look_again(ask))
             await Release()

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, undoing
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Now, Release, Sleep, Statement
+from onefold._kernel.misuse import COMMITTED_BY_HANDLER, translated
 from onefold.errors import (
     ConnectionLost,
     OnefoldError,
@@ -32,7 +33,7 @@ from onefold.errors import (
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
 from onefold.idempotency.recent import Recent
 from onefold.idempotency.sql import postgres
-from onefold.idempotency.store import COMMITTED_BY_HANDLER, ask_for, in_batch, recorded, status_of, translated
+from onefold.idempotency.store import ask_for, in_batch, recorded, status_of
 
 #: A lost COMMIT is looked for after these pauses, because the server may still be working on it; and not for longer in
 #: all, because a server that cannot be reached makes every look wait.
@@ -82,10 +83,13 @@ class LockedStore:
             self._recent.add(ask.digest)
         return claim
 
-    async def settle(self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool) -> Claim | None:
+    async def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Claim | None:
         undo = () if keep_rows else (Boundary.ROLLBACK_TO_SAVEPOINT,)
         try:
-            await Batch((*undo, self._sql.settle(ask, answer), Boundary.COMMIT))
+            # First what finds out whether the transaction is still ours: nothing else may be written outside of it.
+            await Batch((*undo, self._sql.settle(ask, answer), *also, Boundary.COMMIT))
         except (UniqueViolated, SerializationFailed) as error:
             return await self._after_lost_race(ask, error)
         except ConnectionLost:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from onefold._kernel.effects import Batch, Fetch, Flow, Row, Statement, Step
-from onefold.errors import (
-    RequiredValueMissing,
-    StoreError,
-    TransactionAborted,
-    TransactionEnded,
-    TransactionMisused,
-)
+from onefold.errors import StoreError
 from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, Claim, Mismatch, Replay, Run, Status
 
 
@@ -35,8 +29,11 @@ class Store(Protocol):
         """Judge a request. After Run its transaction is open (or opens with the handler's first touch)."""
         ...
 
-    def settle(self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool) -> Flow[Claim | None]:
-        """Commit the answer, with the business rows or without. A Claim in return is how a lost race ended."""
+    def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Flow[Claim | None]:
+        """Commit the answer, with the business rows or without, and `also` what these statements write. A Claim in
+        return is how a lost race ended."""
         ...
 
     def release(self, ask: Ask, run: Run, *, touched: bool = False) -> Flow[None]:
@@ -82,26 +79,3 @@ async def ask_for(statement: Statement) -> list[Row]:
 async def in_batch(*steps: Step) -> int:
     """A batch, as a flow."""
     return await Batch(steps)
-
-
-COMMITTED_BY_HANDLER = (
-    "the handler committed or rolled back the request's transaction by itself; nothing was stored, but its rows may "
-    "be committed without their key. onefold commits key, rows and response together: remove the commit()/rollback() "
-    "from the handler (with SQLAlchemy use onefold's session, where commit() is a savepoint)"
-)
-
-_SWALLOWED_ERROR = (
-    "the handler swallowed an SQL error and answered success, but the database had aborted the transaction; nothing "
-    "was stored. Let the error rise, or put the statement that may fail into a savepoint"
-)
-
-
-def translated(error: Exception) -> Exception:
-    """What a refused settle says about the handler, where it says something; else the error itself."""
-    match error:
-        case RequiredValueMissing() | TransactionEnded():
-            return TransactionMisused(COMMITTED_BY_HANDLER)
-        case TransactionAborted():
-            return TransactionMisused(_SWALLOWED_ERROR)
-        case _:
-            return error

@@ -3,14 +3,9 @@ and nothing to remember."""
 
 from __future__ import annotations
 
-from onefold._kernel.borrow import holding, undoing
-from onefold._kernel.effects import Batch, Boundary, Discard, Release, Statement, Step
-from onefold.errors import ConnectionLost, OutcomeUnknowable
+from onefold._kernel.effects import Statement
+from onefold._kernel.plain import PlainTransaction
 from onefold.idempotency.model import Answer, Ask, Claim, Run, Status
-from onefold.idempotency.store import translated
-
-#: In front of COMMIT: an aborted transaction answers COMMIT with a silent ROLLBACK, but refuses a statement.
-_PROBE = Statement("SELECT 1")
 
 
 def unkeyed_ask(operation: str, lease_s: float) -> Ask:
@@ -23,30 +18,21 @@ class UnkeyedStore:
 
     leases = False
 
-    def __init__(self, *, begin: tuple[Step, ...]) -> None:
-        self._begin = begin
+    def __init__(self, plain: PlainTransaction) -> None:
+        self._plain = plain
 
     async def claim(self, ask: Ask) -> Claim:
-        await holding(self._open)
+        await self._plain.begin()
         return Run()
 
-    async def settle(self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool) -> Claim | None:
-        try:
-            await Batch((_PROBE, Boundary.COMMIT) if keep_rows else (Boundary.ROLLBACK,))
-        except ConnectionLost as error:
-            await Discard()
-            raise OutcomeUnknowable(
-                f"the connection of {ask.operation} was lost during COMMIT; without an Idempotency-Key nobody can tell "
-                "whether it happened"
-            ) from error
-        except Exception as error:
-            await Discard()
-            raise translated(error) from error
-        await Release()
+    async def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Claim | None:
+        await (self._plain.commit(also, name=ask.operation) if keep_rows else self._plain.rollback())
         return None
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        await undoing()
+        await self._plain.rollback()
 
     async def forsake(self, ask: Ask, run: Run) -> None:
         """Nothing to release: the claim went with its connection."""
@@ -59,7 +45,3 @@ class UnkeyedStore:
 
     async def reap(self, limit: int) -> tuple[int, int]:
         return 0, 0
-
-    async def _open(self) -> None:
-        if self._begin:
-            await Batch(self._begin)
