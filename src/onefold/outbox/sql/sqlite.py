@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from onefold._kernel.effects import Statement
+import json
+from collections.abc import Mapping, Sequence
+
+from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
 from onefold.outbox.model import Draft
+from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Failure, Limits
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
@@ -30,3 +34,259 @@ def write(draft: Draft) -> tuple[Statement, ...]:
     )  # fmt: skip
     count = () if draft.stream is None else (Statement(_COUNT, (draft.stream,)),)
     return (*count, Statement(_WRITE, values))
+
+
+# --- the relay ----------------------------------------------------------------------------------------------
+
+
+#: Later than any clock: SQLite has no infinity among its integers.
+NEVER_MS = 2**62
+
+_LEASE = f"{_NOW} + ?2"
+
+#: Again, where the answer to the first time was lost.
+_ENTER = f"""
+INSERT INTO onefold_relay (relay, leased_until_ms) VALUES (?1, {_LEASE})
+ON CONFLICT (relay) DO UPDATE SET leased_until_ms = excluded.leased_until_ms
+"""
+
+_RENEW = f"UPDATE onefold_relay SET leased_until_ms = {_LEASE} WHERE relay = ?1"
+
+_BURY = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
+
+_SUSPECT = f"""
+UPDATE onefold_outbox SET
+    started = started + 1,
+    due_at_ms = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN {NEVER_MS} ELSE due_at_ms END,
+    error = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN ?2 ELSE error END
+WHERE position IN (SELECT value FROM json_each(?1)) AND published_at_ms IS NULL
+"""
+
+_SET_ASIDE = f"""
+SELECT id, topic FROM onefold_outbox
+WHERE position IN (SELECT value FROM json_each(?1)) AND due_at_ms = {NEVER_MS}
+"""
+
+_ASSIGN = """
+UPDATE onefold_bucket SET relay = (SELECT value FROM json_each(?1) WHERE CAST(key AS INTEGER) = bucket)
+WHERE bucket IN (SELECT CAST(key AS INTEGER) FROM json_each(?1))
+"""
+
+_READY = "published_at_ms IS NULL AND due_at_ms IS NULL"
+
+_STOPPED = "s.stream IS NOT NULL AND s.published_at_ms IS NULL AND s.due_at_ms IS NOT NULL"
+
+#: Whether there is anything to claim, without the write lock.
+_PEEK = f"""
+SELECT 1 FROM onefold_bucket AS b
+WHERE b.relay = ?1 AND EXISTS (SELECT 1 FROM onefold_outbox AS w WHERE w.bucket = b.bucket AND {_READY})
+LIMIT 1
+"""
+
+_PICK = f"""
+WITH picked AS (
+    SELECT bucket, {COLUMNS},
+           row_number() OVER (ORDER BY position) AS place,
+           count(*) FILTER (WHERE started > finished) OVER (ORDER BY position) AS suspects,
+           sum(length(data)) OVER (ORDER BY position) AS bytes
+    FROM onefold_outbox WHERE position IN (
+        SELECT o.position FROM onefold_bucket AS b JOIN onefold_relay AS r ON r.relay = b.relay
+        JOIN onefold_outbox AS o ON o.position IN (
+            SELECT w.position FROM onefold_outbox AS w
+            WHERE w.bucket = b.bucket AND w.published_at_ms IS NULL AND w.due_at_ms IS NULL
+              AND NOT EXISTS (SELECT 1 FROM onefold_outbox AS s WHERE s.stream = w.stream AND {_STOPPED})
+            ORDER BY w.position LIMIT ?2)
+        WHERE b.relay = ?1))
+SELECT bucket, {COLUMNS} FROM picked
+WHERE place = 1 OR (suspects = 0 AND place <= ?3 AND bytes <= ?4) ORDER BY position
+"""
+
+_NOTE = f"UPDATE onefold_relay SET trying = ?3, leased_until_ms = {_LEASE} WHERE relay = ?1"
+
+_FAIL = f"""
+UPDATE onefold_outbox SET
+    started = started + 1, finished = finished + 1,
+    error = (SELECT value ->> 'error' FROM json_each(?2) WHERE value ->> 'position' = onefold_outbox.position),
+    due_at_ms = {_NOW}
+        + (SELECT value ->> 'wait_ms' FROM json_each(?2) WHERE value ->> 'position' = onefold_outbox.position)
+WHERE position IN (SELECT value ->> 'position' FROM json_each(?2)) AND {_READY}
+  AND EXISTS (SELECT 1 FROM onefold_relay WHERE relay = ?1)
+"""
+
+_NEXT_DUE = f"""
+SELECT due_at_ms - {_NOW} FROM onefold_outbox
+WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND due_at_ms < {NEVER_MS} ORDER BY due_at_ms LIMIT 1
+"""
+
+_RELEASE_DUE = f"""
+UPDATE onefold_outbox SET due_at_ms = NULL WHERE position IN (
+    SELECT position FROM onefold_outbox
+    WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND due_at_ms <= {_NOW} ORDER BY due_at_ms LIMIT ?1)
+"""
+
+_PAST = f"published_at_ms IS NOT NULL AND published_at_ms < {_NOW} - ?1"
+
+_FORGETTABLE = f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1"
+
+_FORGET = f"""
+DELETE FROM onefold_outbox WHERE position IN (
+    SELECT position FROM onefold_outbox WHERE {_PAST} ORDER BY published_at_ms LIMIT ?2)
+"""
+
+
+def turn(lease_s: float) -> tuple[Step, ...]:
+    """Nothing more: BEGIN takes the one write lock there is."""
+    return ()
+
+
+def enter(relay: str, lease_s: float) -> Statement:
+    return Statement(_ENTER, (relay, round(lease_s * 1000)))
+
+
+def renew(relay: str, lease_s: float) -> Statement:
+    """Extend the lease; no row changes where the relay was buried."""
+    return Statement(_RENEW, (relay, round(lease_s * 1000)))
+
+
+def bury() -> Statement:
+    """Remove the relays whose lease ran out; what each was trying, as JSON."""
+    return Statement(_BURY)
+
+
+async def suspect(positions: Sequence[int]) -> list[Row]:
+    """These were at hand when a relay died; returned are those for which that was once too often."""
+    found = json.dumps(positions)
+    await Batch((Statement(_SUSPECT, (found, DIED_OF)),))
+    return await Fetch(Statement(_SET_ASIDE, (found,)))
+
+
+def relays() -> Statement:
+    return Statement("SELECT relay FROM onefold_relay ORDER BY relay")
+
+
+def owners() -> Statement:
+    return Statement("SELECT bucket, relay FROM onefold_bucket ORDER BY bucket")
+
+
+def assign(changes: Mapping[int, str | None]) -> Statement:
+    return Statement(_ASSIGN, (json.dumps(changes),))
+
+
+def leave(relay: str) -> Statement:
+    return Statement("DELETE FROM onefold_relay WHERE relay = ?1", (relay,))
+
+
+async def claim(relay: str, lease_s: float, limits: Limits) -> list[Row]:
+    """Waiting rows of the relay's buckets, noted as tried."""
+    if not await Fetch(Statement(_PEEK, (relay,))):
+        return []
+    await Batch((Boundary.BEGIN,))
+    rows = await Fetch(Statement(_PICK, (relay, limits.per_bucket, limits.rows, limits.data_bytes)))
+    note = Statement(_NOTE, (relay, round(lease_s * 1000), json.dumps([row[1] for row in rows])))
+    await Batch((note, Boundary.COMMIT) if rows else (Boundary.ROLLBACK,))
+    return rows
+
+
+def forget_trying(relay: str) -> Statement:
+    return Statement("UPDATE onefold_relay SET trying = '[]' WHERE relay = ?1", (relay,))
+
+
+def published(positions: Sequence[int], *, keep: bool) -> Statement:
+    what = f"UPDATE onefold_outbox SET published_at_ms = {_NOW}" if keep else "DELETE FROM onefold_outbox"
+    return Statement(f"{what} WHERE position IN (SELECT value FROM json_each(?1))", (json.dumps(positions),))
+
+
+def failed(relay: str, failures: Sequence[Failure]) -> Statement:
+    """Stop these until their next try, if the relay is still there."""
+    return Statement(_FAIL, (relay, json.dumps([failure._asdict() for failure in failures])))
+
+
+def next_due() -> Statement:
+    """In how many milliseconds the next row is due; no row where none is."""
+    return Statement(_NEXT_DUE)
+
+
+def release_due(limit: int) -> Statement:
+    return Statement(_RELEASE_DUE, (limit,))
+
+
+def forgettable(keep_s: float) -> Statement:
+    """Whether there is a row to forget."""
+    return Statement(_FORGETTABLE, (round(keep_s * 1000),))
+
+
+def forget(keep_s: float, limit: int) -> Statement:
+    """Delete rows that were published longer ago than that."""
+    return Statement(_FORGET, (round(keep_s * 1000), limit))
+
+
+# --- what operators ask -----------------------------------------------------------------------------------------
+
+_PENDING = f"""
+SELECT topic, count(*) FROM (SELECT topic FROM onefold_outbox WHERE {_READY} LIMIT ?1) GROUP BY topic ORDER BY topic
+"""
+
+_OLDEST = f"""
+SELECT {_NOW} - min(o.written_at_ms) FROM onefold_bucket AS b JOIN onefold_outbox AS o ON o.position = (
+    SELECT w.position FROM onefold_outbox AS w
+    WHERE w.bucket = b.bucket AND w.published_at_ms IS NULL AND w.due_at_ms IS NULL ORDER BY w.position LIMIT 1)
+"""
+
+_HELD_BACK = "published_at_ms IS NULL AND due_at_ms IS NOT NULL"
+
+_DELAYED = f"""
+SELECT count(*) FROM (SELECT 1 FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NULL LIMIT ?1)
+"""
+
+_LIST_STOPPED = f"""
+SELECT id, topic, key, started, error, CASE WHEN due_at_ms < {NEVER_MS} THEN due_at_ms - {_NOW} END
+FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NOT NULL ORDER BY due_at_ms LIMIT ?1
+"""
+
+_RELAYS_SEEN = f"""
+SELECT relay, (SELECT count(*) FROM onefold_bucket AS b WHERE b.relay = r.relay), leased_until_ms - {_NOW}
+FROM onefold_relay AS r ORDER BY relay
+"""
+
+_CHOSEN = f"{_HELD_BACK} AND error IS NOT NULL AND id IN (SELECT value FROM json_each(?1))"
+
+#: What was at hand when relays died stays suspect, with fewer deaths to its name.
+_RETRY = f"UPDATE onefold_outbox SET due_at_ms = NULL, started = min(started, finished + 1) WHERE {_CHOSEN}"
+
+
+_RETRY_TOPICS = f"""
+UPDATE onefold_outbox SET due_at_ms = NULL
+WHERE {_HELD_BACK} AND error IS NOT NULL AND due_at_ms < {NEVER_MS} AND topic IN (SELECT value FROM json_each(?1))
+"""
+
+
+def pending(limit: int) -> Statement:
+    return Statement(_PENDING, (limit,))
+
+
+def oldest() -> Statement:
+    return Statement(_OLDEST)
+
+
+def delayed(limit: int) -> Statement:
+    return Statement(_DELAYED, (limit,))
+
+
+def stopped(limit: int) -> Statement:
+    return Statement(_LIST_STOPPED, (limit,))
+
+
+def relays_seen() -> Statement:
+    return Statement(_RELAYS_SEEN)
+
+
+def retry(ids: str) -> Statement:
+    return Statement(_RETRY, (ids,))
+
+
+def retry_topics(topics: str) -> Statement:
+    return Statement(_RETRY_TOPICS, (topics,))
+
+
+def discard(ids: str) -> Statement:
+    return Statement(f"DELETE FROM onefold_outbox WHERE {_CHOSEN}", (ids,))

@@ -1,0 +1,39 @@
+"""A relay over every asyncio driver: each reads and writes the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onefold.outbox.relay import release_due
+from onefold.outbox.report import report, retry
+from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
+from tests.outbox.relaying import Stage, refusing
+
+
+@pytest.mark.parametrize("driver", [*SQLITE_ASYNC, *POSTGRES_ASYNC])
+async def test_a_relay_works_over_every_driver(request: pytest.FixtureRequest, driver: str) -> None:
+    of_sqlite = driver in SQLITE_ASYNC
+    address = str(request.getfixturevalue("sqlite_path" if of_sqlite else "postgres_dsn"))
+    async with (SQLITE_ASYNC | POSTGRES_ASYNC)[driver](address, 10.0) as subject:
+        database: Any = subject.database
+        stage = Stage(database)
+        await stage.migrate()
+        await stage.write(("a1", "a"), ("a2", "a"), ("b", "b"), ("x", None), headers={"correlation-id": "c"})
+        dead = await stage.entered(keep_published_s=60)
+        await stage.run(dead.tick(), refusing("a1", "x"))
+        await stage.expire(dead)
+        carrier = stage.carrier()
+        assert (await stage.run(carrier.enter())).buckets == 64
+        found = await stage.run(report(stage.dialect))
+        assert (len(found.stopped), len(found.relays), found.pending[0].waiting) == (2, 1, 1)
+        assert await stage.run(retry(stage.dialect, [found.stopped[0].id])) == 1
+        await stage.make_due()
+        assert await stage.run(release_due(stage.dialect)) is None
+        await stage.drain(carrier)
+        assert sorted(stage.broker.names) == ["a1", "a2", "x"]
+        assert stage.broker.first_versions() == {"a": [1, 2]}
+        assert stage.broker.taken[0].headers == {"correlation-id": "c"}
+        assert await stage.run(carrier.tend()) is not None
+        await stage.run(carrier.leave())

@@ -1,0 +1,196 @@
+"""Order and completeness while everything happens at once: overlapping writers, four relays, refusals, takeovers.
+
+The same storm, carried by a textbook loop over SKIP LOCKED, must be seen to break the order: a storm that would not
+show that proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+
+import asyncpg
+import pytest
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.messages import Confirm, Message
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.db.postgres import inlined
+from onefold.errors import MessageRefused
+from onefold.outbox.relay import Carrier, release_due
+from onefold.outbox.sql import postgres
+from onefold.outbox.waiting import COLUMNS, read
+from tests.outbox.relaying import ScriptedBroker, Stage
+
+KEYS = 12
+TRANSACTIONS = 40
+WRITERS = 4
+RELAYS = 4
+
+
+class Storm:
+    """Writers, and relays of some kind, until everything that was written has arrived."""
+
+    def __init__(self, stage: Stage, pool: asyncpg.Pool[asyncpg.Record], seed: int) -> None:
+        self.stage = stage
+        self.pool = pool
+        self.chance = random.Random(seed)
+        self.broker = ScriptedBroker()
+        self.broker.before = self.dawdle
+        self.written: set[str] = set()
+        self.relays: dict[str, Carrier] = {}
+        self.takeovers = 0
+        self.writing = True
+
+    async def dawdle(self) -> None:
+        for _ in range(self.chance.randrange(40)):
+            await asyncio.sleep(0)
+
+    async def write(self) -> None:
+        """Transactions that overlap: each takes its time between its events and its COMMIT."""
+        for _ in range(TRANSACTIONS):
+            outgoing = self.stage.outbox.outgoing()
+            ids = []
+            for _ in range(self.chance.randint(1, 4)):
+                key = f"k{self.chance.randrange(KEYS)}"
+                ids.append(outgoing.add("t", "x", key=key, headers={}, content_type=None, not_before=None))
+            connection = await self.stage.database.acquire()
+            await connection.batch((Boundary.BEGIN,))
+            for statement in outgoing.flush():
+                await connection.batch((statement,))
+                await self.dawdle()
+            await connection.batch((Boundary.COMMIT,))
+            await connection.release()
+            self.written.update(ids)
+
+    async def carry(self) -> None:
+        """A relay's life after life."""
+        while not self.done:
+            carrier = self.stage.carrier(seed=self.chance.randrange(1000), batch_max=640)
+            await self.stage.run(carrier.enter())
+            self.relays[carrier.relay] = carrier
+            while not carrier.buried:
+                if self.done:
+                    return
+                if self.chance.random() < 0.3:
+                    await self.stage.run(carrier.tend())
+                await self.stage.run(carrier.tick(), self.broker)
+            self.takeovers += carrier.buried
+            del self.relays[carrier.relay]
+
+    async def trouble(self) -> None:
+        """Leases run out under relays that are at work, and what was refused is due again at once."""
+        while not self.done:
+            if self.relays and self.chance.random() < 0.2:
+                carrier = self.relays[self.chance.choice(sorted(self.relays))]
+                carrier._leased_at = float("-inf")
+                await self.stage.expire(carrier)
+            await self.stage.make_due()
+            await self.stage.run(release_due("postgres"))
+
+    @property
+    def done(self) -> bool:
+        return not self.writing and self.written <= {message.id for message in self.broker.taken}
+
+    async def rage(self, carry: Callable[[], Awaitable[None]], *, trouble: bool) -> None:
+        async def write_all() -> None:
+            await asyncio.gather(*(self.write() for _ in range(WRITERS)))
+            self.writing = False
+
+        async with asyncio.timeout(90):
+            others = [self.trouble()] if trouble else []
+            await asyncio.gather(write_all(), *others, *(carry() for _ in range(RELAYS)))
+
+    def inversions(self) -> int:
+        """How many first arrivals came after a later version of their key."""
+        return sum(
+            earlier > later
+            for versions in self.broker.first_versions().values()
+            for earlier, later in pairwise(versions)
+        )
+
+    async def carry_with_skip_locked(self) -> None:
+        """What every tutorial does."""
+        claim = f"""
+            SELECT bucket, {COLUMNS} FROM onefold_outbox WHERE published_at IS NULL AND due_at IS NULL
+            ORDER BY position LIMIT 10 FOR UPDATE SKIP LOCKED
+        """
+        while not self.done:
+            async with self.pool.acquire() as connection, connection.transaction():
+                rows = [read(tuple(row)) for row in await connection.fetch(claim)]
+                messages = [row.message for row in rows if isinstance(row.message, Message)]
+                await self.broker.publish(messages)
+                positions = [row.position for row in rows]
+                await connection.execute("DELETE FROM onefold_outbox WHERE position = ANY ($1)", positions)
+
+
+@pytest.fixture
+async def pool(postgres_dsn: str) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=16) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def stage(pool: asyncpg.Pool[asyncpg.Record]) -> Stage:
+    stage = Stage(AsyncpgDatabase(pool))
+    await stage.migrate()
+    return stage
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_in_a_storm_nothing_is_lost_and_every_key_arrives_in_order(
+    stage: Stage, pool: asyncpg.Pool[asyncpg.Record], seed: int
+) -> None:
+    storm = Storm(stage, pool, seed)
+
+    def answer(message: Message) -> Confirm:
+        return MessageRefused("not today") if storm.chance.random() < 0.01 else None
+
+    storm.broker.answer = answer
+    await storm.rage(storm.carry, trouble=True)
+    versions = storm.broker.first_versions()
+    assert {key: found for key, found in versions.items() if found != list(range(1, len(found) + 1))} == {}
+    assert storm.takeovers > 0
+    assert {message.id for message in storm.broker.taken} == storm.written
+    assert await stage.waiting() == 0
+
+
+async def test_control_a_textbook_loop_over_skip_locked_breaks_the_order(
+    stage: Stage, pool: asyncpg.Pool[asyncpg.Record]
+) -> None:
+    storm = Storm(stage, pool, seed=1)
+    await storm.rage(storm.carry_with_skip_locked, trouble=False)
+    assert storm.inversions() > 0
+
+
+# --- the plan -----------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_reads_the_ready_index_however_many_rows_were_published(
+    stage: Stage, pool: asyncpg.Pool[asyncpg.Record]
+) -> None:
+    await pool.execute(
+        """
+        INSERT INTO onefold_outbox
+            (bucket, stream, id, source, topic, key, time, content_type, headers, data, published_at, due_at)
+        SELECT n % 64, decode(lpad(to_hex(n % 5000), 32, '0'), 'hex'), n::text, 's', 't', 'k', '', '', '{}', 'x',
+               CASE WHEN n < 100000 THEN now() END, CASE WHEN n % 500 = 1 THEN now() END
+        FROM generate_series(1, 103000) AS n
+        """
+    )
+    claims = [inlined(Statement(postgres._CLAIM, ("r", 1000, limit, 1000, 1_000_000))) for limit in (1, 16, 1000)]
+    async with pool.acquire() as connection:
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE claim (text, bigint, int, int, bigint) AS {postgres._CLAIM}")
+        for statistics in ("SELECT 1", "VACUUM ANALYZE onefold_outbox"):
+            await connection.execute(statistics)
+            for claim in (*claims, "EXECUTE claim ('r', 1000, 16, 1000, 1000000)"):
+                plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {claim}"))
+                assert "onefold_outbox_ready" in plan, plan
+                assert "Seq Scan on onefold_outbox" not in plan, plan
+                assert "onefold_outbox_pkey" not in plan, plan
+                assert "Sort" not in plan[plan.index("Limit") : plan.index("onefold_outbox_ready")], plan
+                assert "onefold_outbox_stopped" in plan, plan
+                assert "Index Cond: (stream = w.stream)" in plan, plan

@@ -1,0 +1,81 @@
+"""Waking: a signal reaches its loop from any thread, and a burst of commits is one NOTIFY."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import asyncpg
+import pytest
+
+from onefold.db.asyncpg import AsyncpgDatabase
+from onefold.worker import wakeup
+from onefold.worker.wakeup import CHANNEL, Notifier, Signal
+
+PATIENCE_S = 20.0
+
+
+async def test_a_signal_is_not_lost_between_looking_and_waiting() -> None:
+    signal = Signal()
+    signal.set()
+    assert await signal.wait(PATIENCE_S)
+    signal.clear()
+    assert not await signal.wait(0.0)
+    signal.set()
+    assert await signal.wait(PATIENCE_S)
+
+
+async def test_a_signal_from_another_thread_wakes_whoever_waits() -> None:
+    signal = Signal()
+    signal.clear()
+    waiting = asyncio.create_task(signal.wait(PATIENCE_S))
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=signal.set)
+    thread.start()
+    assert await waiting
+    thread.join()
+
+
+def test_a_signal_whose_loop_is_closed_harms_nobody() -> None:
+    signal = Signal()
+
+    async def wait() -> bool:
+        return await signal.wait(0.0)
+
+    assert not asyncio.run(wait())
+    signal.set()
+
+
+async def test_a_burst_of_commits_is_told_once(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeup, "NOTIFY_EVERY_S", 0.2)
+    heard: list[object] = []
+    arrived = asyncio.Event()
+
+    def hear(*_: object) -> None:
+        heard.append(1)
+        arrived.set()
+
+    listener = await asyncpg.connect(postgres_dsn)
+    await listener.add_listener(CHANNEL, hear)
+    database = AsyncpgDatabase(postgres_dsn)
+    notifier = Notifier(database)
+    for _ in range(50):
+        notifier.notify()
+    await asyncio.wait_for(arrived.wait(), PATIENCE_S)
+    arrived.clear()
+    for _ in range(50):
+        notifier.notify()
+    await asyncio.wait_for(arrived.wait(), PATIENCE_S)
+    await notifier.close()
+    assert len(heard) == 2
+    await listener.close()
+    await database.close()
+
+
+async def test_a_notifier_without_its_database_harms_nobody(postgres_dsn: str) -> None:
+    database = AsyncpgDatabase(postgres_dsn.replace("127.0.0.1", "127.0.0.2"), acquire_timeout_s=0.1)
+    notifier = Notifier(database)
+    notifier.notify()
+    await asyncio.sleep(0)
+    await notifier.close()
+    await database.close()
