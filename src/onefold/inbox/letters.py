@@ -1,0 +1,168 @@
+"""Letters: messages that were not handled and are no longer at the broker. Starting those that are due, and looking.
+
+A letter is started before it is run, in a transaction of its own, so that one that kills its process is known by being
+started more often than it failed. Such suspects are started one at a time: whoever dies with several at hand would make
+all of them suspects.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from onefold._kernel.borrow import borrowing
+from onefold._kernel.effects import Batch, Boundary, Fetch
+from onefold._kernel.events import DeadLettered, Listener, tell
+from onefold._kernel.messages import Message
+from onefold.errors import ConfigurationError
+from onefold.inbox.flow import Inbox, Letter
+from onefold.inbox.model import milliseconds
+from onefold.inbox.parcel import restored
+from onefold.inbox.sql import STATEMENTS
+
+DEATHS_MAX: Final = 3
+LISTED_MAX: Final = 1000
+
+_KILLER: Final = f"it was being handled when a process died, {DEATHS_MAX} times; its handler may be what kills it"
+
+#: How many of a row's columns are the message.
+_CONTENT: Final = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """When the next letter is due. Of a suspect it is said, because it is started otherwise."""
+
+    in_s: float
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterView:
+    """A letter as people see it."""
+
+    id: str
+    state: Literal["waiting", "dead"]
+    reason: str
+    message: Message | None
+    headers: dict[str, str]
+    """As they came from the broker; `data` too."""
+    data: bytes
+    started: int
+    failed: int
+    history: list[dict[str, str]]
+    created_ms: int
+    due_in_s: float | None
+    """None: it waits for its predecessor, or is dead."""
+    died_ms: int | None
+    redrive: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many letters there are."""
+
+    consumer: str
+    topic: str | None
+    state: str
+    letters: int
+    oldest_ms: int
+
+
+async def next_due(inbox: Inbox) -> Due | None:
+    """A read that locks nothing."""
+
+    async def work() -> Due | None:
+        rows = await Fetch(inbox.sql.next_due(inbox.consumer.name))
+        return Due(rows[0][0] / 1000, bool(rows[0][1])) if rows else None
+
+    return await borrowing(work)
+
+
+async def take(inbox: Inbox, limit: int, *, suspects: bool = False, listener: Listener | None = None) -> list[Letter]:
+    """Start letters that are due; nobody else gets them until their lease is over."""
+    sql, consumer = inbox.sql, inbox.consumer
+    # Twice the lease: it must not run out before the transaction that it allows for.
+    lease_ms = 2 * milliseconds(consumer.lease_s)
+
+    async def work() -> tuple[list[Any], list[Any]]:
+        await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
+        buried = await Fetch(sql.bury(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
+        taken = await Fetch(sql.take(consumer.name, lease_ms, limit, suspects=suspects))
+        await Batch((Boundary.COMMIT,))
+        return buried, taken
+
+    buried, taken = await borrowing(work)
+    for (topic,) in buried:
+        tell(listener, DeadLettered(consumer.name, topic or "?", _KILLER))
+    letters = [Letter(restored(*row[:_CONTENT]), *row[_CONTENT:]) for row in taken]
+    return sorted(letters, key=_in_order)  # RETURNING keeps no order
+
+
+async def give_up(inbox: Inbox) -> None:
+    """Letters that were started and not finished, because the database went away, count as not started."""
+    while inbox.unfinished:
+        message_id = next(iter(inbox.unfinished))
+        unstart = inbox.sql.unstart(inbox.consumer.name, message_id)
+
+        async def work(step: Any = unstart) -> int:
+            return await Batch((step,))
+
+        await borrowing(work)
+        inbox.unfinished.discard(message_id)
+
+
+async def listed(
+    dialect: str,
+    consumer: str,
+    *,
+    state: Literal["waiting", "dead"] | None = None,
+    topic: str | None = None,
+    after: str | None = None,
+    limit: int = 100,
+) -> list[LetterView]:
+    """Letters in the order of their ids, from behind `after` on."""
+    if not 1 <= limit <= LISTED_MAX:
+        raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
+
+    async def work() -> list[LetterView]:
+        return [_view(*row) for row in await Fetch(STATEMENTS[dialect].listed(consumer, state, topic, after, limit))]
+
+    return await borrowing(work)
+
+
+async def tallied(dialect: str) -> list[Tally]:
+    """How many letters there are, by consumer, topic and state."""
+
+    async def work() -> list[Tally]:
+        return [Tally(*row) for row in await Fetch(STATEMENTS[dialect].counts())]
+
+    return await borrowing(work)
+
+
+def _view(*row: Any) -> LetterView:
+    parcel = restored(*row[:_CONTENT])
+    started, failed, history, state, reason, created_ms, due_in_ms, died_ms, redrive = row[_CONTENT:]
+    return LetterView(
+        id=parcel.id,
+        state=state,
+        reason=reason,
+        message=parcel.message,
+        headers=dict(parcel.headers),
+        data=parcel.data,
+        started=started,
+        failed=failed,
+        history=json.loads(history),
+        created_ms=created_ms,
+        due_in_s=None if due_in_ms is None else due_in_ms / 1000,
+        died_ms=died_ms,
+        redrive=redrive,
+    )
+
+
+def _in_order(letter: Letter) -> tuple[bytes, int, int]:
+    message = letter.parcel.message
+    if message is None:
+        return b"", 0, 0
+    return letter.parcel.stream or b"", message.epoch or 0, message.version or 0

@@ -1,0 +1,24 @@
+"""Forgetting what was handled long ago, in batches small enough to disturb nobody. Letters are never forgotten."""
+
+from __future__ import annotations
+
+from onefold._kernel.borrow import borrowing
+from onefold._kernel.effects import Batch, Statement
+from onefold.inbox.model import Consumer, milliseconds
+from onefold.inbox.sql import STATEMENTS
+
+
+async def reap(dialect: str, consumer: Consumer, *, limit: int = 1000, batches_max: int = 1000) -> int:
+    """Delete ledger rows past the consumer's retention, `limit` at a time; how many."""
+    statement = STATEMENTS[dialect].reap(consumer.name, milliseconds(consumer.retention_s), limit)
+    reaped = 0
+    for _ in range(batches_max):
+        gone = await borrowing(lambda: _deleted(statement))
+        reaped += gone
+        if gone < limit:
+            break
+    return reaped
+
+
+async def _deleted(statement: Statement) -> int:
+    return await Batch((statement,))

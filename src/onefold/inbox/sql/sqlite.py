@@ -1,0 +1,47 @@
+"""The inbox on SQLite, where BEGIN takes the one write lock: what is looked at stays so until COMMIT, and the driver
+itself refuses a handler's COMMIT. Times are in milliseconds since 1970."""
+
+from __future__ import annotations
+
+import re
+
+from onefold._kernel.effects import Statement
+
+_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+_PARAMETER = re.compile(r"\$(\d+)::\w+")
+_MOMENT = re.compile(r"\b([a-z]+_at)\b")
+
+
+class Sqlite:
+    """What SQLite says differently."""
+
+    now = _NOW
+    lock = ""
+    lock_free = ""
+    proof = Statement("SELECT 1")
+    ended = Statement("SELECT 1 WHERE 0")
+
+    def opening(self, lease_ms: int) -> tuple[Statement, ...]:
+        return ()
+
+    def text(self, sql: str) -> str:
+        return _MOMENT.sub(r"\1_ms", _PARAMETER.sub(r"?\1", sql))
+
+    def in_ms(self, ms: str) -> str:
+        return f"({_NOW} + {ms})"
+
+    def until(self, moment: str) -> str:
+        return f"({moment} - {_NOW})"
+
+    def epoch_ms(self, moment: str) -> str:
+        return moment
+
+    def moment(self, ms: str) -> str:
+        return ms
+
+    def items(self, array: str) -> str:
+        return f"(SELECT value AS item FROM json_each({array})) AS each"
+
+    def contains(self, text: str, part: str) -> str:
+        return f"instr({text}, {part}) > 0"

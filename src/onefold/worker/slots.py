@@ -1,0 +1,63 @@
+"""Slots: where the deliveries of a consumer queue, those of one stream always in the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from onefold._kernel.messages import Delivery
+from onefold.inbox.model import stream_of
+
+
+class Slot:
+    """Where streams queue. Whoever has the turn handles one thing of it."""
+
+    __slots__ = ("came", "queue", "turn")
+
+    def __init__(self) -> None:
+        self.queue: deque[Delivery] = deque()
+        self.came = asyncio.Event()
+        self.turn = asyncio.Lock()
+
+    def taken(self, limit: int) -> list[Delivery]:
+        """The next delivery; or more, as far as they can be handled together."""
+        first = self.queue.popleft()
+        deliveries = [first]
+        while len(deliveries) < limit and self.queue and _plain(first) and _plain(self.queue[0]):
+            deliveries.append(self.queue.popleft())
+        return deliveries
+
+    def emptied(self) -> list[Delivery]:
+        deliveries = list(self.queue)
+        self.queue.clear()
+        return deliveries
+
+
+class Slots:
+    """A consumer's slots. What has no stream goes round."""
+
+    __slots__ = ("_next", "_slots")
+
+    def __init__(self, count: int) -> None:
+        self._slots = [Slot() for _ in range(count)]
+        self._next = 0
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def of(self, delivery: Delivery) -> Slot:
+        message = delivery.message
+        if message is None or message.key is None:
+            return self.named(None)
+        return self.named(stream_of(message.source, message.topic, message.key))
+
+    def named(self, stream: bytes | None) -> Slot:
+        if stream is None:
+            self._next += 1
+            return self._slots[self._next % len(self._slots)]
+        return self._slots[int.from_bytes(stream[:4], "big") % len(self._slots)]
+
+
+def _plain(delivery: Delivery) -> bool:
+    return delivery.message is not None and not delivery.redelivered

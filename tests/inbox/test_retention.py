@@ -1,0 +1,103 @@
+"""The ledger forgets after its retention, in batches; and a retention that could repeat a message is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from onefold.errors import ConfigurationError
+from onefold.inbox.model import DAY_S, Consumer, stream_of
+from onefold.inbox.retention import reap
+from onefold.outbox import model as outbox
+from tests.inbox.worlds import World, message
+
+
+def nothing(message: Any) -> None:
+    """Handle nothing."""
+
+
+consumer = partial(Consumer, name="billing", topics=("order.placed",), handler=nothing)
+
+
+async def test_what_is_past_its_retention_is_forgotten_in_batches_and_nothing_else(world: World) -> None:
+    inbox = world.inbox()
+    for number in range(7):
+        await world.deliver(inbox, message(f"m{number}"))
+    old = "handled_at = now() - interval '8 days'" if world.dialect == "postgres" else "handled_at_ms = 1"
+    await world.change(f"UPDATE onefold_inbox SET {old} WHERE message_id < 'm5'")
+    assert await world.flow(reap(world.dialect, inbox.consumer, limit=2, batches_max=2)) == 4
+    assert await world.flow(reap(world.dialect, inbox.consumer, limit=2)) == 1
+    assert await world.ledger() == ["m5", "m6"]
+
+
+def test_a_ledger_that_forgets_before_the_broker_does_is_refused() -> None:
+    consumer(retention_s=7 * DAY_S).check_redelivery(7 * DAY_S)
+    with pytest.raises(ConfigurationError, match=r"retention_s=604800 .* 691200 s"):
+        consumer().check_redelivery(8 * DAY_S)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"retention_s": 3600.0}, "retention_s=3600 .* redriven for 604800 s"),
+        ({"attempts": 1000, "dead_letter_s": 0.0}, "attempts may take"),
+        ({"name": "a b"}, "consumer name 'a b'"),
+        ({"topics": ()}, "topics"),
+        ({"topics": "order.placed"}, "topics"),
+        ({"topics": ("a b",)}, "topics"),
+        ({"order": "backwards"}, "order='backwards'"),
+        ({"order": "strict", "batch": 10}, "keeps no order"),
+        ({"batch": 0}, "batch=0"),
+        ({"attempts": 0}, "attempts=0"),
+        ({"lease_s": 0.0}, "lease_s=0.0"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"handler": lambda: None}, "must take the message"),
+        ({"handler": lambda a, b, c: None}, "must take the message"),
+        ({"handler": lambda a, *, b: None}, "must take the message"),
+        ({"handler": 7}, "cannot be called"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        consumer(**settings)
+
+
+class Handler:
+    async def __call__(self, message: Any, tx: Any) -> None:
+        """Handle nothing."""
+
+    def method(self, message: Any) -> None:
+        """Handle nothing."""
+
+
+async def coroutine(message: Any, tx: Any, /) -> None:
+    """Handle nothing."""
+
+
+@pytest.mark.parametrize(
+    ("handler", "takes_tx", "is_async"),
+    [
+        (nothing, False, False),
+        (coroutine, True, True),
+        (partial(coroutine), True, True),
+        (Handler(), True, True),
+        (Handler().method, False, False),
+    ],
+)
+def test_what_a_handler_takes_is_read_from_its_signature(
+    handler: Callable[..., Any], takes_tx: bool, is_async: bool
+) -> None:
+    made = consumer(handler=handler)
+    assert (made.takes_tx, made.is_async) == (takes_tx, is_async)
+
+
+def test_a_stream_has_the_name_that_the_outbox_gives_it() -> None:
+    assert stream_of("shop", "order.placed", "k") == outbox.stream_of("shop", "order.placed", "k")
+
+
+def test_the_attempts_of_a_message_take_about_an_hour() -> None:
+    settings = consumer(lease_s=0.1)
+    assert 3000 < settings.retry_horizon_s < 4000
