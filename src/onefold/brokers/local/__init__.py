@@ -1,0 +1,195 @@
+"""`local`: a broker inside the database, for those who have no other. One row per consumer and message.
+
+Theory of operation. Publishing copies a message to every consumer that has subscribed to its topic; receiving leases
+rows, oldest first; acknowledging deletes them. What is leased and not acknowledged in time is given out again. A topic
+that nobody has subscribed to refuses its messages, so that they wait in the outbox instead of getting lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+from uuid import uuid4
+
+from onefold._kernel.borrow import borrowing
+from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.messages import Confirm, Delivery, Message, received, write
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold.brokers.local.sql import STATEMENTS
+from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused, StoreBusy, StoreError
+
+T = TypeVar("T")
+
+#: Is called with topics that somebody has subscribed to for the first time: their events need not wait any longer.
+Awaited: TypeAlias = Callable[[Sequence[str]], Awaitable[object]]
+
+#: How long what was received may be worked on before it is given out again, unless it is kept.
+LEASE_S: Final = 30.0
+
+#: How long a lock that somebody holds is waited for.
+BUSY_S_MAX: Final = 10.0
+
+#: How often an empty queue is looked at: quickly at first, then seldom. A publish in the same process wakes at once.
+_PAUSES_S: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
+
+
+class LocalBroker:
+    """Delivers to the consumers of the same database."""
+
+    #: Whoever publishes again after a crash does so within its lease; a day is generous.
+    redelivery_s = 24 * 3600.0
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        *,
+        lease_s: float = LEASE_S,
+        awaited: Awaited | None = None,
+    ) -> None:
+        if not 0.1 <= lease_s <= 3600:
+            raise ConfigurationError(f"lease_s={lease_s} must be between 0.1 and 3600")
+        self._database = database
+        self._awaited = awaited
+        self._sql = STATEMENTS[database.dialect]
+        self._lease_ms = int(lease_s * 1000)
+        self._news = asyncio.Event()
+
+    @property
+    def keep_every_s(self) -> float:
+        return self._lease_ms / 3000
+
+    async def open(self) -> None:
+        await self._run(self._topics)
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        if not messages:
+            return []
+
+        async def deliver() -> set[str]:
+            topics = await self._topics()
+            rows = [self._sql.deliver(m.topic, m.id, _headers(m), m.data) for m in messages if m.topic in topics]
+            if rows:
+                # Should a power cut take these rows back, it takes the relay's mark with them: same file, same order.
+                await Batch((Boundary.BEGIN_LIGHT, *rows, Boundary.COMMIT))
+            return topics
+
+        topics = await self._run(deliver)
+        self._news.set()
+        return [None if message.topic in topics else _unrouted(message) for message in messages]
+
+    async def subscribe(self, consumer: str, topics: Sequence[str]) -> LocalSubscription:
+        known = await self._run(self._topics)
+        await self._write(*(self._sql.subscribe(consumer, topic) for topic in topics))
+        new = [topic for topic in topics if topic not in known]
+        if new and self._awaited is not None:
+            await self._awaited(new)
+        return LocalSubscription(self, consumer)
+
+    async def close(self) -> None:
+        """The database is its owner's to close."""
+
+    async def _topics(self) -> set[str]:
+        return {topic for (topic,) in await Fetch(self._sql.topics())}
+
+    async def _write(self, *statements: Statement) -> None:
+        async def work() -> None:
+            await Batch((Boundary.BEGIN_LIGHT, *statements, Boundary.COMMIT))
+
+        await self._run(work)
+
+    async def _take(self, consumer: str, holder: str, limit: int) -> list[Row]:
+        async def work() -> list[Row]:
+            # Looking takes no lock: an idle consumer disturbs nobody.
+            if not await Fetch(self._sql.waiting(consumer)):
+                return []
+            if self._sql.opens:
+                await Batch(self._sql.opens)
+            rows = await Fetch(self._sql.take(consumer, holder, limit, self._lease_ms))
+            if self._sql.opens:
+                await Batch((Boundary.COMMIT,))
+            return sorted(rows)
+
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[], Flow[T]]) -> T:
+        give_up_at = time.monotonic() + BUSY_S_MAX
+        while True:
+            try:
+                return await run_async(borrowing(work), TaskLane(self._database))
+            except StoreError as error:
+                # A lock that somebody holds (on SQLite there is only one) is no outage: it is worth waiting for.
+                if not isinstance(error, StoreBusy) or time.monotonic() >= give_up_at:
+                    raise BrokerUnavailable(f"the database that carries local messages: {error}") from error
+
+
+class LocalSubscription:
+    """Implements `Subscription` on the rows of one consumer."""
+
+    def __init__(self, broker: LocalBroker, consumer: str) -> None:
+        self._broker = broker
+        self._consumer = consumer
+        self._holder = uuid4().hex
+        self._held: set[int] = set()
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        broker = self._broker
+        give_up_at = time.monotonic() + wait_s
+        turn = 0
+        while True:
+            broker._news.clear()
+            rows = await broker._take(self._consumer, self._holder, limit)
+            left_s = give_up_at - time.monotonic()
+            if rows or left_s <= 0:
+                break
+            pause_s = min(left_s, _PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
+            turn += 1
+            try:
+                async with asyncio.timeout(pause_s):
+                    await broker._news.wait()
+            except TimeoutError:
+                pass
+        self._held.update(row[0] for row in rows)
+        return [_delivery(*row) for row in rows]
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        await self._settle(self._broker._sql.remove, deliveries)
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        await self._settle(self._broker._sql.give_back, deliveries)
+        self._broker._news.set()
+
+    async def keep(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            positions = json.dumps([delivery.receipt for delivery in deliveries])
+            await self._broker._write(self._broker._sql.keep(positions, self._holder, self._broker._lease_ms))
+
+    async def close(self) -> None:
+        if self._held:
+            held, self._held = json.dumps(sorted(self._held)), set()
+            await self._broker._write(self._broker._sql.give_back(held, self._holder))
+
+    async def _settle(self, statement: Callable[[str, str], Statement], deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            positions = [delivery.receipt for delivery in deliveries]
+            await self._broker._write(statement(json.dumps(positions), self._holder))
+            self._held.difference_update(positions)
+
+
+def _headers(message: Message) -> str:
+    return json.dumps(write(message, percent=False), ensure_ascii=False, separators=(",", ":"))
+
+
+def _delivery(position: int, headers: str, data: bytes, taken: int) -> Delivery:
+    return received(json.loads(headers), bytes(data), redelivered=taken > 1, receipt=position, percent=False)
+
+
+def _unrouted(message: Message) -> MessageRefused:
+    return MessageRefused(
+        f"no consumer has subscribed to {message.topic!r} on this database; the event waits in the outbox until one "
+        "does (onefold consume)"
+    )

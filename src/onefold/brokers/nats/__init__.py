@@ -1,0 +1,12 @@
+"""NATS JetStream: one stream, a subject per topic, a durable pull consumer per consumer name.
+
+Invariant: what is confirmed is in a stream that drops nothing which a consumer has not acknowledged. Every send carries
+the message's id as `Nats-Msg-Id`, so what is sent twice within the stream's duplicate window is stored once.
+
+A connection that is lost is not waited for: whoever needs one next makes a new one, or is told BrokerUnavailable.
+"""
+
+from onefold.brokers.nats.broker import NatsBroker
+from onefold.brokers.nats.subscription import NatsSubscription
+
+__all__ = ["NatsBroker", "NatsSubscription"]

@@ -1,0 +1,60 @@
+"""The stream that everything is published to: how it is made, and which settings of one that is there are refused.
+
+Invariant: such a stream drops nothing that a consumer has not acknowledged; a full one refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from onefold.errors import ConfigurationError
+
+
+def wanted(name: str, prefix: str, *, replicas: int, duplicate_window_s: float) -> StreamConfig:
+    return StreamConfig(
+        name=name,
+        subjects=[f"{prefix}.>"],
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.NEW,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        duplicate_window=duplicate_window_s,
+    )
+
+
+def covers(subjects: Sequence[str] | None, prefix: str) -> bool:
+    parts = prefix.split(".")
+    above = {".".join((*parts[:depth], ">")) for depth in range(len(parts) + 1)}
+    return bool(above & set(subjects or ()))
+
+
+def check(config: StreamConfig, prefix: str) -> None:
+    """Refuse what could lose a message, or could not tell that it has one already."""
+    limits = {"max_msgs": config.max_msgs, "max_bytes": config.max_bytes}
+    limited = {name: value for name, value in limits.items() if (value or -1) > 0}
+    per_subject = config.max_msgs_per_subject > 0
+    keeps_per_subject = config.discard == DiscardPolicy.NEW and config.discard_new_per_subject
+    problems = (
+        (not covers(config.subjects, prefix), f"subjects={config.subjects}", f"add {prefix}.>"),
+        (config.storage != StorageType.FILE, "storage=memory", "use file"),
+        (config.no_ack, "no_ack=true", "turn it off: nothing would be confirmed"),
+        (config.retention == RetentionPolicy.WORK_QUEUE, "retention=workqueue", "use limits"),
+        (
+            config.retention == RetentionPolicy.INTEREST,
+            "retention=interest",
+            "use limits: it drops what nobody has asked for yet",
+        ),
+        (bool(config.max_age), f"max_age={config.max_age} s", "set it to 0: it drops what was not consumed"),
+        (
+            bool(limited) and config.discard != DiscardPolicy.NEW,
+            f"discard=old with {limited}",
+            "use discard=new: a full stream must refuse, not forget",
+        ),
+        (per_subject and not keeps_per_subject, f"max_msgs_per_subject={config.max_msgs_per_subject}", "use -1"),
+        (config.duplicate_window <= 0, "duplicate_window=0", "use ten minutes"),
+    )
+    for unsafe, setting, way_out in problems:
+        if unsafe:
+            raise ConfigurationError(f"the NATS stream {config.name!r} has {setting}: {way_out}")

@@ -1,0 +1,32 @@
+"""What every broker must do: a behavioural suite over the broker port.
+
+Describe a broker with `BrokerSubject` and run each of `SCENARIOS` that applies to it with `check`; `OUTAGES` kill and
+restart its server. A broker that departs from the port raises NotConforming, which says how.
+
+    @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+    async def test_my_broker_conforms(scenario): await check(scenario, subject)
+"""
+
+from typing import Final
+
+from onefold.testing.conformance.brokers import outages, publishing, sharing
+from onefold.testing.conformance.brokers.stage import BrokerScenario, BrokerStage, BrokerSubject, check, ids
+from onefold.testing.conformance.stage import NotConforming, Outage
+
+__all__ = [
+    "OUTAGES",
+    "SCENARIOS",
+    "BrokerScenario",
+    "BrokerStage",
+    "BrokerSubject",
+    "NotConforming",
+    "Outage",
+    "check",
+    "ids",
+]
+
+SCENARIOS: Final = tuple(
+    found for module in (publishing, sharing) for found in vars(module).values() if isinstance(found, BrokerScenario)
+)
+
+OUTAGES: Final = tuple(found for found in vars(outages).values() if isinstance(found, BrokerScenario))

@@ -1,0 +1,33 @@
+"""NATS JetStream, as the conformance suite sees it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import nats
+
+from onefold.brokers.nats import NatsBroker
+from onefold.testing.conformance.brokers import BrokerSubject
+from onefold.testing.servers import PrivateNats
+
+STREAM = "conformance"
+LEASE_S = 2.0
+
+
+@asynccontextmanager
+async def nats_subject(server: PrivateNats) -> AsyncIterator[BrokerSubject]:
+    async def inject(topic: str, data: bytes) -> None:
+        client = await nats.connect(server.url, allow_reconnect=False)
+        try:
+            await client.jetstream().publish(f"{STREAM}.{topic}", data)
+        finally:
+            await client.close()
+
+    yield BrokerSubject(
+        broker=lambda: NatsBroker(server.url, stream=STREAM, confirm_s=5.0, ack_wait_s=LEASE_S),
+        inject=inject,
+        too_large_bytes=1_048_576,
+        deduplicates=True,
+        lease_s=LEASE_S,
+    )
