@@ -1,6 +1,7 @@
 """onefold: retry it as often as you like; it happens once."""
 
 from onefold._kernel.events import Claimed, Event, Reaped, Released, Settled
+from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold.errors import OnefoldError
 from onefold.face import AsyncOnefold, Onefold
@@ -14,6 +15,7 @@ __all__ = [
     "Claimed",
     "Event",
     "Keyring",
+    "Message",
     "Onefold",
     "OnefoldError",
     "Policy",

@@ -7,80 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import Any, Generic, TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeVar, Unpack
 
-from onefold._kernel.events import Listener, Reaped
+from onefold._kernel.effects import Flow
+from onefold._kernel.events import Reaped
 from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
-from onefold.db.connect import async_database, dialect_of, sync_database
+from onefold._kernel.transaction import Transaction
+from onefold.db.connect import async_database, sync_database
 from onefold.db.migrate import migrate
 from onefold.db.threads import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.errors import ConfigurationError
+from onefold.face.shared import Face
+from onefold.face.tables import MIGRATIONS
 from onefold.http import asgi, wsgi
-from onefold.http.install import Layer, install_asgi, install_wsgi
-from onefold.http.policy import Policy, Principal, Settings
+from onefold.http.install import install_asgi, install_wsgi, leave_in
+from onefold.http.policy import Policy
 from onefold.http.templates import routes_of
 from onefold.idempotency.retention import reap
-from onefold.idempotency.schema import MIGRATIONS
-from onefold.idempotency.sealing import Sealer
+from onefold.inbox.entry import Entry
+from onefold.worker.blocks import async_block, block
+from onefold.worker.running import as_task, on_a_thread
+from onefold.worker.settings import RelaySettings
+from onefold.worker.wakeup import Notifier
 
-F = TypeVar("F", bound=Callable[..., Any])
-D = TypeVar("D", Database[Any], AsyncDatabase[Any])
+__all__ = ["MIGRATIONS", "AsyncOnefold", "Onefold"]
 
-
-def _migrate_embedded(database: object) -> None:
-    """A SQLite file given by its path is ours to prepare. Servers are migrated on purpose: `onefold migrate`."""
-    if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
-        own = sync_database(database)
-        try:
-            run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadLane(own))
-        finally:
-            own.close()
+T = TypeVar("T")
 
 
-class _Face(Generic[D]):
-    """What both faces share: they are made alike, and their routes are declared alike."""
-
-    def _open(self, database: object) -> D:
-        raise NotImplementedError
-
-    def __init__(
-        self,
-        database: object,
-        *,
-        principal: Principal | None = None,
-        defaults: Settings | None = None,
-        sealer: Sealer | None = None,
-        listener: Listener | None = None,
-        pages: str | None = "/onefold",
-        development: bool = False,
-    ) -> None:
-        _migrate_embedded(database)
-        self._database: D = self._open(database)
-        self._layer = Layer(
-            dialect=self._database.dialect,
-            principal=principal,
-            defaults=defaults,
-            sealer=sealer,
-            listener=listener,
-            pages=pages,
-            development=development,
-        )
-
-    def idempotent(self, **settings: Unpack[Settings]) -> Callable[[F], F]:
-        """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
-        return self._layer.marker(settings)
-
-    def policy(self, **settings: Unpack[Settings]) -> Policy:
-        """The policy the same settings give, for routes that are written down instead of decorated."""
-        return self._layer.policy(settings)
-
-
-class Onefold(_Face[Database[Any]]):
+class Onefold(Face[Database[Any]]):
     """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
 
     `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
@@ -94,6 +53,7 @@ class Onefold(_Face[Database[Any]]):
         """Put the idempotency layer around a FastAPI, Starlette or Flask application."""
         if not install_wsgi(app, self._layer, self._database):
             install_asgi(app, self._layer, self._threaded())
+        leave_in(app, self)
 
     def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
         """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
@@ -102,6 +62,26 @@ class Onefold(_Face[Database[Any]]):
     def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
         """Wrap a WSGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
         return self._layer.around_wsgi(app, routes_of(routes), self._database)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction[Any]]:
+        """A transaction outside of a request: its rows and its events commit together when the block ends."""
+        lane = ThreadLane(self._database)
+        run(self._plain.begin(), lane)
+        with block(self._new_transaction(lane), self._plain, lane) as tx:
+            yield tx
+
+    @contextmanager
+    def handling(self, consumer: str, message_id: str, *, lease_s: float = 60.0) -> Iterator[Transaction[Any] | None]:
+        """For messages received by other means: the transaction of this message, or None if this consumer has handled
+        it already. Acknowledge the message after the block."""
+        lane = ThreadLane(self._database)
+        entry = Entry(self._database.dialect, consumer, message_id, lease_s=lease_s)
+        if not run(entry.begin(), lane):
+            yield None
+            return
+        with block(self._new_transaction(lane), entry, lane) as tx:
+            yield tx
 
     def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -129,16 +109,30 @@ class Onefold(_Face[Database[Any]]):
             stop.set()
             thread.join()
 
+    def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractContextManager[None]:
+        """Publish what is in the outbox, on a thread, for as long as the block lasts."""
+        return on_a_thread(lambda stop: self.relay(stop, **settings), "relay")
+
+    def consuming(self, *, only: Collection[str] = ()) -> AbstractContextManager[None]:
+        """Run the consumers, on a thread, for as long as the block lasts."""
+        return on_a_thread(lambda stop: self.consume(stop, only=only), "consumers")
+
     def close(self) -> None:
         """Close the connections onefold opened itself."""
         self._database.close()
+
+    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        return await asyncio.to_thread(run, question(self._database.dialect), ThreadLane(self._database))
+
+    def _for_workers(self) -> AsyncDatabase[Any]:
+        return self._threaded()
 
     def _threaded(self) -> ThreadedDatabase[Any, Any]:
         waits = getattr(self._database, "handle_waits", False)
         return ThreadedDatabase(self._database, off_loop_handle if waits else plain_handle)
 
 
-class AsyncOnefold(_Face[AsyncDatabase[Any]]):
+class AsyncOnefold(Face[AsyncDatabase[Any]]):
     """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
 
     `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
@@ -146,11 +140,17 @@ class AsyncOnefold(_Face[AsyncDatabase[Any]]):
     """
 
     def _open(self, database: object) -> AsyncDatabase[Any]:
-        return async_database(database)
+        opened = async_database(database)
+        self._notifier = Notifier(opened)
+        return opened
+
+    def _wakes(self) -> tuple[Callable[[], None], ...]:
+        return (self._notifier.notify,) if self._database.dialect == "postgres" else ()
 
     def install(self, app: Any) -> None:
         """Put the idempotency layer around a FastAPI or Starlette application."""
         install_asgi(app, self._layer, self._database)
+        leave_in(app, self)
 
     def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
         """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
@@ -159,6 +159,28 @@ class AsyncOnefold(_Face[AsyncDatabase[Any]]):
     def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
         """Not for asyncio: a WSGI application runs on threads."""
         raise ConfigurationError("AsyncOnefold cannot serve WSGI, which runs on threads; use Onefold")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction[Any]]:
+        """A transaction outside of a request: its rows and its events commit together when the block ends."""
+        lane = TaskLane(self._database)
+        await run_async(self._plain.begin(), lane)
+        async with async_block(self._new_transaction(lane), self._plain, lane) as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def handling(
+        self, consumer: str, message_id: str, *, lease_s: float = 60.0
+    ) -> AsyncIterator[Transaction[Any] | None]:
+        """For messages received by other means: the transaction of this message, or None if this consumer has handled
+        it already. Acknowledge the message after the block."""
+        lane = TaskLane(self._database)
+        entry = Entry(self._database.dialect, consumer, message_id, lease_s=lease_s)
+        if not await run_async(entry.begin(), lane):
+            yield None
+            return
+        async with async_block(self._new_transaction(lane), entry, lane) as tx:
+            yield tx
 
     async def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -186,6 +208,21 @@ class AsyncOnefold(_Face[AsyncDatabase[Any]]):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractAsyncContextManager[None]:
+        """Publish what is in the outbox, as a task, for as long as the block lasts."""
+        return as_task(lambda stop: self.relay(stop, **settings), "relay")
+
+    def consuming(self, *, only: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
+        """Run the consumers, as tasks, for as long as the block lasts."""
+        return as_task(lambda stop: self.consume(stop, only=only), "consumers")
+
     async def close(self) -> None:
         """Close the connections onefold opened itself."""
+        await self._notifier.close()
         await self._database.close()
+
+    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        return await run_async(question(self._database.dialect), TaskLane(self._database))
+
+    def _for_workers(self) -> AsyncDatabase[Any]:
+        return self._database

@@ -1,0 +1,43 @@
+"""What the faces pass on to workers, by name and with types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypedDict
+
+from onefold.errors import ConfigurationError
+from onefold.inbox.model import Consumer
+
+
+class RelaySettings(TypedDict, total=False):
+    """How a relay works. See `Relay`."""
+
+    lease_s: float
+    batch_max: int
+    keep_published_s: float
+    poll_s_max: float
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """How a consumer works. See `Consumer`."""
+
+    batch: int
+    attempts: int
+    retry_base_s: float
+    retry_cap_s: float
+    lease_s: float
+    baseline_wait_s: float
+    retention_s: float
+    dead_letter_s: float
+    concurrency: int
+
+
+def chosen(consumers: Sequence[Consumer], only: Collection[str]) -> list[Consumer]:
+    """Those named; all, when none is."""
+    known = {consumer.name: consumer for consumer in consumers}
+    unknown = sorted(set(only) - known.keys())
+    if unknown:
+        raise ConfigurationError(f"there is no consumer {unknown[0]!r}; there are {sorted(known)}")
+    if not known:
+        raise ConfigurationError("there is no consumer to run: mark a handler with @once.consumer('name', topic='...')")
+    return [consumer for consumer in consumers if not only or consumer.name in only]
