@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
 
-
-def onefold(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from onefold.cli import main; main()", *words]
-    surroundings = {name: value for name, value in os.environ.items() if name != "ONEFOLD_DATABASE"} | environment
-    return subprocess.run(command, capture_output=True, text=True, env=surroundings, timeout=60, check=False)
+from onefold.face import MIGRATIONS
+from tests.cli.commands import onefold
 
 
 def test_migrate_creates_the_tables_once_and_says_so(postgres_dsn: str) -> None:
-    assert onefold("migrate", "-d", postgres_dsn).stdout == "applied: 1\n"
+    assert onefold("migrate", "-d", postgres_dsn).stdout == f"applied: {', '.join(map(str, MIGRATIONS['postgres']))}\n"
     assert onefold("migrate", ONEFOLD_DATABASE=postgres_dsn).stdout == "up to date\n"
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM onefold_record").fetchone() == (0,)

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
-from onefold.cli import migrate, reap
+from onefold.cli import consume, dlq, migrate, outbox, reap, relay
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.command("migrate")(migrate.command)
 app.command("reap")(reap.command)
+app.command("relay")(relay.command)
+app.command("consume")(consume.command)
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(dlq.app, name="dlq")
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from onefold._kernel.runners import run
 from onefold.cli.options import DATABASE
 from onefold.db.connect import dialect_of, sync_database
 from onefold.db.migrate import migrate, script
-from onefold.idempotency.schema import MIGRATIONS
+from onefold.face import MIGRATIONS
 
 
 def command(

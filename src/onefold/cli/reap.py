@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onefold.cli.options import DATABASE
-from onefold.db.connect import file_of
+from onefold.cli.options import DATABASE, existing
 from onefold.face import Onefold
 from onefold.idempotency.retention import pg_cron_job
 
@@ -26,10 +25,7 @@ def command(
     if print_cron:
         typer.echo(pg_cron_job())
         return
-    if not database:
-        raise typer.BadParameter("give --database or set ONEFOLD_DATABASE")
-    _refuse_missing_file(database)
-    once = Onefold(database)
+    once = Onefold(existing(database))
     try:
         reaped = once.reap(limit=limit, batches_max=batches)
     finally:
@@ -38,10 +34,3 @@ def command(
         typer.echo(json.dumps({"records": reaped.records, "claims": reaped.claims}))
     else:
         typer.echo(f"forgotten: {reaped.records} records, {reaped.claims} abandoned claims")
-
-
-def _refuse_missing_file(database: str) -> None:
-    """A cron job with a typo would create the file, find nothing to do, and look healthy for ever."""
-    file = file_of(database)
-    if file is not None and not file.exists():
-        raise typer.BadParameter(f"there is no SQLite file {str(file)!r}; check the path")

@@ -1,0 +1,84 @@
+"""Which letters: the filters the commands share, and whose letters are meant where nobody said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+import typer
+
+from onefold.cli.asking import Desk
+from onefold.errors import ConfigurationError
+from onefold.inbox.letters import LetterView, listed, tallied
+
+CONSUMER = typer.Option("--consumer", "-c", help="Whose letters. May be left out where only one consumer has any.")
+TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
+REASON = typer.Option("--reason", help="Whose reason contains this.")
+SINCE = typer.Option("--since", help="Died at this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d.")
+UNTIL = typer.Option("--until", help="Died before this time.")
+
+#: Letters that are looked at in one go: each may have half a megabyte of data.
+PAGE: Final = 100
+
+_AGE: Final = re.compile(r"(\d{1,6})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def moment_of(text: str, option: str) -> datetime | None:
+    """A time, or how long ago it was."""
+    if not text:
+        return None
+    if found := _AGE.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise typer.BadParameter(
+            f"{option} {text!r} is no time with a zone; write 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d"
+        )
+    return moment
+
+
+def consumers_with_letters(desk: Desk) -> list[str]:
+    return sorted({tally.consumer for tally in desk.ask(tallied(desk.dialect))})
+
+
+def consumer_of(desk: Desk, given: str) -> str:
+    """The consumer that was named, or the only one that can be meant."""
+    if given:
+        return given
+    names = consumers_with_letters(desk)
+    if not names:
+        raise ConfigurationError("there are no letters")
+    if len(names) > 1:
+        raise ConfigurationError(f"several consumers have letters ({', '.join(names)}): name one with --consumer")
+    return names[0]
+
+
+def letters(
+    desk: Desk,
+    consumer: str,
+    *,
+    state: Literal["waiting", "dead"] | None = None,
+    topic: str | None = None,
+    after: str | None = None,
+) -> Iterator[LetterView]:
+    """All letters of a consumer, page by page, in the order of their ids."""
+    while True:
+        page = desk.ask(listed(desk.dialect, consumer, state=state, topic=topic, after=after, limit=PAGE))
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].id
+
+
+def letter_of(desk: Desk, consumer: str, message_id: str) -> LetterView | None:
+    """One letter. Its id without the last character comes before it in every collation, and not long before."""
+    for letter in letters(desk, consumer, after=message_id[:-1]):
+        if letter.id == message_id:
+            return letter
+    return None

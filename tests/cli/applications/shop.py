@@ -1,0 +1,52 @@
+"""Consumers over a SQLite file, as operators run them. Files in the working directory tell them what to do:
+
+`gate`: a handler waits until there is `go`; `broken`: it fails; `down`: the broker cannot be reached.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from onefold import Onefold, Transaction
+from onefold._kernel.messages import Message
+from onefold.brokers.local import LocalBroker
+from onefold.db.sqlite import async_sqlite
+from onefold.errors import BrokerUnavailable
+
+
+def _is_down() -> bool:
+    return Path("down").exists()
+
+
+class Carrier(LocalBroker):
+    """The local broker, with a short lease: who takes over from the dead shall not wait long."""
+
+    def __init__(self) -> None:
+        super().__init__(async_sqlite("shop.db"), lease_s=1.0)
+
+    async def open(self) -> None:
+        if _is_down():
+            raise BrokerUnavailable("the carrier is down")
+        await super().open()
+
+
+once = Onefold("shop.db", source="shop", broker=Carrier)
+
+
+@once.consumer("ship", topic="order.placed", attempts=1)
+def ship(message: Message, tx: Transaction[object]) -> None:
+    Path("begun").touch()
+    give_up_at = time.monotonic() + 30
+    while Path("gate").exists() and not Path("go").exists() and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    if Path("broken").exists():
+        raise RuntimeError("the printer is on fire")
+    connection = tx.connection
+    connection.execute("INSERT INTO shipped VALUES (?)", (message.json()["order"],))  # type: ignore[attr-defined]
+
+
+@once.consumer("pack", topic="order.packed", order="strict", attempts=1)
+def pack(message: Message) -> None:
+    if Path("broken").exists():
+        raise RuntimeError("no boxes left")

@@ -1,0 +1,171 @@
+"""What the tests of the command line share: `onefold` in processes of its own, and an application to run it on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from onefold import Onefold
+
+PATIENCE_S = 30.0
+APPLICATIONS = Path(__file__).with_name("applications")
+
+
+def command(words: tuple[str, ...], without: str | None) -> list[str]:
+    """`onefold ...`, where the working directory is not importable by itself (-P), as for the installed script."""
+    missing = f"import sys; sys.modules[{without!r}] = None; " if without else ""
+    return [sys.executable, "-P", "-c", f"{missing}from onefold.cli import main; main()", *words]
+
+
+def surroundings(environment: dict[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ONEFOLD_")}
+    return kept | environment
+
+
+def onefold(
+    *words: str, cwd: Path | None = None, given: str = "", without: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. `without`: as if this module were not installed."""
+    return subprocess.run(
+        command(words, without),
+        capture_output=True,
+        text=True,
+        env=surroundings(environment),
+        cwd=cwd,
+        input=given,
+        timeout=60,
+        check=False,
+    )
+
+
+def told(answer: subprocess.CompletedProcess[str]) -> Any:
+    """What a command that succeeded said, as JSON."""
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def one_line(answer: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a command failed with."""
+    assert answer.returncode == 1, answer.stderr
+    lines = answer.stderr.splitlines()
+    assert len(lines) == 1, answer.stderr
+    return lines[0]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that must come."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_at, "waited in vain"
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A command at work."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def until_said(self, text: str) -> None:
+        until(lambda: text in self.said or self.process.poll() is not None)
+        assert text in self.said, self.said
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def started(*words: str, cwd: Path, **environment: str) -> Iterator[Running]:
+    """A command that runs while the block lasts; killed at the end, if it still does."""
+    log = cwd / f"{time.monotonic_ns()}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command(words, None), cwd=cwd, stdout=file, stderr=file, env=surroundings(environment)
+        )
+    try:
+        yield Running(process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """A directory with applications in it (see `applications/`), and the database they share."""
+
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "shop.db"
+
+    def onefold(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return onefold(*words, cwd=self.folder, **more)
+
+    def started(self, *words: str) -> Any:
+        return started(*words, cwd=self.folder)
+
+    def place(self, *orders: str, topic: str = "order.placed", key: str | None = None) -> list[str]:
+        """Publish events; their ids."""
+        return self.publish(topic, [{"order": order} for order in orders], key=key)
+
+    def publish(
+        self, topic: str, events: list[object], *, key: str | None = None, not_before: datetime | None = None
+    ) -> list[str]:
+        once = Onefold(self.database, source="shop")
+        try:
+            with once.transaction() as tx:
+                return [str(tx.publish(topic, event, key=key, not_before=not_before)) for event in events]
+        finally:
+            once.close()
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.database)) as connection:
+            return connection.execute(query).fetchall()
+
+    def change(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.database)) as connection:
+            connection.execute(statement)
+            connection.commit()
+
+    def shipped(self) -> list[str]:
+        return [order for (order,) in self.rows("SELECT order_id FROM shipped ORDER BY rowid")]
+
+    def put(self, name: str) -> None:
+        """A file that tells the applications what to do."""
+        (self.folder / name).touch()
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+
+def new_shop(folder: Path) -> Shop:
+    for application in APPLICATIONS.glob("*.py"):
+        shutil.copy(application, folder)
+    shop = Shop(folder)
+    Onefold(shop.database).close()
+    shop.change("CREATE TABLE shipped (order_id TEXT NOT NULL)")
+    return shop

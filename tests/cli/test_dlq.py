@@ -1,0 +1,244 @@
+"""`onefold dlq`: a dead letter is found, looked at, tried again, or done without; and nobody acts unnamed."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import Onefold
+from onefold._kernel.messages import Message
+from onefold.testing.servers import PrivatePostgres
+from tests.cli.commands import Shop, new_shop, one_line, onefold, told, until
+
+D = ("-d", "shop.db")
+
+
+def refuse(message: Message) -> None:
+    raise RuntimeError("no [red]boxes\x1b[2J left" if message.topic == "order.packed" else "the printer is on fire")
+
+
+def bury(database: str | Path, *events: tuple[str, str | None, object], broker: str = "local") -> list[str]:
+    """Have every event fail; the ids of those that are dead, or wait behind one that is, as they were published."""
+    once = Onefold(database, source="shop", broker=broker)
+    once.consumer("ship", topic="order.placed", attempts=1)(refuse)
+    once.consumer("pack", topic="order.packed", order="strict", attempts=1)(refuse)
+    with once.consuming():
+        until(lambda: _count(once, "SELECT count(*) FROM onefold_subscription") == 2)
+        with once.transaction() as tx:
+            ids = [str(tx.publish(topic, data, key=key)) for topic, key, data in events]
+        with once.relaying():
+            until(lambda: _count(once, "SELECT count(*) FROM onefold_letter") == len(events))
+    once.close()
+    return ids
+
+
+def _count(once: Onefold, query: str) -> int:
+    with once.transaction() as tx:
+        count: int = tx.connection.execute(query).fetchone()[0]
+        return count
+
+
+def placed(*orders: str) -> list[tuple[str, str | None, object]]:
+    return [("order.placed", None, {"order": order}) for order in orders]
+
+
+@pytest.fixture
+def buried(shop: Shop) -> Callable[..., list[str]]:
+    return lambda *events: bury(shop.database, *events)
+
+
+def states(shop: Shop) -> dict[str, str]:
+    return dict(shop.rows("SELECT message_id, state FROM onefold_letter"))
+
+
+def test_a_dead_letter_is_listed_shown_redriven_and_handled(shop: Shop) -> None:
+    shop.put("broken")
+    with shop.started("relay", *D), shop.started("consume", "shop:once") as consume:
+        until(lambda: len(shop.rows("SELECT 1 FROM onefold_subscription")) == 2)
+        [event_id] = shop.place("a")
+        until(lambda: states(shop) == {event_id: "dead"})
+        [listed] = told(shop.onefold("dlq", "list", *D, "--json"))
+        assert (listed["id"], listed["consumer"], listed["topic"]) == (event_id, "ship", "order.placed")
+        assert listed["reason"] == "RuntimeError: the printer is on fire"
+        shown = told(shop.onefold("dlq", "show", event_id, *D, "--json"))
+        assert shown["data"] == {"order": "a"}
+        assert shown["headers"]["ce-id"] == event_id
+        assert 'raise RuntimeError("the printer is on fire")' in shown["history"][0]["traceback"]
+        shop.remove("broken")
+        answer = shop.onefold("dlq", "redrive", *D, "--wait", "--json", "--actor", "ann")
+        job = told(answer)
+        assert (job["letters"], job["handled"], job["waiting"], job["dead"]) == (1, 1, 0, 0)
+        assert "stop waiting with Ctrl-C" in answer.stderr
+        consume.tell(signal.SIGTERM)
+        assert consume.ended() == 0
+    assert shop.shipped() == ["a"]
+    assert shop.rows("SELECT actor, action FROM onefold_audit") == [("ann", "redrive")]
+
+
+def test_letters_that_die_again_make_a_waiting_redrive_fail(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    buried(*placed("a"))
+    shop.put("broken")
+    with shop.started("consume", "shop:once"):
+        answer = shop.onefold("dlq", "redrive", *D, "--wait")
+    assert answer.returncode == 1
+    assert answer.stdout.endswith("1 letters of ship; 0 waiting, 1 dead again\n")
+
+
+def test_the_filters_choose_what_is_listed(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    first, second, third = buried(*placed("a", "b"), ("order.packed", "one", {}))
+    long_ago = datetime.now(UTC) - timedelta(days=2)
+    shop.change(
+        f"UPDATE onefold_letter SET died_at_ms = {int(long_ago.timestamp() * 1000)} WHERE message_id = '{first}'"
+    )
+
+    def listed(*words: str) -> set[str]:
+        return {letter["id"] for letter in told(shop.onefold("dlq", "list", *D, "--json", *words))}
+
+    assert listed() == {first, second, third}
+    assert listed("--consumer", "pack") == listed("--topic", "order.packed") == listed("--reason", "boxes") == {third}
+    assert listed("--since", "1d") == {second, third}
+    assert listed("--until", (long_ago + timedelta(seconds=1)).isoformat()) == {first}
+    assert listed("--state", "waiting") == set()
+    assert len(listed("--limit", "2")) == 2
+
+
+def test_a_time_without_a_zone_is_refused(shop: Shop) -> None:
+    answer = shop.onefold("dlq", "list", *D, "--since", "2026-07-01")
+    assert answer.returncode == 2
+    assert "is no time with a zone" in " ".join(answer.stderr.split())
+
+
+def test_people_see_every_letter_and_no_control_characters(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    [event_id] = buried(("order.packed", "one", {"order": "\x1b[2J"}))
+    listed = shop.onefold("dlq", "list", *D).stdout
+    shown = shop.onefold("dlq", "show", event_id, *D).stdout
+    for text in (listed, shown):
+        assert event_id in text
+        assert r"no [red]boxes\x1b[2J left" in text
+        assert "\x1b" not in text
+    assert "ce-type: order.packed" in shown
+    assert "Traceback (most recent call last)" in shown
+    assert listed.endswith("letters: 1\n")
+
+
+def test_data_that_is_no_json_is_shown_as_what_it_is(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    text, raw = buried(*placed("a", "b"))
+    with closing(sqlite3.connect(shop.database)) as connection:
+        for event_id, data in ((text, b"plain text"), (raw, b"\xff\xfe")):
+            connection.execute("UPDATE onefold_letter SET data = ? WHERE message_id = ?", (data, event_id))
+        connection.commit()
+    assert told(shop.onefold("dlq", "show", text, *D, "--json"))["data_text"] == "plain text"
+    assert told(shop.onefold("dlq", "show", raw, *D, "--json"))["data_base64"] == "//4="
+
+
+def test_a_dry_run_counts_by_topic_and_reason_and_changes_nothing(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    ids = buried(*placed("a", "b"))
+    found = told(shop.onefold("dlq", "redrive", *D, "--dry-run", "--json"))
+    assert found["letters"] == 2
+    assert found["groups"] == [
+        {"topic": "order.placed", "reason": "RuntimeError: the printer is on fire", "letters": 2, "unfit": 0}
+    ]
+    assert sorted(found["first"]) == sorted(ids)
+    assert "would redrive 2 letters of ship" in shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
+    assert set(states(shop).values()) == {"dead"}
+    assert told(shop.onefold("dlq", "jobs", *D, "--json")) == []
+
+
+def test_a_redrive_is_listed_can_be_cancelled_and_names_who_did_both(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    buried(*placed("a", "b"))
+    job = told(shop.onefold("dlq", "redrive", *D, "--rate", "0.01", "--json"))
+    assert (job["letters"], job["waiting"]) == (2, 2)
+    [listed] = told(shop.onefold("dlq", "jobs", *D, "--json"))
+    assert listed["id"] == job["id"]
+    assert listed["actor"] == getpass.getuser()
+    cancelled = told(shop.onefold("dlq", "cancel", job["id"], *D, "--json", "--actor", "bob"))
+    assert cancelled["cancelled"] is True
+    assert set(states(shop).values()) == {"dead"}
+    assert shop.rows("SELECT actor, action FROM onefold_audit ORDER BY id DESC LIMIT 1") == [("bob", "cancel")]
+    assert job["id"] in shop.onefold("dlq", "jobs", *D).stdout
+
+
+def test_only_the_ids_that_are_named_are_redriven(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    first, second = buried(*placed("a", "b"))
+    assert told(shop.onefold("dlq", "redrive", second, *D, "--json"))["letters"] == 1
+    assert states(shop) == {first: "dead", second: "waiting"}
+    nothing = shop.onefold("dlq", "redrive", *D, "--reason", "nobody said that")
+    assert (nothing.returncode, nothing.stdout) == (1, "no dead letter of ship fits\n")
+
+
+def test_discard_asks_then_deletes_dead_letters_and_no_waiting_ones(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    first, second = buried(*placed("a", "b"))
+    shop.onefold("dlq", "redrive", second, *D)
+    assert shop.onefold("dlq", "discard", first, *D, given="n\n").returncode == 1
+    assert first in states(shop)
+    answer = shop.onefold("dlq", "discard", first, second, *D, given="y\n")
+    assert answer.stdout == "discarded: 1 of 2; the others are not dead\n"
+    assert states(shop) == {second: "waiting"}
+    forced = told(shop.onefold("dlq", "discard", second, *D, "--yes", "--force", "--json"))
+    assert forced == {"consumer": "ship", "discarded": 1, "asked": 1}
+    assert states(shop) == {}
+
+
+def test_skip_lets_a_key_go_on_without_its_dead_head(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    head, behind = buried(("order.packed", "one", 1), ("order.packed", "one", 2))
+    assert states(shop) == {head: "dead", behind: "waiting"}
+    assert "is not a dead letter at the head" in one_line(shop.onefold("dlq", "skip", behind, *D, "--yes"))
+    skipped = told(shop.onefold("dlq", "skip", head, *D, "--yes", "--json", "--actor", "ann"))
+    assert skipped == {"consumer": "pack", "skipped": head}
+    with shop.started("consume", "shop:once"):
+        until(lambda: states(shop) == {head: "dead"})
+    assert told(shop.onefold("dlq", "list", *D, "--json"))[0]["reason"] == "skipped by ann"
+
+
+def test_resume_goes_on_with_a_letter_whose_predecessor_is_gone(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    head, behind = buried(("order.packed", "one", 1), ("order.packed", "one", 2))
+    shop.onefold("dlq", "discard", head, *D, "--yes")
+    assert told(shop.onefold("dlq", "resume", behind, *D, "--yes", "--json")) == {"consumer": "pack", "resumed": behind}
+    with shop.started("consume", "shop:once"):
+        until(lambda: states(shop) == {})
+
+
+def test_where_several_consumers_have_letters_one_must_be_named(shop: Shop, buried: Callable[..., list[str]]) -> None:
+    buried(*placed("a"), ("order.packed", "one", {}))
+    line = one_line(shop.onefold("dlq", "redrive", *D))
+    assert "several consumers have letters (pack, ship): name one with --consumer" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "nothing"), "there is no letter 'nothing'"),
+        (("redrive",), "there are no letters"),
+        (("cancel", "nothing"), "there is no redrive job 'nothing'"),
+        (("skip", "nothing", "--consumer", "ship", "--yes"), "there is no letter 'nothing'"),
+        (("redrive", "--consumer", "ship", "--rate", "0"), "per_second"),
+        (("discard", "x", "--consumer", "ship", "--yes", "--actor", " "), "must say who does this"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(shop: Shop, words: tuple[str, ...], message: str) -> None:
+    assert message in one_line(shop.onefold("dlq", *words, *D))
+
+
+def test_on_postgres_a_letter_is_found_by_its_id_and_redriven(postgres: PrivatePostgres, tmp_path: Path) -> None:
+    dsn = postgres.fresh_database()
+    new_shop(tmp_path)
+    onefold("migrate", "-d", dsn)
+    ids = bury(dsn, *placed("a", "b", "c"))
+    shown: dict[str, Any] = told(onefold("dlq", "show", ids[1], "-d", dsn, "--json"))
+    assert (shown["id"], shown["data"]) == (ids[1], {"order": "b"})
+    answer = onefold("dlq", "redrive", ids[1], "-d", dsn, "--json")
+    assert json.loads(answer.stdout)["letters"] == 1
+    assert {letter["id"] for letter in told(onefold("dlq", "list", "-d", dsn, "--json"))} == {ids[0], ids[2]}
