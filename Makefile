@@ -13,7 +13,8 @@ FOLDERS := $(wildcard src tests examples benchmarks)
 .PHONY: help setup demo test check bench soak rabbitmq clean
 
 define HELP
-make demo     a payment API, its crashes and its retries, live; STAY=1 keeps it running
+make demo     a shop of three services, its crashes and its retries, live, on one SQLite file;
+              SERVERS=1 on Postgres and NATS, STAY=1 keeps it running
 make test     the static checks, then the tests
 make check    the static checks only
 make bench    the benchmarks; BENCH_ARGS="..." is passed on
@@ -31,7 +32,7 @@ help:
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m examples.payments.demo $(if $(STAY),--stay)
+	$(BIN)/python -m examples.shop.demo $(if $(SERVERS),--servers) $(if $(STAY),--stay)
 
 test: check
 	$(BIN)/python -m pytest -n 2 --cov $(PYTEST_ARGS)

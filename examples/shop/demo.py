@@ -1,0 +1,200 @@
+"""`make demo`: a shop of three services and a card processor, under fire.
+
+Customers retry, duplicate, race and give up; the processor fails; and processes are killed with -9 and started again,
+in the middle of what they do. Then the ledger is printed. It exits non-zero if anything was lost or happened twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from rich.console import Console
+
+from examples.shop import ledger
+from examples.shop.clients import Customers
+from examples.shop.processes import Process, Processes, free_url
+from examples.shop.settings import LEASE_S
+
+FIRE_S_MAX = 90.0
+FAULTS_SHOWN_MAX = 20
+DRAIN_S_MAX = 45.0
+
+SERVICES = MappingProxyType(
+    {
+        "orders": "examples.shop.orders",
+        "payments": "examples.shop.payments",
+        "fulfilment": "examples.shop.fulfilment",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How large, how long, on what."""
+
+    orders: int = 120
+    seconds: float = 10.0
+    """Over how long the customers come."""
+    kills: int = 10
+    faults: float = 0.2
+    """The share of its requests that the processor fails."""
+    servers: bool = False
+    """Postgres and NATS instead of one SQLite file."""
+    stay: bool = False
+    seed: int = 0
+    services: Mapping[str, str] = field(default_factory=lambda: SERVICES)
+    """The modules of the services, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    """Everything that runs, and where."""
+
+    url: str
+    databases: Mapping[str, str]
+    events: Path
+    processes: Processes
+    killable: list[Process]
+
+
+@contextlib.contextmanager
+def opened(plan: Plan) -> Iterator[Shop]:
+    """The shop, with all its processes; they end with the block."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onefold-shop-")))
+        databases, broker = _infrastructure(plan, directory, stack)
+        databases["processor"] = str(directory / "processor.db")
+        url, processor_url = free_url(), free_url()
+        environment = {
+            **{f"{name.upper()}_DATABASE": database for name, database in databases.items()},
+            "SHOP_BROKER": broker,
+            "SHOP_EVENTS": str(directory),
+            "PROCESSOR_URL": processor_url,
+            "PROCESSOR_FAULTS": str(plan.faults),
+            "PROCESSOR_SEED": str(plan.seed),
+        }
+        processes = stack.enter_context(Processes(directory, environment))
+        processes.run(sys.executable, "-m", "examples.shop.migrate", *plan.services.values())
+        # The processor is not ours to kill.
+        processes.start_api("processor", "examples.shop.processor:app", processor_url)
+        killable = []
+        # One database needs one relay. Published events are kept, so that one can count them afterwards.
+        options = ["--lease", str(LEASE_S), "--keep-published", "3600"]
+        for name in plan.services if plan.servers else ["orders"]:
+            target = f"{plan.services[name]}:once"
+            killable.append(processes.start_onefold(f"relay of {name}", "relay", target, *options))
+        for name, module in plan.services.items():
+            killable.append(processes.start_onefold(f"consumer of {name}", "consume", f"{module}:once"))
+        killable.append(processes.start_api("orders API", f"{plan.services['orders']}:app", url))
+        yield Shop(url=url, databases=databases, events=directory, processes=processes, killable=killable)
+
+
+def _infrastructure(plan: Plan, directory: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], str]:
+    """The database of each service, and the broker."""
+    if not plan.servers:
+        return dict.fromkeys(plan.services, str(directory / "shop.db")), "local"
+    from onefold.testing.servers import PrivateNats, PrivatePostgres
+
+    postgres = stack.enter_context(PrivatePostgres())
+    nats = stack.enter_context(PrivateNats())
+    return {service: postgres.fresh_database() for service in plan.services}, nats.url
+
+
+async def under_fire(plan: Plan, shop: Shop, customers: Customers) -> list[str]:
+    """Customers come while processes are killed; then what is under way comes to its end. What did not go well."""
+    await shop.processes.wait_until_up()
+    killing = asyncio.create_task(_kill_now_and_then(plan, shop))
+    try:
+        async with asyncio.timeout(FIRE_S_MAX):
+            await customers.come()
+            await killing
+    except TimeoutError:
+        return [f"the customers were not served within {FIRE_S_MAX:.0f} s"]
+    finally:
+        killing.cancel()
+    give_up_at = time.monotonic() + DRAIN_S_MAX
+    while not (await ledger.read(shop.databases)).drained:
+        if time.monotonic() > give_up_at:
+            return [f"there is still something under way after {DRAIN_S_MAX:.0f} s"]
+        await asyncio.sleep(0.2)
+    # What was leased to killed processes is delivered once more by then, and must find that it has been handled.
+    await asyncio.sleep(LEASE_S + 1.0)
+    return []
+
+
+async def _kill_now_and_then(plan: Plan, shop: Shop) -> None:
+    chance = random.Random(plan.seed)
+    for kill in range(plan.kills):
+        await asyncio.sleep(chance.uniform(0.2, 0.8))
+        victim = shop.killable[kill % len(shop.killable)]
+        victim.kill()
+        victim.start()
+        await shop.processes.wait_until_up()
+
+
+def run(plan: Plan, console: Console) -> int:
+    """The demonstration; its exit code is the verdict."""
+    with opened(plan) as shop:
+        console.print(f"The shop opens (seed {plan.seed}): {plan.orders} customers, {plan.kills} times kill -9 ...")
+        customers = Customers(shop.url, count=plan.orders, seconds=plan.seconds, seed=plan.seed)
+        found = asyncio.run(under_fire(plan, shop, customers))
+        books = asyncio.run(ledger.read(shop.databases))
+        found += shop.processes.failures() + ledger.faults(customers.intents, books)
+        console.print(ledger.table(customers, books, ledger.told(shop.events), shop.killable))
+        for fault in found[:FAULTS_SHOWN_MAX]:
+            console.print(fault, style="red", soft_wrap=True, markup=False, highlight=False)
+        console.print(
+            f"The ledger does not balance: {len(found)} faults."
+            if found
+            else "Nothing was lost, and nothing happened twice.",
+            style="red" if found else "green",
+        )
+        if plan.stay:
+            _stay(shop, console)
+    return 1 if found else 0
+
+
+def _stay(shop: Shop, console: Console) -> None:
+    order = f"""curl -i {shop.url}/orders -H 'Idempotency-Key: "mine"' -H 'X-Account: me' -H 'Correlation-Id: 42' """
+    console.print(
+        f'\nThe shop stays open. Try, twice:\n\n{order}--json \'{{"card": "good", "amount": 500}}\'\n\n'
+        f"and then {shop.url}/orders/ followed by the id. The API: {shop.url}/docs; what it promises: "
+        f"{shop.url}/onefold/specification\nThe databases:",
+        soft_wrap=True,
+        markup=False,
+    )
+    for service, database in shop.databases.items():
+        console.print(f"  {service}: {database}", soft_wrap=True, markup=False)
+    with contextlib.suppress(EOFError):
+        console.input("Press Enter to close the shop. ")
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--orders", type=int, default=argparse.SUPPRESS, help="how many customers come")
+    parser.add_argument("--seconds", type=float, default=argparse.SUPPRESS, help="over how many seconds")
+    parser.add_argument("--kills", type=int, default=argparse.SUPPRESS, help="how many processes are killed")
+    parser.add_argument("--servers", action="store_true", help="Postgres and NATS instead of one SQLite file")
+    parser.add_argument("--stay", action="store_true", help="keep the shop open afterwards")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the seed of an earlier run")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
+    try:
+        return run(Plan(**vars(parser.parse_args())), Console())
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

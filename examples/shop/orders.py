@@ -1,0 +1,112 @@
+"""Orders: the API that customers call. An order and the event that tells of it are one transaction.
+
+uvicorn examples.shop.orders:app              the API
+onefold relay examples.shop.orders:once       publishes its events
+onefold consume examples.shop.orders:once     hears what became of the orders
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Header, HTTPException
+from pydantic import BaseModel
+
+from examples.shop.database import execute, fetch
+from examples.shop.settings import LEASE_S, broker, database, listener
+from onefold import AsyncOnefold, Message, Request, Transaction
+from onefold.http.fastapi import Tx
+
+TABLES = [
+    """
+    CREATE TABLE IF NOT EXISTS orders
+    (id TEXT PRIMARY KEY, card TEXT, amount BIGINT, attempt BIGINT, state TEXT, correlation TEXT)
+    """
+]
+
+
+def account(request: Request) -> str | None:
+    """Whose key it is. A real shop takes it from its authentication."""
+    return request.header("x-account")
+
+
+once = AsyncOnefold(
+    database("orders"), source="orders", broker=broker(), principal=account, listener=listener("orders")
+)
+app = FastAPI(title="Orders")
+once.install(app)
+
+
+class Wish(BaseModel):
+    """What the customer asks for."""
+
+    card: str
+    amount: int
+
+
+class Card(BaseModel):
+    """Another card, after one was declined."""
+
+    card: str
+
+
+class Order(BaseModel):
+    """What the customer gets, every time it asks with the same key."""
+
+    id: str
+    state: str
+
+
+@app.post("/orders", status_code=201)
+@once.idempotent(required=True, lease_s=LEASE_S)
+async def place(wish: Wish, tx: Tx[Any], correlation_id: Annotated[str, Header()]) -> Order:
+    """The key, the order, its event and this answer commit together, or not at all."""
+    order = str(uuid4())
+    await execute(
+        tx,
+        "INSERT INTO orders (id, card, amount, attempt, state, correlation) VALUES ($1, $2, $3, 1, 'placed', $4)",
+        order,
+        wish.card,
+        wish.amount,
+        correlation_id,
+    )
+    data = {"order": order, "attempt": 1, "card": wish.card, "amount": wish.amount}
+    await tx.publish("order.placed", data, key=order)
+    return Order(id=order, state="placed")
+
+
+@app.post("/orders/{order}/card")
+@once.idempotent(required=True, lease_s=LEASE_S)
+async def try_another_card(order: str, another: Card, tx: Tx[Any]) -> Order:
+    """A new attempt, wanted by the customer. Events of one order have one key, so they are handled in their order."""
+    rows = await fetch(
+        tx,
+        "UPDATE orders SET card = $2, attempt = attempt + 1, state = 'placed' WHERE id = $1 AND state = 'declined'"
+        " RETURNING attempt, amount",
+        order,
+        another.card,
+    )
+    if not rows:
+        raise HTTPException(404, f"there is no declined order {order}")
+    [(attempt, amount)] = rows
+    data = {"order": order, "attempt": attempt, "card": another.card, "amount": amount}
+    await tx.publish("order.placed", data, key=order)
+    return Order(id=order, state="placed")
+
+
+@app.get("/orders/{order}")
+async def show(order: str) -> Order:
+    """What has become of an order."""
+    async with once.transaction() as tx:
+        rows = await fetch(tx, "SELECT state FROM orders WHERE id = $1", order)
+    if not rows:
+        raise HTTPException(404, f"there is no order {order}")
+    return Order(id=order, state=rows[0][0])
+
+
+@once.consumer("orders", topic=["payment.declined", "order.shipped"], retry_base_s=0.1, lease_s=LEASE_S)
+async def follow(message: Message, tx: Transaction[Any]) -> None:
+    """Each message is handled once: its ledger row and this update are one transaction."""
+    state = "shipped" if message.topic == "order.shipped" else "declined"
+    await execute(tx, "UPDATE orders SET state = $2 WHERE id = $1", message.json()["order"], state)

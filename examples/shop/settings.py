@@ -1,0 +1,48 @@
+"""What the services of the shop read from their environment. Unset, they share one SQLite file, which also delivers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from onefold import Event
+from onefold.brokers.connect import BrokerGiven
+
+PROCESSOR_URL = os.environ.get("PROCESSOR_URL", "http://127.0.0.1:8001")
+PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")
+
+#: What a killed process was working on is given to another one after so many seconds. Most systems wait longer.
+LEASE_S = 2.0
+
+
+def database(service: str) -> str:
+    """What ORDERS_DATABASE, PAYMENTS_DATABASE, FULFILMENT_DATABASE name: postgresql://... or a SQLite file."""
+    return os.environ.get(f"{service.upper()}_DATABASE", "shop.db")
+
+
+def broker() -> BrokerGiven:
+    """Where the messages travel. Usually one writes broker="local" or broker="nats://...": only the short lease needs
+    more."""
+    address = os.environ.get("SHOP_BROKER", "local")
+    if address == "local":
+        return f"local?lease_s={LEASE_S}"
+    from onefold.brokers.nats import NatsBroker
+
+    return lambda: NatsBroker(address, ack_wait_s=LEASE_S)
+
+
+def listener(service: str) -> Callable[[Event], None] | None:
+    """Write what onefold tells of this process to a file of its own in SHOP_EVENTS, one JSON object per line."""
+    directory = os.environ.get("SHOP_EVENTS")
+    if directory is None:
+        return None
+    path = Path(directory, f"{service}-{os.getpid()}.jsonl")
+
+    def write(event: Event) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n")
+
+    return write

@@ -1,0 +1,40 @@
+"""The shop's orders with a planted bug: the event is published in a transaction of its own, before the order's."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Annotated, Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Header, HTTPException
+
+from examples.shop import orders
+from examples.shop.database import execute
+from onefold.http.fastapi import Tx
+
+once = orders.once
+TABLES = orders.TABLES
+REQUESTS = count()
+
+app = FastAPI()
+once.install(app)
+
+
+@app.post("/orders", status_code=201)
+@once.idempotent(required=True)
+async def place(wish: orders.Wish, tx: Tx[Any], correlation_id: Annotated[str, Header()]) -> orders.Order:
+    order = str(uuid4())
+    async with once.transaction() as another:
+        data = {"order": order, "attempt": 1, "card": wish.card, "amount": wish.amount}
+        await another.publish("order.placed", data, key=order, headers={"correlation-id": correlation_id})
+    if next(REQUESTS) % 5 == 0:
+        raise HTTPException(503, "something fails between the two")
+    await execute(
+        tx,
+        "INSERT INTO orders (id, card, amount, attempt, state, correlation) VALUES ($1, $2, $3, 1, 'placed', $4)",
+        order,
+        wish.card,
+        wish.amount,
+        correlation_id,
+    )
+    return orders.Order(id=order, state="placed")

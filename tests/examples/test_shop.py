@@ -1,0 +1,184 @@
+"""The shop keeps its promise under fire, and its ledger would notice if it did not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from examples.shop.clients import Customers, Intent
+from examples.shop.ledger import Books, Entry, Order, faults
+
+ROOT = Path(__file__).parents[2]
+DEMO = ("-m", "examples.shop.demo", "--seed", "7")
+
+
+def run(*command: str) -> tuple[int, str]:
+    """Its exit code and what it said. Whatever it has started ends with it."""
+    ran = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return ran.returncode, ran.stdout
+
+
+# Under fire
+
+
+def test_on_one_sqlite_file_nothing_is_lost_and_nothing_happens_twice() -> None:
+    code, said = run(*DEMO, "--orders", "40", "--seconds", "4", "--kills", "5")
+    assert "Nothing was lost, and nothing happened twice." in said
+    assert code == 0
+
+
+def test_on_postgres_and_nats_nothing_is_lost_and_nothing_happens_twice() -> None:
+    code, said = run(*DEMO, "--orders", "40", "--seconds", "4", "--kills", "7", "--servers")
+    assert "Nothing was lost, and nothing happened twice." in said
+    assert code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_it_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, *DEMO, "--orders", "1000", "--seconds", "60"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def heed_ctrl_c() -> None:  # whoever is started in the background ignores it, and so do its children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    ) as shop:
+        try:
+            assert shop.stdout is not None
+            assert "The shop opens" in shop.stdout.readline()
+            children = Path(f"/proc/{shop.pid}/task/{shop.pid}/children").read_text().split()
+            assert len(children) == 6
+            shop.send_signal(number)
+            shop.wait(60)
+        finally:
+            shop.kill()
+    assert shop.returncode != 0
+    give_up_at = time.monotonic() + 30
+    while any(running(pid) for pid in children):
+        assert time.monotonic() < give_up_at, "they outlive it"
+
+
+def running(pid: str) -> bool:
+    """Whether there is such a process of the shop. Whoever has died and waits to be buried is gone."""
+    try:
+        return b"examples.shop" in Path("/proc", pid, "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# Controls: bugs that are planted in a service must be found and named
+
+
+def run_with(bug: dict[str, str]) -> tuple[int, str]:
+    """The demo, with one of its services exchanged for another module."""
+    program = (
+        "import sys\n"
+        "from rich.console import Console\n"
+        "from examples.shop.demo import SERVICES, Plan, run\n"
+        f"plan = Plan(orders=30, seconds=2.0, kills=0, seed=7, services={{**SERVICES, **{bug}}})\n"
+        "sys.exit(run(plan, Console(width=200)))\n"
+    )
+    return run("-c", program)
+
+
+def test_control_a_new_key_for_every_attempt_charges_twice_and_the_ledger_says_so() -> None:
+    code, said = run_with({"payments": "tests.examples.fresh_keys"})
+    assert "was charged 2 times instead of 1" in said
+    assert code == 1
+
+
+def test_control_an_event_outside_of_the_transaction_charges_for_nothing_and_the_ledger_says_so() -> None:
+    code, said = run_with({"orders": "tests.examples.split_write"})
+    assert "was charged, but there is no such order" in said
+    assert code == 1
+
+
+# The ledger itself
+
+PAID = Order("o-1", "good", 1, "shipped", "c-1")
+UNPAID = Order("o-2", "no money", 1, "declined", "c-2")
+PAID_AT_LAST = Order("o-3", "good", 2, "shipped", "c-3")
+
+BALANCED = Books(
+    orders=[PAID, UNPAID, PAID_AT_LAST],
+    captured=[Entry("o-1", "c-1"), Entry("o-3", "c-3")],
+    declined=[Entry("o-2", "c-2"), Entry("o-3", "c-3")],
+    charges=[Entry("o-1", "c-1"), Entry("o-3", "c-3")],
+    shipments=[Entry("o-1", "c-1"), Entry("o-3", "c-3")],
+    unpublished=0,
+    sent_again=0,
+)
+
+
+def intents() -> list[Intent]:
+    return [
+        Intent(key=f"k-{n}", correlation=f"c-{n}", card="good", amount=1, answers={b"an answer"}) for n in (1, 2, 3)
+    ]
+
+
+def test_a_ledger_that_balances_has_no_faults() -> None:
+    assert faults(intents(), BALANCED) == []
+
+
+def test_an_abandoned_intent_may_have_an_order_or_none() -> None:
+    abandoned = Intent(key="k-4", correlation="c-4", card="good", amount=1, abandoned=True)
+    assert faults([*intents(), abandoned], BALANCED) == []
+    [_, *others] = intents()
+    assert faults([replace(abandoned, correlation="c-1"), *others], BALANCED) == []
+
+
+UNBALANCED: dict[str, Callable[[Books], Books]] = {
+    "intent k-1 was lost: there is no order": lambda b: replace(b, orders=b.orders[1:]),
+    "intent k-1 was ordered 2 times": lambda b: replace(b, orders=[*b.orders, replace(PAID, id="o-9")]),
+    "the correlation id c-9, which no": lambda b: replace(b, orders=[*b.orders, replace(PAID, correlation="c-9")]),
+    "order o-1 is still 'placed'": lambda b: replace(b, orders=[replace(PAID, state="placed"), *b.orders[1:]]),
+    "order o-1 was charged 2 times instead of 1": lambda b: replace(b, charges=[*b.charges, b.charges[0]]),
+    "order o-1 was charged 0 times instead of 1": lambda b: replace(b, charges=b.charges[1:]),
+    "order o-2 was charged 1 times instead of 0": lambda b: replace(b, charges=[*b.charges, Entry("o-2", "c-2")]),
+    "order o-1 was captured 0 times instead of 1": lambda b: replace(b, captured=b.captured[1:]),
+    "order o-3 was declined 0 times instead of 1": lambda b: replace(b, declined=b.declined[:1]),
+    "order o-1 was shipped 2 times instead of 1": lambda b: replace(b, shipments=[*b.shipments, b.shipments[0]]),
+    "order o-9 was shipped, but there is no": lambda b: replace(b, shipments=[*b.shipments, Entry("o-9", "c-1")]),
+    "order o-3 was shipped under another correlation id": lambda b: replace(
+        b, shipments=[b.shipments[0], Entry("o-3", "c-1")]
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", UNBALANCED)
+def test_control_a_ledger_that_does_not_balance_names_the_fault(fault: str) -> None:
+    assert any(fault in found for found in faults(intents(), UNBALANCED[fault](BALANCED)))
+
+
+def test_control_two_answers_to_one_intent_and_none_are_faults() -> None:
+    first, second, third = intents()
+    first.answers.add(b"another answer")
+    second.answers.clear()
+    assert faults([first, second, third], BALANCED) == [
+        "intent k-1 was given 2 different answers",
+        "intent k-2 was never answered",
+    ]
+
+
+def test_the_customers_of_a_seed_are_always_the_same() -> None:
+    def customers(seed: int) -> list[Intent]:
+        return Customers("http://nowhere", count=10, seconds=1, seed=seed).intents
+
+    assert customers(7) == customers(7) != customers(8)
