@@ -6,6 +6,7 @@
 - `conformance`: what every database driver must do, for threads and for asyncio.
 - `scripts`: a flow run against a script of answers.
 - `crash`: something going wrong before, during and after every effect: a lost connection, a cancellation, kill -9.
+- `crash_brokers`: the same at a broker: around publish, receive, ack and give back.
 - `schedules`: every order in which two requests can meet, and samples of three.
 - `invariants`: what must hold afterwards, whatever happened.
 """

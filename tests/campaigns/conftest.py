@@ -1,0 +1,29 @@
+"""One zygote for the campaigns, and a database on the worker's Postgres that holds a schema for each place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold.testing.servers import PrivatePostgres
+from tests.campaigns.stages import Stage, stage_of
+from tests.campaigns.zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Zygote]:
+    with Zygote() as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session")
+def campaigns_dsn(postgres: PrivatePostgres) -> str:
+    return postgres.fresh_database()
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
+    """By the name of a store and a broker, which the test is parametrized with."""
+    return stage_of(request.param, request, tmp_path)
