@@ -34,6 +34,7 @@ Unit = Literal[
     "statements",
     "commits",
     "hops between threads",
+    "buffers",
 ]
 
 WARM_UP: Final = 100
@@ -131,9 +132,9 @@ async def _count_wal(place: str, counts: Counts) -> None:
     watcher = await asyncpg.connect(place)
 
     async def count_log(subject: str, application: _Application) -> None:
-        before = await _position(watcher)
+        before = await wal_position(watcher)
         await application.post_all(WAL_COUNTED, start=WARM_UP)
-        after = await _position(watcher)
+        after = await wal_position(watcher)
         counts[f"asyncpg {subject}", "WAL bytes"] = (after[0] - before[0]) / WAL_COUNTED
         counts[f"asyncpg {subject}", "transaction ids"] = (after[1] - before[1]) / WAL_COUNTED
 
@@ -149,7 +150,7 @@ async def _count_wal(place: str, counts: Counts) -> None:
     )
 
 
-async def _position(watcher: asyncpg.Connection[asyncpg.Record]) -> tuple[int, int]:
+async def wal_position(watcher: asyncpg.Connection[asyncpg.Record]) -> tuple[int, int]:
     """Where the log ends, in bytes, and the next transaction id."""
     row = await watcher.fetchrow(
         "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -159,7 +160,7 @@ async def _position(watcher: asyncpg.Connection[asyncpg.Record]) -> tuple[int, i
 
 
 async def _count_sqlite(place: str, counts: Counts) -> None:
-    with _traced_sqlite() as statements, _counted_hops() as hops:
+    with traced_sqlite() as statements, counted_hops() as hops:
 
         async def count_statements(subject: str, application: _Application, start: int) -> None:
             statements.clear()
@@ -177,7 +178,7 @@ async def _count_sqlite(place: str, counts: Counts) -> None:
 
 
 @contextmanager
-def _traced_sqlite() -> Iterator[list[str]]:
+def traced_sqlite() -> Iterator[list[str]]:
     """Every statement that connections opened from now on execute."""
     statements: list[str] = []
     connect = sqlite3.connect
@@ -195,7 +196,7 @@ def _traced_sqlite() -> Iterator[list[str]]:
 
 
 @contextmanager
-def _counted_hops() -> Iterator[list[object]]:
+def counted_hops() -> Iterator[list[object]]:
     """Everything that is handed from the loop to a connection's thread from now on."""
     hops: list[object] = []
     hand = LaneThread.hand

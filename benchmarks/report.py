@@ -51,11 +51,11 @@ def table_of(title: str, measured: Sequence[Measured]) -> str:
         )
     busiest = max(sample.load.busy for one in measured for sample in one.samples)
     note = f"the load generator used at most {busiest:.0%} of a core"
-    return f"{title}\n{_aligned((_HEAD, *rows))}\n{note}"
+    return f"{title}\n{aligned((_HEAD, *rows))}\n{note}"
 
 
-def guards_of(verdicts: Iterable[Verdict]) -> str:
-    """What was counted, per request."""
+def guards_of(verdicts: Iterable[Verdict], *, title: str = "Counted per request") -> str:
+    """What was counted."""
     rows = [
         (
             verdict.limit.subject,
@@ -66,7 +66,7 @@ def guards_of(verdicts: Iterable[Verdict]) -> str:
         )
         for verdict in verdicts
     ]
-    return f"Counted per request\n{_aligned((_GUARD_HEAD, *rows), words=2)}"
+    return f"{title}\n{aligned((_GUARD_HEAD, *rows), words=2)}"
 
 
 def as_json(effort: Effort, tables: dict[str, list[Measured]], verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _median(samples: Iterable[Sample], name: str) -> float:
     return median(float(getattr(sample.load, name)) for sample in samples)
 
 
-def _aligned(rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
+def aligned(rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
     """Columns of one width each: the first `words` columns are words and start left, the others are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -11,11 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from benchmarks.guards import Verdict, run_guards
+from benchmarks.messages import parts as messages
+from benchmarks.messages.comparison import Outcome
 from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
@@ -76,18 +78,25 @@ def main() -> int:
     started = time.monotonic()
     tables: dict[str, list[Measured]] = {}
     verdicts: list[Verdict] = []
-    for part in [told.only] if told.only else [*COMPARISONS, "guards"]:
+    found: dict[str, list[Outcome]] = {}
+    usual = messages.QUICK if told.quick else messages.THOROUGH
+    messages_effort = replace(usual, rounds=told.rounds or usual.rounds)
+    for part in [told.only] if told.only else [*COMPARISONS, "guards", "messages"]:
         if part == "guards":
             verdicts = run_guards(_progress)
             print(guards_of(verdicts), end="\n\n")
+        elif part == "messages":
+            found = messages.measured(list(messages.PARTS), messages_effort, _progress)
         else:
             comparison = COMPARISONS[part]
             tables[part] = _run(comparison, effort)
             print(table_of(comparison.title, tables[part]), end="\n\n")
     if told.json:
-        Path(told.json).write_text(json.dumps(as_json(effort, tables, verdicts), indent=1) + "\n")
+        document = {**as_json(effort, tables, verdicts), "messages": messages.as_json(messages_effort, found)}
+        Path(told.json).write_text(json.dumps(document, indent=1) + "\n")
     print(f"{time.monotonic() - started:.0f} s; {machine()}")
-    return _exit_code(tables, verdicts, floors=not told.no_floors)
+    floors = not told.no_floors
+    return max(_exit_code(tables, verdicts, floors=floors), messages.exit_code(found, floors=floors))
 
 
 def _run(comparison: Comparison, effort: Effort) -> list[Measured]:
@@ -131,7 +140,7 @@ def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *
 def _told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
-    parser.add_argument("--only", choices=[*COMPARISONS, "guards"], help="one part only")
+    parser.add_argument("--only", choices=[*COMPARISONS, "guards", "messages"], help="one part only")
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
     parser.add_argument("--pool", type=int, help="connections in each pool")

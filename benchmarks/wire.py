@@ -2,6 +2,7 @@
 
 Every cycle of the protocol, however many statements it carries, ends with one ReadyForQuery; a driver cannot take
 one without waiting for the wire, so this number is what a request costs in round trips, whatever the driver calls it.
+Every statement, BEGIN and COMMIT among them, is answered with one CommandComplete.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from benchmarks.load import HOST
 
 _CHUNK_BYTES_MAX: Final = 65_536
 _READY_FOR_QUERY: Final = ord("Z")
+_COMMAND_COMPLETE: Final = ord("C")
 
 
 class Wire:
@@ -23,6 +25,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.cycles = 0
+        self.statements = 0
 
 
 @asynccontextmanager
@@ -62,6 +65,7 @@ async def _count_down(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.
             kind, length = struct.unpack("!Bi", head)
             # Counted before it is sent: whoever has the answer finds it counted.
             wire.cycles += kind == _READY_FOR_QUERY
+            wire.statements += kind == _COMMAND_COMPLETE
             writer.write(head + await reader.readexactly(length - 4))
             await writer.drain()
     except asyncio.IncompleteReadError:
