@@ -96,6 +96,18 @@ def test_the_flask_program_happens_once(tmp_path: Path, monkeypatch: pytest.Monk
     shop.once.close()
 
 
+def test_the_events_program_ships_its_order(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(block("python", "# orders.py"))
+    ran = subprocess.run(
+        [sys.executable, "orders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.stdout, ran.returncode) == ("shipping ord-42\n", 0), ran.stderr
+
+
+def test_every_program_is_run_by_a_test() -> None:
+    assert set(re.findall(r"```python\n# (\w+)\.py", README)) == {"payments", "shop", "orders"}
+
+
 def test_the_settings_table_has_every_setting_with_its_default() -> None:
     section = README.split("## Settings")[1].split("\n## ")[0]
     printed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))

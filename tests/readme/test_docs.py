@@ -1,0 +1,73 @@
+"""The pages in docs are true: every program in them runs and prints what the page says, every command exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+#: A program, and the console session that follows it.
+_PROGRAM = re.compile(r"```python\n(# (\w+)\.py\n.*?)```\s*```console\n\$ python (\w+)\.py\n(.*?)```", re.DOTALL)
+
+PROGRAMS = [
+    pytest.param(program, name, run, printed, id=f"{page.stem}-{name}")
+    for page in PAGES
+    for program, name, run, printed in _PROGRAM.findall(page.read_text())
+]
+
+COMMANDS = sorted({line for page in PAGES for line in re.findall(r"^\$ (onefold .*)$", page.read_text(), re.MULTILINE)})
+
+
+def test_there_are_programs_and_commands_to_try() -> None:
+    assert len(PROGRAMS) >= 3
+    assert len(COMMANDS) >= 3
+
+
+@pytest.mark.parametrize(("program", "name", "run", "printed"), PROGRAMS)
+def test_a_program_prints_what_its_page_says(program: str, name: str, run: str, printed: str, tmp_path: Path) -> None:
+    assert name == run
+    (tmp_path / f"{name}.py").write_text(program)
+    ran = subprocess.run(
+        [sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_python_block_is_a_program_that_is_run(page: Path) -> None:
+    assert len(re.findall(r"^```python$", page.read_text(), re.MULTILINE)) == len(_PROGRAM.findall(page.read_text()))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_and_its_options_exist(command: str) -> None:
+    words = [word for word in shlex.split(command) if not word.startswith("...")]
+    verbs = []
+    for word in words[1:]:
+        if not re.fullmatch(r"[a-z]+", word):
+            break
+        verbs.append(word)
+    asked = subprocess.run(
+        [sys.executable, "-c", "from onefold.cli import main; main()", *verbs, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
+    )
+    assert asked.returncode == 0, asked.stderr
+    for option in re.findall(r"--[a-z-]+", command):
+        assert option in asked.stdout, f"{command}: there is no {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
