@@ -163,6 +163,32 @@ async def test_a_broker_that_cannot_be_made_is_refused_without_its_password(
     await once.close()
 
 
+@pytest.mark.parametrize(
+    ("address", "kind", "server"),
+    [
+        ("nats://nats.internal:4222", "NatsBroker", None),
+        ("redis://valkey.internal/0", "RedisBroker", "redis://valkey.internal/0"),
+        ("valkey://valkey.internal/0", "RedisBroker", "redis://valkey.internal/0"),
+        ("valkeys://valkey.internal/0", "RedisBroker", "rediss://valkey.internal/0"),
+        ("amqp://rabbit.internal/", "RabbitBroker", None),
+        ("kafka://one:9092,two:9092", "KafkaBroker", "one:9092,two:9092"),
+        ("local", "LocalBroker", None),
+    ],
+)
+async def test_an_address_makes_its_broker_for_that_server(
+    sqlite_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, kind: str, server: str | None
+) -> None:
+    once = AsyncOnefold(sqlite_path, source="shop")
+    broker = broker_of(address, once._database)
+    assert type(broker).__name__ == kind
+    if server is not None:
+        given: list[str] = []
+        monkeypatch.setattr(f"{type(broker).__module__}.{kind}", lambda address: given.append(address))
+        broker_of(address, once._database)
+        assert given == [server]
+    await once.close()
+
+
 async def test_the_lease_of_the_local_broker_can_be_set(sqlite_path: Path) -> None:
     once = AsyncOnefold(sqlite_path, source="shop")
     assert broker_of("local?lease_s=3", once._database).keep_every_s == 1.0

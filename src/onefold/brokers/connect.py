@@ -32,6 +32,10 @@ _ADAPTERS: Final = {
 }
 
 
+#: What the clients call these schemes.
+_CLIENT_NAMES: Final = {"kafka": "", "valkey": "redis://", "valkeys": "rediss://"}
+
+
 def broker_of(given: BrokerGiven, database: AsyncDatabase[Any], awaited: Awaited | None = None) -> Broker:
     """A broker, not yet open. `database` is where "local" messages travel; `awaited` is for LocalBroker."""
     if not isinstance(given, str):
@@ -60,8 +64,7 @@ def broker_of(given: BrokerGiven, database: AsyncDatabase[Any], awaited: Awaited
         raise ConfigurationError(
             f"a broker at {scheme}:// needs {error.name}: pip install 'onefold[{extra}]'"
         ) from error
-    server = given.removeprefix("kafka://") if scheme == "kafka" else given.replace("valkey", "redis", 1)
-    broker: Broker = adapter(server)
+    broker: Broker = adapter(_CLIENT_NAMES.get(scheme, scheme + "://") + given.partition("://")[2])
     return broker
 
 
