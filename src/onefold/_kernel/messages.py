@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -28,6 +29,9 @@ _STRUCTURED: Final = "application/cloudevents+json"
 _SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 _ALL_SAFE: Final = re.compile(f"[{re.escape(_SAFE)}]*")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+
+#: What a topic may be called: a name that every broker takes as it is.
+TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 
 #: What became of one message that was handed to a broker. None: the broker has it for good.
 Confirm: TypeAlias = MessageRefused | BrokerUnavailable | None
@@ -67,6 +71,21 @@ class Delivery:
     """The broker gave it out before, or cannot say that it did not."""
     receipt: Any = None
     """What the adapter needs to settle it."""
+
+
+def stream_of(source: str, topic: str, key: str) -> bytes:
+    """16 bytes that name a stream, one count of versions. Neither source nor topic can contain the separator."""
+    return blake2b(f"{source}\n{topic}\n{key}".encode(), digest_size=16).digest()
+
+
+def carried(found: Mapping[str, str | None]) -> dict[str, str]:
+    """Of these headers, those that follow a request or a message into its events. What cannot be carried is left out:
+    somebody's odd header must not fail what it came with."""
+    return {
+        name: value
+        for name in CARRIED
+        if (value := found.get(name)) and len(value) <= 512 and value.isascii() and value.isprintable()
+    }
 
 
 def attributes(message: Message) -> dict[str, str]:

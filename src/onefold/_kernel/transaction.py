@@ -6,13 +6,14 @@ error that says so.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.effects import Boundary, Call, Statement
 from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold.errors import ProgrammerError, StoreUnavailable
 
@@ -152,6 +153,12 @@ class Transaction(Generic[H]):
     def _check(self) -> None:
         if self._over is not None:
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
+
+
+async def close_sessions(tx: Transaction[Any], keep_rows: bool) -> None:
+    """The transaction is about to end: have whoever joined it write what they hold back, or let go of it."""
+    while tx.endings:
+        await Call(functools.partial(tx.endings.pop(), keep_rows))
 
 
 class Savepoint:

@@ -21,7 +21,7 @@ from onefold._kernel.effects import Call, Now, Sleep
 from onefold._kernel.events import Claimed, Listener, Outcome, Released, Settled, tell
 from onefold._kernel.ids import uuid7_ms
 from onefold._kernel.lanes import TaskLane, ThreadLane
-from onefold._kernel.transaction import Outgoing, Transaction, no_outbox
+from onefold._kernel.transaction import Outgoing, Transaction, close_sessions, no_outbox
 from onefold.errors import (
     CallerError,
     KeyExpired,
@@ -210,7 +210,7 @@ class Passage:
             if not refused:
                 self._check_touched(response.status)
             if self.tx.endings:
-                await self._close_sessions(not refused)
+                await close_sessions(self.tx, not refused)
             answer = stored(
                 response, digest=ask.digest, kept=kept, headers_kept=self.policy.headers_kept, sealer=self._gate.sealer
             )
@@ -243,7 +243,7 @@ class Passage:
             self._end()
             return
         try:
-            await self._close_sessions(False)
+            await close_sessions(self.tx, False)
         except Exception:
             _log.warning("%s: a session could not be closed; its connection rolls back", self.operation, exc_info=True)
         self._end()
@@ -269,11 +269,6 @@ class Passage:
         """Extend the lease, unless the passage is over or its open transaction makes that needless."""
         if self._run is not None and self._ask is not None and not self.over and not self.tx.touched:
             await self._store.renew(self._ask, self._run)
-
-    async def _close_sessions(self, keep_rows: bool) -> None:
-        while self.tx.endings:
-            ending = self.tx.endings.pop()
-            await Call(functools.partial(ending, keep_rows))
 
     def _end(self) -> None:
         self.over = True

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from onefold._kernel.messages import CARRIED
+from onefold._kernel.messages import CARRIED, carried
 
 #: Names in lower case, in the order received or to be sent.
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -55,15 +55,10 @@ class Request(NamedTuple):
         return None
 
     def carried(self) -> dict[str, str]:
-        """Trace and correlation, as the events of this request carry them on. What cannot be carried is left out: a
-        caller's odd header must not fail its request."""
+        """Trace and correlation, as the events of this request carry them on."""
         found = {name: self.header(name) for name in CARRIED}
         found["correlation-id"] = found["correlation-id"] or self.header("x-correlation-id")
-        return {name: value for name, value in found.items() if value and len(value) <= 512 and _plain(value)}
-
-
-def _plain(value: str) -> bool:
-    return value.isascii() and value.isprintable()
+        return carried(found)
 
 
 class Response(NamedTuple):

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
+from onefold._kernel.clock import milliseconds
+
 # What every request makes is a NamedTuple: as immutable as a frozen dataclass, at a quarter of the price.
 
 #: Version of the stored form. Readers accept every version up to this one and refuse newer ones by name.
@@ -138,8 +140,3 @@ def _lock_id(hashed: bytes) -> int:
     # 64 bits of a hash: no two of our locks, nor ours and the application's, meet by accident. (A class of 32 bits
     # and an id of 32 bits would meet about once in a day of heavy traffic: a false 422.)
     return int.from_bytes(hashed[:8], "big", signed=True)
-
-
-def milliseconds(seconds: float) -> int:
-    """As databases count them; none is too short to be noticed."""
-    return max(1, round(seconds * 1000))

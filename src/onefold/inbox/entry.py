@@ -7,9 +7,10 @@ the message comes again, and the ledger knows.
 from __future__ import annotations
 
 from onefold._kernel.borrow import holding, undoing
+from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Discard, Release, Statement
 from onefold._kernel.misuse import translated
-from onefold.inbox.model import checked_name, milliseconds
+from onefold.inbox.model import checked_name
 from onefold.inbox.sql import STATEMENTS
 from onefold.policy.ranges import require
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from onefold._kernel.borrow import borrowing, holding, undoing
-from onefold._kernel.clock import wall_ms
+from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step
 from onefold._kernel.events import (
     DeadLettered,
@@ -39,7 +39,7 @@ from onefold.errors import (
     TransactionMisused,
 )
 from onefold.inbox.handler import Handling
-from onefold.inbox.model import Consumer, milliseconds
+from onefold.inbox.model import Consumer
 from onefold.inbox.order import Early, Late, Stand, Turn, is_stale, judged
 from onefold.inbox.parcel import Parcel, reason_of, received, with_failure
 from onefold.inbox.sql import STATEMENTS

@@ -14,9 +14,9 @@ from typing import Any
 
 from onefold._kernel.borrow import borrowing, undoing
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Now, Release, Row, Statement
-from onefold._kernel.messages import CARRIED, Message
+from onefold._kernel.messages import Message, carried
 from onefold._kernel.misuse import COMMITTED_BY_HANDLER, translated
-from onefold._kernel.transaction import Transaction
+from onefold._kernel.transaction import Transaction, close_sessions
 from onefold.errors import ConnectionLost, OnefoldError, ProgrammerError, StoreError, TransactionMisused
 from onefold.inbox.model import Consumer
 from onefold.inbox.sql.statements import Statements
@@ -46,7 +46,7 @@ class Handling:
         began_at = await Now()
         try:
             self._check(await Call(functools.partial(self._call, *self._arguments(messages, tx))))
-            await _close_sessions(tx, True)
+            await close_sessions(tx, True)
         except Exception as error:
             return await self._undo(tx, error)
         tx.end()
@@ -88,7 +88,7 @@ class Handling:
 
     async def _undo(self, tx: Transaction[Any], error: Exception) -> Exception:
         try:
-            await _close_sessions(tx, False)
+            await close_sessions(tx, False)
         except Exception:
             _log.warning(
                 "%s: a session could not be closed; its connection rolls back", self._consumer.name, exc_info=True
@@ -124,20 +124,9 @@ def _too_long(consumer: Consumer, error: Exception) -> HandlerTookTooLong:
     return slow
 
 
-async def _close_sessions(tx: Transaction[Any], keep_rows: bool) -> None:
-    while tx.endings:
-        await Call(functools.partial(tx.endings.pop(), keep_rows))
-
-
 def _carried(messages: Sequence[Message]) -> dict[str, str]:
     """Trace and correlation go on where there is one message they can come from."""
-    if len(messages) != 1:
-        return {}
-    return {
-        name: value
-        for name, value in messages[0].headers.items()
-        if name in CARRIED and len(value) <= 512 and value.isascii() and value.isprintable()
-    }
+    return carried(messages[0].headers) if len(messages) == 1 else {}
 
 
 async def _rows(statement: Statement) -> list[Row]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from onefold._kernel.borrow import borrowing
+from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
 from onefold._kernel.events import DeadLettered, Listener, tell
 from onefold._kernel.messages import Message
 from onefold.errors import ConfigurationError
 from onefold.inbox.flow import Inbox, Letter
-from onefold.inbox.model import milliseconds
 from onefold.inbox.parcel import restored
 from onefold.inbox.sql import STATEMENTS
 

@@ -9,9 +9,9 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
+from onefold._kernel.messages import TOPIC
 from onefold.errors import ConfigurationError
 from onefold.policy.backoff import Backoff
 from onefold.policy.ranges import require
@@ -21,7 +21,6 @@ Order: TypeAlias = Literal["none", "strict", "latest"]
 DAY_S: Final = 86_400.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-_TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -54,7 +53,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         checked_name(self.name)
-        if type(self.topics) is not tuple or not self.topics or not all(map(_TOPIC.fullmatch, self.topics)):
+        if type(self.topics) is not tuple or not self.topics or not all(map(TOPIC.fullmatch, self.topics)):
             raise ConfigurationError(
                 f"consumer {self.name!r} has topics={self.topics!r}; give a tuple of topics like ('order.placed',)"
             )
@@ -114,16 +113,6 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"consumer name {name!r} must be letters, digits, '.', '_' and '-', at most 100")
     return name
-
-
-def stream_of(source: str, topic: str, key: str) -> bytes:
-    """16 bytes that name a stream, as the outbox names it. Neither source nor topic can contain the separator."""
-    # A foreign producer's key may be half a character, which cannot be written as it is.
-    return blake2b(f"{source}\n{topic}\n{key}".encode("utf-8", "backslashreplace"), digest_size=16).digest()
-
-
-def milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
 
 
 def _takes_tx(name: str, handler: Callable[..., Any]) -> bool:

@@ -14,8 +14,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from onefold._kernel.effects import Value
-from onefold._kernel.messages import Delivery, Message
-from onefold.inbox.model import stream_of
+from onefold._kernel.messages import Delivery, Message, stream_of
 
 ID_LENGTH_MAX: Final = 512
 HISTORY_MAX: Final = 20

@@ -13,12 +13,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from onefold._kernel.borrow import borrowing
-from onefold._kernel.clock import wall_ms
+from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Value
 from onefold._kernel.events import Listener, Redriven, tell
 from onefold._kernel.ids import new_id
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.inbox.model import DAY_S, milliseconds
+from onefold.inbox.model import DAY_S
 from onefold.inbox.sql import STATEMENTS
 from onefold.policy.ranges import require
 

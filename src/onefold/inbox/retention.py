@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from onefold._kernel.borrow import borrowing
+from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Statement
-from onefold.inbox.model import Consumer, milliseconds
+from onefold.inbox.model import Consumer
 from onefold.inbox.sql import STATEMENTS
 
 

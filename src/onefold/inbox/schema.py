@@ -9,6 +9,8 @@ means that nothing was handled yet, and `settle_at` is when the smallest version
 
 from __future__ import annotations
 
+from onefold._kernel.dialects import SQLITE_NOW_MS
+
 POSTGRES: dict[int, tuple[str, ...]] = {
     3: (
         """
@@ -89,7 +91,7 @@ POSTGRES: dict[int, tuple[str, ...]] = {
 }
 
 #: SQLite's own clock, in milliseconds since 1970.
-_NOW = "(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER))"
+_NOW = f"({SQLITE_NOW_MS})"
 
 SQLITE: dict[int, tuple[str, ...]] = {
     3: (

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Final
 from uuid import UUID
 
+from onefold._kernel.messages import TOPIC, stream_of
 from onefold.errors import ConfigurationError, MessageInvalid
 from onefold.outbox.schema import BUCKETS
 
@@ -23,7 +24,6 @@ HEADERS_MAX: Final = 32
 HEADER_BYTES_MAX: Final = 4096
 KEY_LENGTH_MAX: Final = 255
 
-_TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _SOURCE: Final = re.compile(r"[!-~]{1,255}", re.ASCII)
 _HEADER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,99}", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[ -~]*", re.ASCII)
@@ -58,11 +58,6 @@ class Draft:
         return digest[0] % BUCKETS
 
 
-def stream_of(source: str, topic: str, key: str) -> bytes:
-    """16 bytes that name a stream. Neither source nor topic can contain the separator."""
-    return blake2b(f"{source}\n{topic}\n{key}".encode(), digest_size=16).digest()
-
-
 def checked_source(source: str) -> str:
     if not _SOURCE.fullmatch(source):
         raise ConfigurationError(
@@ -73,7 +68,7 @@ def checked_source(source: str) -> str:
 
 
 def checked_topic(topic: str) -> str:
-    if not _TOPIC.fullmatch(topic):
+    if not TOPIC.fullmatch(topic):
         raise MessageInvalid(
             f"topic {topic!r} must be letters, digits, '.', '_' and '-', at most 200, for example 'order.placed'"
         )

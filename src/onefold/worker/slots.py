@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from onefold._kernel.messages import Delivery
-from onefold.inbox.model import stream_of
+from onefold._kernel.messages import Delivery, stream_of
 
 
 class Slot:

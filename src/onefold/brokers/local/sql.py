@@ -5,18 +5,16 @@ Positions come as a JSON array: one statement however many there are. A free row
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
+from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
 from onefold._kernel.effects import Boundary, Statement, Step, Value
-
-_PLACE: Final = re.compile(r":([0-9])(?:::([a-z]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statements:
-    """What the local broker asks of its database. Texts are written for Postgres with `:1::type` for values."""
+    """What the local broker asks of its database. Texts are written for Postgres with `$1::type` for values."""
 
     casts: bool
     """Whether values are written as $1::type (Postgres), or as ?1 (SQLite)."""
@@ -25,7 +23,7 @@ class Statements:
     until: str
     """The end of a lease that begins now and lasts {} milliseconds."""
     elements: str
-    """The numbers in the JSON array :1."""
+    """The numbers in the JSON array $1."""
     take_free: str
     opens: tuple[Step, ...]
     """What must stand in front of a `take`: its rows are read before COMMIT follows."""
@@ -34,14 +32,14 @@ class Statements:
         return Statement("SELECT DISTINCT topic FROM onefold_subscription")
 
     def subscribe(self, consumer: str, topic: str) -> Statement:
-        sql = "INSERT INTO onefold_subscription (consumer, topic) VALUES (:1::text, :2::text) ON CONFLICT DO NOTHING"
+        sql = "INSERT INTO onefold_subscription (consumer, topic) VALUES ($1::text, $2::text) ON CONFLICT DO NOTHING"
         return self._statement(sql, consumer, topic)
 
     def deliver(self, topic: str, message_id: str, headers: str, data: bytes) -> Statement:
         """Give a message to everyone who subscribed to its topic, unless it waits there already."""
         sql = """
         INSERT INTO onefold_delivery (consumer, id, headers, data)
-        SELECT consumer, :2::text, :3::text, :4::bytea FROM onefold_subscription WHERE topic = :1::text
+        SELECT consumer, $2::text, $3::text, $4::bytea FROM onefold_subscription WHERE topic = $1::text
         ON CONFLICT (consumer, id) DO NOTHING
         """
         return self._statement(sql, topic, message_id, headers, data)
@@ -52,7 +50,7 @@ class Statements:
 
     def take(self, consumer: str, holder: str, limit: int, lease_ms: int) -> Statement:
         """Lease the oldest free rows: position, headers, data, how often it was taken."""
-        lease = f"taken = taken + 1, holder = :2::text, {self.held_until} = {self.until.format(':4::bigint')}"
+        lease = f"taken = taken + 1, holder = $2::text, {self.held_until} = {self.until.format('$4::bigint')}"
         return self._statement(self.take_free.format(lease=lease, free=self._free), consumer, holder, limit, lease_ms)
 
     def remove(self, positions: str, holder: str) -> Statement:
@@ -63,22 +61,20 @@ class Statements:
         return self._statement(sql, positions, holder)
 
     def keep(self, positions: str, holder: str, lease_ms: int) -> Statement:
-        lease = f"{self.held_until} = {self.until.format(':3::bigint')}"
+        lease = f"{self.held_until} = {self.until.format('$3::bigint')}"
         return self._statement(f"UPDATE onefold_delivery SET {lease} WHERE {self._these}", positions, holder, lease_ms)
 
     @property
     def _free(self) -> str:
-        return f"consumer = :1::text AND ({self.held_until} IS NULL OR {self.held_until} <= {self.now})"
+        return f"consumer = $1::text AND ({self.held_until} IS NULL OR {self.held_until} <= {self.now})"
 
     @property
     def _these(self) -> str:
-        return f"holder = :2::text AND position IN ({self.elements})"
+        return f"holder = $2::text AND position IN ({self.elements})"
 
     def _statement(self, sql: str, *values: Value) -> Statement:
-        return Statement(_PLACE.sub(r"$\1::\2" if self.casts else r"?\1", sql), values)
+        return Statement(sql if self.casts else sqlite_values(sql), values)
 
-
-_MS_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 STATEMENTS: Final = {
     "postgres": Statements(
@@ -86,26 +82,26 @@ STATEMENTS: Final = {
         now="now()",
         held_until="held_until",
         until="now() + {} * interval '1 millisecond'",
-        elements="SELECT value::bigint FROM json_array_elements_text(:1::json)",
+        elements="SELECT value::bigint FROM json_array_elements_text($1::json)",
         opens=(),  # it commits by itself: who is stopped in between would keep its rows from everybody, for ever
         take_free="""
         UPDATE onefold_delivery AS d SET {lease}
-        FROM (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT :3::int
+        FROM (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT $3::int
               FOR UPDATE SKIP LOCKED) AS t
-        WHERE d.consumer = :1::text AND d.position = t.position
+        WHERE d.consumer = $1::text AND d.position = t.position
         RETURNING d.position, d.headers, d.data, d.taken
         """,
     ),
     "sqlite": Statements(
         casts=False,
-        now=_MS_NOW,
+        now=SQLITE_NOW_MS,
         held_until="held_until_ms",
-        until=_MS_NOW + " + {}",
-        elements="SELECT value FROM json_each(:1::json)",
+        until=SQLITE_NOW_MS + " + {}",
+        elements="SELECT value FROM json_each($1::json)",
         opens=(Boundary.BEGIN_LIGHT,),
         take_free="""
         UPDATE onefold_delivery SET {lease}
-        WHERE position IN (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT :3::int)
+        WHERE position IN (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT $3::int)
         RETURNING position, headers, data, taken
         """,
     ),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement
-from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock, milliseconds
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock
 
 #: Verdicts of LOCK, beside the digest itself, which means: both locks held.
 SAME_IN_FLIGHT = "same"

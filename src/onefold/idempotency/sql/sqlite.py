@@ -6,10 +6,10 @@ holder whose lease was taken over can neither settle nor release what is no long
 
 from __future__ import annotations
 
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Statement
-from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, milliseconds
-
-_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
 
 _PEEK = f"""
 SELECT {_NOW} > ?2,

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import re
 
+from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
+from onefold._kernel.dialects import sqlite_values
 from onefold._kernel.effects import Statement
 
-_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-
-_PARAMETER = re.compile(r"\$(\d+)::\w+")
 _MOMENT = re.compile(r"\b([a-z]+_at)\b")
 
 
@@ -26,7 +25,7 @@ class Sqlite:
         return ()
 
     def text(self, sql: str) -> str:
-        return _MOMENT.sub(r"\1_ms", _PARAMETER.sub(r"?\1", sql))
+        return _MOMENT.sub(r"\1_ms", sqlite_values(sql))
 
     def in_ms(self, ms: str) -> str:
         return f"({_NOW} + {ms})"

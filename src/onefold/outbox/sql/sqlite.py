@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
 from onefold.outbox.model import Draft
 from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Failure, Limits
-
-_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 #: A stream that starts over (its row was lost with a backup, or forgotten) starts a later epoch.
 _COUNT = f"""
