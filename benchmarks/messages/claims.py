@@ -24,7 +24,7 @@ from onefold._kernel.lanes import BrokerLane
 from onefold._kernel.runners import run_async
 from onefold.db.connect import async_database
 from onefold.outbox.relay import Carrier, Settings
-from onefold.outbox.sql import postgres
+from onefold.outbox.sql import STATEMENTS
 from onefold.outbox.waiting import Limits
 
 WAITING: Final = 1_000
@@ -136,7 +136,7 @@ async def _explained(connection: Connection, plan: str) -> _Claims:
 async def _claim() -> Statement:
     """The statement a relay claims with."""
     limits = Limits(per_bucket=-(-WAITING // 8), rows=WAITING, data_bytes=16 * 1024 * 1024)
-    flow = postgres.claim(RELAY, 3600.0, limits)
+    flow = STATEMENTS["postgres"].claim(RELAY, 3600.0, limits)
     effect: Effect[Any] = flow.send(None)
     flow.close()
     assert isinstance(effect, Fetch)

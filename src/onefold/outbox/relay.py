@@ -18,7 +18,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from types import ModuleType
 from typing import Final
 
 from onefold._kernel.borrow import borrowing
@@ -26,8 +25,8 @@ from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Publish, Step
 from onefold._kernel.messages import Confirm, Message
 from onefold.errors import BrokerUnavailable, MessageRefused, StoreError
 from onefold.outbox.schema import BUCKETS
+from onefold.outbox.sql import STATEMENTS
 from onefold.outbox.waiting import Failure, Limits, Waiting, assigned, read, shortened, waves
-from onefold.outbox.write import STATEMENTS
 from onefold.policy.backoff import Backoff, Draw
 from onefold.policy.ranges import require
 
@@ -86,7 +85,7 @@ class Carrier:
         self.buried = False
         #: Sent, but not marked yet, because the database could not be reached.
         self.owed: Sent | None = None
-        self._sql: ModuleType = STATEMENTS[dialect]
+        self._sql = STATEMENTS[dialect]
         self._settings = settings
         self._draw = draw
         self._leased_at = float("-inf")

@@ -6,13 +6,12 @@ waits in its turn, only rows that are stopped.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onefold._kernel.borrow import borrowing
-from onefold._kernel.effects import Batch, Fetch
-from onefold.outbox.write import STATEMENTS
+from onefold._kernel.effects import Batch, Fetch, Statement
+from onefold.outbox.sql import STATEMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +97,19 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
 
 async def retry(dialect: str, ids: Sequence[str]) -> int:
     """Try these stopped events now; how many of them were stopped. One that killed relays is still sent alone."""
-    return await borrowing(lambda: _on_stopped(dialect, "retry", ids))
+    return await borrowing(lambda: _count(STATEMENTS[dialect].retry(ids)))
 
 
 async def retry_topics(dialect: str, topics: Sequence[str]) -> int:
     """Try what these topics have stopped now, except what was set aside: the reason of its refusal may be gone."""
-    return await borrowing(lambda: _on_stopped(dialect, "retry_topics", topics))
+    return await borrowing(lambda: _count(STATEMENTS[dialect].retry_topics(topics)))
 
 
 async def discard(dialect: str, ids: Sequence[str]) -> int:
     """Delete these stopped events, never to be published; how many of them were stopped. Their keys go on: consumers
     that count versions will see a gap."""
-    return await borrowing(lambda: _on_stopped(dialect, "discard", ids))
+    return await borrowing(lambda: _count(STATEMENTS[dialect].discard(ids)))
 
 
-async def _on_stopped(dialect: str, verb: str, names: Sequence[str]) -> int:
-    return await Batch((getattr(STATEMENTS[dialect], verb)(json.dumps(list(names))),))
+async def _count(statement: Statement) -> int:
+    return await Batch((statement,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Batch, Fetch
-from onefold.outbox.write import STATEMENTS
+from onefold.outbox.sql import STATEMENTS
 
 
 async def forget(dialect: str, *, keep_s: float, limit: int = 1000, batches_max: int = 10) -> int:

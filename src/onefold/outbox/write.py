@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import ModuleType
 from typing import Final
 from uuid import UUID
 
@@ -28,11 +27,9 @@ from onefold.outbox.model import (
     rfc3339,
     serialised,
 )
-from onefold.outbox.sql import postgres, sqlite
+from onefold.outbox.sql import STATEMENTS
 
 EVENTS_MAX: Final = 10_000
-
-STATEMENTS: dict[str, ModuleType] = {"postgres": postgres, "sqlite": sqlite}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

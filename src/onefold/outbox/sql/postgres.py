@@ -8,12 +8,12 @@ Whoever locks a relay's row and rows of the outbox in one transaction locks the 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from onefold._kernel.effects import Fetch, Row, Statement, Step
 from onefold.outbox.model import Draft
-from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Failure, Limits
+from onefold.outbox.sql.statements import Statements
+from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Limits
 
 _COLUMNS = "bucket, stream, id, source, topic, key, time, content_type, headers, data, due_at"
 
@@ -35,16 +35,6 @@ INSERT INTO onefold_outbox ({_COLUMNS})
 VALUES ($1::smallint, NULL, $2::text, $3::text, $4::text, NULL, $5::text, $6::text, $7::text, $8::bytea,
         to_timestamp($9::bigint / 1000.0))
 """
-
-
-def write(draft: Draft) -> tuple[Statement, ...]:
-    """Write an event; one with a key gets its version."""
-    body = (draft.time, draft.content_type, draft.headers, draft.data)
-    if draft.stream is not None:
-        named = (draft.bucket, draft.stream, draft.id, draft.source, draft.topic, draft.key)
-        return (Statement(_WRITE_KEYED, (*named, *body)),)
-    return (Statement(_WRITE, (draft.bucket, draft.id, draft.source, draft.topic, *body, draft.due_ms)),)
-
 
 # --- the relay ----------------------------------------------------------------------------------------------
 
@@ -150,85 +140,6 @@ DELETE FROM onefold_outbox WHERE position IN (
     SELECT position FROM onefold_outbox WHERE {_PAST} ORDER BY published_at LIMIT $2::integer)
 """
 
-
-def turn(lease_s: float) -> tuple[Step, ...]:
-    """Be the only one who tends, in this transaction."""
-    return (Statement(_BOUNDED, (f"{round(lease_s * 1000)}ms",)), _LOCK)
-
-
-def enter(relay: str, lease_s: float) -> Statement:
-    return Statement(_ENTER, (relay, round(lease_s * 1000)))
-
-
-def renew(relay: str, lease_s: float) -> Statement:
-    """Extend the lease; no row changes where the relay was buried."""
-    return Statement(_RENEW, (relay, round(lease_s * 1000)))
-
-
-def bury() -> Statement:
-    """Remove the relays whose lease ran out; what each was trying, as JSON."""
-    return Statement(_BURY)
-
-
-async def suspect(positions: Sequence[int]) -> list[Row]:
-    """These were at hand when a relay died; returned are those for which that was once too often."""
-    return await Fetch(Statement(_SUSPECT, (_array(positions), DIED_OF)))
-
-
-def relays() -> Statement:
-    return Statement("SELECT relay FROM onefold_relay ORDER BY relay")
-
-
-def owners() -> Statement:
-    return Statement("SELECT bucket, relay FROM onefold_bucket ORDER BY bucket")
-
-
-def assign(changes: Mapping[int, str | None]) -> Statement:
-    return Statement(_ASSIGN, (json.dumps(changes),))
-
-
-def leave(relay: str) -> Statement:
-    return Statement("DELETE FROM onefold_relay WHERE relay = $1::text", (relay,))
-
-
-async def claim(relay: str, lease_s: float, limits: Limits) -> list[Row]:
-    """Waiting rows of the relay's buckets, noted as tried."""
-    values = (relay, round(lease_s * 1000), limits.per_bucket, limits.rows, limits.data_bytes)
-    return await Fetch(Statement(_CLAIM, values))
-
-
-def forget_trying(relay: str) -> Statement:
-    return Statement(_FORGET_TRYING, (relay,))
-
-
-def published(positions: Sequence[int], *, keep: bool) -> Statement:
-    return Statement(_KEEP if keep else _DELETE, (_array(positions),))
-
-
-def failed(relay: str, failures: Sequence[Failure]) -> Statement:
-    """Stop these until their next try, if the relay is still there."""
-    return Statement(_FAIL, (relay, json.dumps([failure._asdict() for failure in failures])))
-
-
-def next_due() -> Statement:
-    """In how many milliseconds the next row is due; no row where none is."""
-    return Statement(_NEXT_DUE)
-
-
-def release_due(limit: int) -> Statement:
-    return Statement(_RELEASE_DUE, (limit,))
-
-
-def forgettable(keep_s: float) -> Statement:
-    """Whether there is a row to forget."""
-    return Statement(_FORGETTABLE, (round(keep_s * 1000),))
-
-
-def forget(keep_s: float, limit: int) -> Statement:
-    """Delete rows that were published longer ago than that."""
-    return Statement(_FORGET, (round(keep_s * 1000), limit))
-
-
 # --- what operators ask -----------------------------------------------------------------------------------------
 
 _READY = "published_at IS NULL AND due_at IS NULL"
@@ -271,44 +182,57 @@ _CHOSEN = f"{_STOPPED} AND id IN (SELECT json_array_elements_text($1::text::json
 #: What was at hand when relays died stays suspect, with fewer deaths to its name.
 _RETRY = f"UPDATE onefold_outbox SET due_at = NULL, started = least(started, finished + 1) WHERE {_CHOSEN}"
 
-
 _RETRY_TOPICS = f"""
 UPDATE onefold_outbox SET due_at = NULL
 WHERE {_STOPPED} AND due_at < 'infinity' AND topic IN (SELECT json_array_elements_text($1::text::json))
 """
 
 
-def pending(limit: int) -> Statement:
-    return Statement(_PENDING, (limit,))
+class Postgres(Statements):
+    """What the outbox asks of Postgres."""
 
+    ENTER = _ENTER
+    RENEW = _RENEW
+    BURY = _BURY
+    ASSIGN = _ASSIGN
+    FAIL = _FAIL
+    NEXT_DUE = _NEXT_DUE
+    RELEASE_DUE = _RELEASE_DUE
+    FORGETTABLE = _FORGETTABLE
+    FORGET = _FORGET
+    PENDING = _PENDING
+    OLDEST = _OLDEST
+    DELAYED = _DELAYED
+    LIST_STOPPED = _LIST_STOPPED
+    RELAYS_SEEN = _RELAYS_SEEN
+    RETRY = _RETRY
+    RETRY_TOPICS = _RETRY_TOPICS
+    FORGET_TRYING = _FORGET_TRYING
+    LEAVE = "DELETE FROM onefold_relay WHERE relay = $1::text"
+    DELETE = _DELETE
+    KEEP = _KEEP
+    DISCARD = f"DELETE FROM onefold_outbox WHERE {_CHOSEN}"
 
-def oldest() -> Statement:
-    return Statement(_OLDEST)
+    def write(self, draft: Draft) -> tuple[Statement, ...]:
+        """Write an event; one with a key gets its version."""
+        body = (draft.time, draft.content_type, draft.headers, draft.data)
+        if draft.stream is not None:
+            named = (draft.bucket, draft.stream, draft.id, draft.source, draft.topic, draft.key)
+            return (Statement(_WRITE_KEYED, (*named, *body)),)
+        return (Statement(_WRITE, (draft.bucket, draft.id, draft.source, draft.topic, *body, draft.due_ms)),)
 
+    def turn(self, lease_s: float) -> tuple[Step, ...]:
+        """Be the only one who tends, in this transaction."""
+        return (Statement(_BOUNDED, (f"{round(lease_s * 1000)}ms",)), _LOCK)
 
-def delayed(limit: int) -> Statement:
-    return Statement(_DELAYED, (limit,))
+    async def suspect(self, positions: Sequence[int]) -> list[Row]:
+        """These were at hand when a relay died; returned are those for which that was once too often."""
+        return await Fetch(Statement(_SUSPECT, (self.positions(positions), DIED_OF)))
 
+    async def claim(self, relay: str, lease_s: float, limits: Limits) -> list[Row]:
+        """Waiting rows of the relay's buckets, noted as tried."""
+        values = (relay, round(lease_s * 1000), limits.per_bucket, limits.rows, limits.data_bytes)
+        return await Fetch(Statement(_CLAIM, values))
 
-def stopped(limit: int) -> Statement:
-    return Statement(_LIST_STOPPED, (limit,))
-
-
-def relays_seen() -> Statement:
-    return Statement(_RELAYS_SEEN)
-
-
-def retry(ids: str) -> Statement:
-    return Statement(_RETRY, (ids,))
-
-
-def retry_topics(topics: str) -> Statement:
-    return Statement(_RETRY_TOPICS, (topics,))
-
-
-def discard(ids: str) -> Statement:
-    return Statement(f"DELETE FROM onefold_outbox WHERE {_CHOSEN}", (ids,))
-
-
-def _array(positions: Sequence[int]) -> str:
-    return "{" + ",".join(map(str, positions)) + "}"
+    def positions(self, positions: Sequence[int]) -> str:
+        return "{" + ",".join(map(str, positions)) + "}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
 from onefold.outbox.model import Draft
-from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Failure, Limits
+from onefold.outbox.sql.statements import Statements
+from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Limits
 
 #: A stream that starts over (its row was lost with a backup, or forgotten) starts a later epoch.
 _COUNT = f"""
@@ -24,19 +25,7 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, {_NOW},
         (SELECT epoch FROM onefold_stream WHERE stream = ?2), (SELECT version FROM onefold_stream WHERE stream = ?2))
 """
 
-
-def write(draft: Draft) -> tuple[Statement, ...]:
-    """Write an event; one with a key gets its version."""
-    values = (
-        draft.bucket, draft.stream, draft.id, draft.source, draft.topic, draft.key,
-        draft.time, draft.content_type, draft.headers, draft.data, draft.due_ms,
-    )  # fmt: skip
-    count = () if draft.stream is None else (Statement(_COUNT, (draft.stream,)),)
-    return (*count, Statement(_WRITE, values))
-
-
 # --- the relay ----------------------------------------------------------------------------------------------
-
 
 #: Later than any clock: SQLite has no infinity among its integers.
 NEVER_MS = 2**62
@@ -132,93 +121,6 @@ DELETE FROM onefold_outbox WHERE position IN (
     SELECT position FROM onefold_outbox WHERE {_PAST} ORDER BY published_at_ms LIMIT ?2)
 """
 
-
-def turn(lease_s: float) -> tuple[Step, ...]:
-    """Nothing more: BEGIN takes the one write lock there is."""
-    return ()
-
-
-def enter(relay: str, lease_s: float) -> Statement:
-    return Statement(_ENTER, (relay, round(lease_s * 1000)))
-
-
-def renew(relay: str, lease_s: float) -> Statement:
-    """Extend the lease; no row changes where the relay was buried."""
-    return Statement(_RENEW, (relay, round(lease_s * 1000)))
-
-
-def bury() -> Statement:
-    """Remove the relays whose lease ran out; what each was trying, as JSON."""
-    return Statement(_BURY)
-
-
-async def suspect(positions: Sequence[int]) -> list[Row]:
-    """These were at hand when a relay died; returned are those for which that was once too often."""
-    found = json.dumps(positions)
-    await Batch((Statement(_SUSPECT, (found, DIED_OF)),))
-    return await Fetch(Statement(_SET_ASIDE, (found,)))
-
-
-def relays() -> Statement:
-    return Statement("SELECT relay FROM onefold_relay ORDER BY relay")
-
-
-def owners() -> Statement:
-    return Statement("SELECT bucket, relay FROM onefold_bucket ORDER BY bucket")
-
-
-def assign(changes: Mapping[int, str | None]) -> Statement:
-    return Statement(_ASSIGN, (json.dumps(changes),))
-
-
-def leave(relay: str) -> Statement:
-    return Statement("DELETE FROM onefold_relay WHERE relay = ?1", (relay,))
-
-
-async def claim(relay: str, lease_s: float, limits: Limits) -> list[Row]:
-    """Waiting rows of the relay's buckets, noted as tried."""
-    if not await Fetch(Statement(_PEEK, (relay,))):
-        return []
-    await Batch((Boundary.BEGIN,))
-    rows = await Fetch(Statement(_PICK, (relay, limits.per_bucket, limits.rows, limits.data_bytes)))
-    note = Statement(_NOTE, (relay, round(lease_s * 1000), json.dumps([row[1] for row in rows])))
-    await Batch((note, Boundary.COMMIT) if rows else (Boundary.ROLLBACK,))
-    return rows
-
-
-def forget_trying(relay: str) -> Statement:
-    return Statement("UPDATE onefold_relay SET trying = '[]' WHERE relay = ?1", (relay,))
-
-
-def published(positions: Sequence[int], *, keep: bool) -> Statement:
-    what = f"UPDATE onefold_outbox SET published_at_ms = {_NOW}" if keep else "DELETE FROM onefold_outbox"
-    return Statement(f"{what} WHERE position IN (SELECT value FROM json_each(?1))", (json.dumps(positions),))
-
-
-def failed(relay: str, failures: Sequence[Failure]) -> Statement:
-    """Stop these until their next try, if the relay is still there."""
-    return Statement(_FAIL, (relay, json.dumps([failure._asdict() for failure in failures])))
-
-
-def next_due() -> Statement:
-    """In how many milliseconds the next row is due; no row where none is."""
-    return Statement(_NEXT_DUE)
-
-
-def release_due(limit: int) -> Statement:
-    return Statement(_RELEASE_DUE, (limit,))
-
-
-def forgettable(keep_s: float) -> Statement:
-    """Whether there is a row to forget."""
-    return Statement(_FORGETTABLE, (round(keep_s * 1000),))
-
-
-def forget(keep_s: float, limit: int) -> Statement:
-    """Delete rows that were published longer ago than that."""
-    return Statement(_FORGET, (round(keep_s * 1000), limit))
-
-
 # --- what operators ask -----------------------------------------------------------------------------------------
 
 _PENDING = f"""
@@ -252,40 +154,67 @@ _CHOSEN = f"{_HELD_BACK} AND error IS NOT NULL AND id IN (SELECT value FROM json
 #: What was at hand when relays died stays suspect, with fewer deaths to its name.
 _RETRY = f"UPDATE onefold_outbox SET due_at_ms = NULL, started = min(started, finished + 1) WHERE {_CHOSEN}"
 
-
 _RETRY_TOPICS = f"""
 UPDATE onefold_outbox SET due_at_ms = NULL
 WHERE {_HELD_BACK} AND error IS NOT NULL AND due_at_ms < {NEVER_MS} AND topic IN (SELECT value FROM json_each(?1))
 """
 
-
-def pending(limit: int) -> Statement:
-    return Statement(_PENDING, (limit,))
+_THESE = "position IN (SELECT value FROM json_each(?1))"
 
 
-def oldest() -> Statement:
-    return Statement(_OLDEST)
+class Sqlite(Statements):
+    """What the outbox asks of SQLite."""
 
+    ENTER = _ENTER
+    RENEW = _RENEW
+    BURY = _BURY
+    ASSIGN = _ASSIGN
+    FAIL = _FAIL
+    NEXT_DUE = _NEXT_DUE
+    RELEASE_DUE = _RELEASE_DUE
+    FORGETTABLE = _FORGETTABLE
+    FORGET = _FORGET
+    PENDING = _PENDING
+    OLDEST = _OLDEST
+    DELAYED = _DELAYED
+    LIST_STOPPED = _LIST_STOPPED
+    RELAYS_SEEN = _RELAYS_SEEN
+    RETRY = _RETRY
+    RETRY_TOPICS = _RETRY_TOPICS
+    FORGET_TRYING = "UPDATE onefold_relay SET trying = '[]' WHERE relay = ?1"
+    LEAVE = "DELETE FROM onefold_relay WHERE relay = ?1"
+    DELETE = f"DELETE FROM onefold_outbox WHERE {_THESE}"
+    KEEP = f"UPDATE onefold_outbox SET published_at_ms = {_NOW} WHERE {_THESE}"
+    DISCARD = f"DELETE FROM onefold_outbox WHERE {_CHOSEN}"
 
-def delayed(limit: int) -> Statement:
-    return Statement(_DELAYED, (limit,))
+    def write(self, draft: Draft) -> tuple[Statement, ...]:
+        """Write an event; one with a key gets its version."""
+        values = (
+            draft.bucket, draft.stream, draft.id, draft.source, draft.topic, draft.key,
+            draft.time, draft.content_type, draft.headers, draft.data, draft.due_ms,
+        )  # fmt: skip
+        count = () if draft.stream is None else (Statement(_COUNT, (draft.stream,)),)
+        return (*count, Statement(_WRITE, values))
 
+    def turn(self, lease_s: float) -> tuple[Step, ...]:
+        """Nothing more: BEGIN takes the one write lock there is."""
+        return ()
 
-def stopped(limit: int) -> Statement:
-    return Statement(_LIST_STOPPED, (limit,))
+    async def suspect(self, positions: Sequence[int]) -> list[Row]:
+        """These were at hand when a relay died; returned are those for which that was once too often."""
+        found = self.positions(positions)
+        await Batch((Statement(_SUSPECT, (found, DIED_OF)),))
+        return await Fetch(Statement(_SET_ASIDE, (found,)))
 
+    async def claim(self, relay: str, lease_s: float, limits: Limits) -> list[Row]:
+        """Waiting rows of the relay's buckets, noted as tried."""
+        if not await Fetch(Statement(_PEEK, (relay,))):
+            return []
+        await Batch((Boundary.BEGIN,))
+        rows = await Fetch(Statement(_PICK, (relay, limits.per_bucket, limits.rows, limits.data_bytes)))
+        note = Statement(_NOTE, (relay, round(lease_s * 1000), json.dumps([row[1] for row in rows])))
+        await Batch((note, Boundary.COMMIT) if rows else (Boundary.ROLLBACK,))
+        return rows
 
-def relays_seen() -> Statement:
-    return Statement(_RELAYS_SEEN)
-
-
-def retry(ids: str) -> Statement:
-    return Statement(_RETRY, (ids,))
-
-
-def retry_topics(topics: str) -> Statement:
-    return Statement(_RETRY_TOPICS, (topics,))
-
-
-def discard(ids: str) -> Statement:
-    return Statement(f"DELETE FROM onefold_outbox WHERE {_CHOSEN}", (ids,))
+    def positions(self, positions: Sequence[int]) -> str:
+        return json.dumps(positions)
