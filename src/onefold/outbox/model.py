@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Final
 from uuid import UUID
 
-from onefold._kernel.messages import TOPIC, stream_of
+from onefold._kernel.messages import TOPIC
 from onefold.errors import ConfigurationError, MessageInvalid
 from onefold.outbox.schema import BUCKETS
 
@@ -38,6 +38,8 @@ class Draft:
     source: str
     topic: str
     key: str | None
+    stream: bytes | None
+    """The name of its count of versions. None: it has no key, and no order to keep."""
     time: str
     content_type: str
     headers: str
@@ -45,11 +47,6 @@ class Draft:
     data: bytes
     due_ms: int | None
     """Not to be published before; in milliseconds since 1970."""
-
-    @property
-    def stream(self) -> bytes | None:
-        """The name of its count of versions. None: it has no key, and no order to keep."""
-        return None if self.key is None else stream_of(self.source, self.topic, self.key)
 
     @property
     def bucket(self) -> int:

@@ -16,6 +16,7 @@ from uuid import UUID
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Statement
 from onefold._kernel.ids import new_id
+from onefold._kernel.messages import stream_of
 from onefold.errors import ConfigurationError, MessageInvalid
 from onefold.outbox.model import (
     Draft,
@@ -96,6 +97,7 @@ class Outgoing:
             source=outbox.source,
             topic=topic,
             key=name,
+            stream=None if name is None else stream_of(outbox.source, topic, name),
             time=rfc3339(now_ms),
             content_type=_content_type(topic, data, content_type),
             headers=checked_headers(topic, headers),
