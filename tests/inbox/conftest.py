@@ -6,17 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.inbox.worlds import World, postgres_world, sqlite_world
+from tests.inbox.worlds import World, postgres_world, world_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    if request.param == "sqlite":
-        async with sqlite_world(request.getfixturevalue("sqlite_path")) as world:
-            yield world
-    else:
-        async with postgres_world(request.getfixturevalue("postgres_dsn")) as world:
-            yield world
+    async with world_of(request) as world:
+        yield world
 
 
 @pytest.fixture

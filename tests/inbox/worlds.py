@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
@@ -151,3 +152,10 @@ async def postgres_world(dsn: str) -> AsyncIterator[World]:
         world = World(AsyncpgDatabase(pool))
         await world.prepare()
         yield world
+
+
+def world_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[World]:
+    """The world that a fixture's parameter names."""
+    if request.param == "sqlite":
+        return sqlite_world(request.getfixturevalue("sqlite_path"))
+    return postgres_world(request.getfixturevalue("postgres_dsn"))

@@ -15,7 +15,7 @@ from onefold._kernel.messages import Message, read, received, write
 from onefold.errors import MessageUnreadable
 
 names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
-texts = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=60)
+texts = st.text(st.characters().filter(str.isprintable), min_size=1, max_size=60)
 messages = st.builds(
     Message,
     id=names,

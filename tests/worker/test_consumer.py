@@ -26,18 +26,14 @@ from onefold.errors import ConfigurationError
 from onefold.inbox.model import Consumer
 from onefold.testing.servers import PrivatePostgres
 from onefold.worker.consumer import Consuming
-from tests.inbox.worlds import World, message, postgres_world, sqlite_world
+from tests.inbox.worlds import World, message, postgres_world, sqlite_world, world_of
 from tests.worker.consuming import MemoryBroker, running, until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    if request.param == "sqlite":
-        async with sqlite_world(request.getfixturevalue("sqlite_path")) as world:
-            yield world
-    else:
-        async with postgres_world(request.getfixturevalue("postgres_dsn")) as world:
-            yield world
+    async with world_of(request) as world:
+        yield world
 
 
 @pytest.fixture
