@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
@@ -30,26 +29,26 @@ STEPS = st.lists(
 
 
 class Ledger:
-    """The rule as it is told: every deposit is made, and capped, at its own time."""
+    """The rule as it is told: every deposit is made, and capped, at its own time. Counted in tenths of a token."""
 
     def __init__(self) -> None:
-        self.tokens = Fraction(1)
+        self.tenths = 10
         self.successes: deque[float] = deque()
 
-    def cap(self, now: float) -> Fraction:
+    def cap(self, now: float) -> int:
         while self.successes and now - self.successes[0] >= 10:
             self.successes.popleft()
-        return max(Fraction(1), min(Fraction(10), Fraction(len(self.successes), 10)))
+        return max(10, min(100, len(self.successes)))
 
     def succeed(self, now: float) -> None:
         self.successes.append(now)
-        self.tokens = min(self.cap(now), self.tokens + Fraction(1, 10))
+        self.tenths = min(self.cap(now), self.tenths + 1)
 
     def take(self, now: float) -> bool:
-        self.tokens = min(self.cap(now), self.tokens)
-        if self.tokens < 1:
+        self.tenths = min(self.cap(now), self.tenths)
+        if self.tenths < 10:
             return False
-        self.tokens -= 1
+        self.tenths -= 10
         return True
 
 
@@ -121,7 +120,7 @@ def check_against_the_ledger(make: Callable[[], Budget], how: settings = propert
                 budget.succeed(now)
                 ledger.succeed(now)
             assert [budget.take(now) for _ in range(step.takes)] == [ledger.take(now) for _ in range(step.takes)]
-            assert budget.tokens(now) == pytest.approx(float(min(ledger.tokens, ledger.cap(now))))
+            assert budget.tokens(now) == pytest.approx(min(ledger.tenths, ledger.cap(now)) / 10)
 
     check()
 
