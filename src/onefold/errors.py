@@ -32,6 +32,23 @@ class MessageInvalid(ProgrammerError):
     """An event cannot be published as it is: its topic, key, headers or data. The transaction goes on without it."""
 
 
+class IntentInvalid(ProgrammerError):
+    """An intent cannot be named like this."""
+
+
+class IntentReused(ProgrammerError):
+    """The intent already names another call: other method, address or body. Nothing was sent."""
+
+    def __init__(self, detail: str, *, intent: str = "", key: str = "") -> None:
+        super().__init__(detail)
+        self.intent = intent
+        self.key = key
+
+
+class KeyNotDerivable(ProgrammerError):
+    """A key cannot be derived from this: it may be written differently the next time."""
+
+
 # --- the caller must act ---------------------------------------------------------------------------------
 
 
@@ -198,8 +215,29 @@ class MessageRefused(BrokerError):
     """The broker refuses this message, and would again: too large, or nobody to route it to."""
 
 
+class IntentExpired(OnefoldError):
+    """The server may have forgotten the intent's key, so sending it again could be a second time. Nothing was sent."""
+
+    def __init__(self, detail: str, *, intent: str = "", key: str = "") -> None:
+        super().__init__(detail)
+        self.intent = intent
+        self.key = key
+
+
 class MessageUnreadable(OnefoldError):
     """What was received has no envelope that onefold can read."""
+
+
+# --- what an outgoing call can end with ------------------------------------------------------------------
+
+
+class CallNotMade(OnefoldError):
+    """A call, or its next attempt, was not made: the breaker is open, or the deadline has passed. The HTTP clients raise
+    it as an error of their own kind as well, so that `except httpx.ConnectError` sees it."""
+
+
+class BodyNotReplayable(ProgrammerError):
+    """The body of a request can be sent only once, so the request could not be retried. Nothing was sent."""
 
 
 # --- what a statement can come back with: flows act on these, users rarely see them ----------------------

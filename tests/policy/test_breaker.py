@@ -19,7 +19,7 @@ Make = Callable[[], Breaker]
 
 
 def breaker() -> Breaker:
-    return Breaker(lambda: 1.0)
+    return Breaker(lambda: 1.0, BreakerTerms(open_max_s=60))  # room to see the open time grow
 
 
 def call(machine: Breaker, verdict: Verdict, now: float) -> None:

@@ -14,13 +14,13 @@ from tests.policy.properties import planted, properties
 
 
 def test_a_host_keeps_its_machine_and_shares_it_with_nobody() -> None:
-    hosts = Hosts(Budget)
+    hosts = Hosts(lambda _: Budget())
     assert hosts.of("a.example", 0.0) is hosts.of("a.example", 1.0)
     assert hosts.of("a.example", 2.0) is not hosts.of("b.example", 2.0)
 
 
 def test_the_quietest_host_is_forgotten_first() -> None:
-    hosts = Hosts(Budget, hosts_max=3)
+    hosts = Hosts(lambda _: Budget(), hosts_max=3)
     machines = {host: hosts.of(host, at) for at, host in enumerate(["a", "b", "c"])}
     hosts.of("a", 10.0)
     hosts.of("d", 11.0)
@@ -31,7 +31,7 @@ def test_the_quietest_host_is_forgotten_first() -> None:
 
 
 def test_two_threads_that_meet_a_new_host_share_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = Hosts(Budget)
+    hosts = Hosts(lambda _: Budget())
     first = []
     monkeypatch.setattr(hosts, "_lock", Overtaken(lambda: first.append(hosts.of("a", 0.0))))
     assert [hosts.of("a", 0.0)] == first
@@ -41,7 +41,7 @@ def check_bound(kind: type[Hosts[Budget]], how: settings = properties) -> None:
     @how
     @given(st.integers(1, 20), st.lists(st.integers(0, 50), max_size=100))
     def check(hosts_max: int, visits: list[int]) -> None:
-        hosts = kind(Budget, hosts_max=hosts_max)
+        hosts = kind(lambda _: Budget(), hosts_max=hosts_max)
         for now, number in enumerate(visits):
             assert hosts.of(f"host-{number}", float(now)) is hosts.of(f"host-{number}", float(now))
             assert len(hosts) <= hosts_max
@@ -67,4 +67,4 @@ def test_the_check_of_the_bound_finds_a_hoard() -> None:
 
 def test_room_for_no_host_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="hosts_max=0"):
-        Hosts(Budget, hosts_max=0)
+        Hosts(lambda _: Budget(), hosts_max=0)

@@ -1,4 +1,4 @@
-"""The wall clock, as an input. Only what never meets another host's clock may use it."""
+"""The clocks, as inputs. The wall clock is only for what never meets another host's clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import time
 def wall_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def monotonic_s() -> float:
+    """Seconds since some moment: never backwards, and of no meaning to another process."""
+    return time.monotonic()
 
 
 def milliseconds(seconds: float) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable"]
+ShedReason: TypeAlias = Literal["queue full", "displaced", "waited too long", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +166,71 @@ class ConsumerResumed:
     consumer: str
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """One attempt of an outgoing call ended: with a status, or with an error. The share of attempts that succeed is
+    what the host really achieves; the share of calls (CallEnded) is what the application gets."""
+
+    host: str
+    method: str
+    attempt: int
+    elapsed_s: float
+    status: int | None = None
+    error: str | None = None
+    succeeded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPlanned:
+    """There will be another attempt, after a wait. `throttled`: the server asked for patience."""
+
+    host: str
+    method: str
+    attempt: int
+    wait_s: float
+    throttled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """An outgoing call is over. `reason` says why there was no further attempt; None where none was needed."""
+
+    host: str
+    method: str
+    attempts: int
+    succeeded: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerMoved:
+    """The breaker of a host is now closed, open or half-open."""
+
+    host: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """A request was turned away before its handler ran, and left nothing behind."""
+
+    reason: ShedReason
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMoved:
+    """So many requests may run at once from now on."""
+
+    limit: int
+
+
+SheddingEvent: TypeAlias = Shed | LimitMoved
+ClientEvent: TypeAlias = AttemptEnded | RetryPlanned | CallEnded | BreakerMoved
 RelayEvent: TypeAlias = Relayed | RelayPaused | RelayResumed | SetAside | BucketsHeld | Forgotten
 InboxEvent: TypeAlias = Handled | Duplicate | Dropped | Parked | Failed | DeadLettered
 ConsumerEvent: TypeAlias = InboxEvent | Redriven | ConsumerPaused | ConsumerResumed
-Event: TypeAlias = Claimed | Settled | Released | Reaped | RelayEvent | ConsumerEvent
+Event: TypeAlias = Claimed | Settled | Released | Reaped | RelayEvent | ConsumerEvent | ClientEvent | SheddingEvent
 Listener: TypeAlias = Callable[[Event], None]
 
 _log = logging.getLogger("onefold")

@@ -18,6 +18,7 @@ from onefold.errors import ConfigurationError
 from onefold.face.tables import migrate_embedded
 from onefold.http.install import Layer
 from onefold.http.policy import Policy, Principal, Settings
+from onefold.http.shedding import Shedding
 from onefold.idempotency.sealing import Sealer
 from onefold.inbox.model import Consumer, Order
 from onefold.outbox.report import retry_topics
@@ -65,6 +66,7 @@ class Face(Generic[D]):
         pages: str | None = "/onefold",
         development: bool = False,
         event_bytes_max: int = 512 * 1024,
+        shedding: Shedding | None = None,
     ) -> None:
         migrate_embedded(database)
         self._database: D = self._open(database)
@@ -84,6 +86,7 @@ class Face(Generic[D]):
             listener=listener,
             pages=pages,
             development=development,
+            shedding=shedding,
         )
 
     def idempotent(self, **settings: Unpack[Settings]) -> Callable[[F], F]:

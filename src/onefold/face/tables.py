@@ -7,6 +7,7 @@ from pathlib import Path
 from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.runners import run
 from onefold.brokers.local import schema as local_schema
+from onefold.client.journal import schema as journal_schema
 from onefold.db.connect import dialect_of, sync_database
 from onefold.db.migrate import migrate
 from onefold.idempotency import schema as idempotency_schema
@@ -20,6 +21,7 @@ MIGRATIONS = {
         **outbox_schema.MIGRATIONS[dialect],
         **inbox_schema.MIGRATIONS[dialect],
         **local_schema.MIGRATIONS[dialect],
+        **journal_schema.MIGRATIONS[dialect],
     }
     for dialect in ("postgres", "sqlite")
 }

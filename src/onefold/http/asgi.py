@@ -73,23 +73,23 @@ class IdempotencyMiddleware:
         )
         lane: TaskLane[Any] = TaskLane(self._database)
         if self._pages is not None and (page := self._pages.find(request)) is not None:
-            return await _send_whole(await run_async(page(), lane), send)
+            return await send_whole(await run_async(page(), lane), send)
         tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
             with unclaimed(request.method, request.path):
                 return await self._app(scope, receive, send)
         if isinstance(screened, Response):
-            return await _send_whole(screened, send)
+            return await send_whole(screened, send)
         try:
             body = await self._whole_body(receive, screened.policy) if screened.keyed else None
         except CallerError as error:
-            return await _send_whole(self._gate.refusal(error, request), send)
+            return await send_whole(self._gate.refusal(error, request), send)
         except ClientGone:
             return None
         refusal = await run_async(screened.admit(body or b""), lane)
         if refusal is not None:
-            return await _send_whole(refusal, send)
+            return await send_whole(refusal, send)
         return await self._run(screened, lane, tx, scope, _Received(body, receive), send)
 
     async def _run(
@@ -215,13 +215,14 @@ class _Held:
         self._received.settle()
         if instead is not None:
             self._start = None
-            await _send_whole(instead, self._send)
+            await send_whole(instead, self._send)
         else:
             await self._send(start)
             await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
 
 
-async def _send_whole(response: Response, send: Send) -> None:
+async def send_whole(response: Response, send: Send) -> None:
+    """Answer with a response of our own."""
     await send({"type": "http.response.start", "status": response.status, "headers": list(response.headers)})
     await send({"type": "http.response.body", "body": response.body})
 

@@ -19,6 +19,7 @@ from onefold.http.messages import Request
 from onefold.http.openapi import describe
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Principal, Route, Settings
+from onefold.http.shedding import Shedding, shed_asgi, shed_wsgi
 from onefold.idempotency.leased import LeasedStore
 from onefold.idempotency.locked import LockedStore
 from onefold.idempotency.sealing import Sealer
@@ -52,6 +53,7 @@ class Layer:
         listener: Listener | None,
         pages: str | None,
         development: bool,
+        shedding: Shedding | None = None,
     ) -> None:
         if pages is not None and not pages.startswith("/"):
             raise ConfigurationError(f"pages={pages!r} must be a path that starts with '/', or None for no pages")
@@ -59,6 +61,7 @@ class Layer:
         if principal is not None:
             self._defaults["principal"] = principal
         self._pages = pages
+        self._shedding = shedding
         self.listener = listener
         self.store = _store(dialect)
         self._gate = Gate(
@@ -90,11 +93,15 @@ class Layer:
     def around_asgi(
         self, app: asgi.Application, routes: Routes, database: AsyncDatabase[Any], *, marks_entry: bool = False
     ) -> asgi.IdempotencyMiddleware:
+        if self._shedding is not None:  # inside: what is stored is replayed before anybody is turned away
+            app = shed_asgi(app, self._shedding, listener=self.listener)
         return asgi.IdempotencyMiddleware(app, **self._parts(routes, marks_entry), database=database)
 
     def around_wsgi(
         self, app: wsgi.Application, routes: Routes, database: Database[Any], *, marks_entry: bool = False
     ) -> wsgi.IdempotencyMiddleware:
+        if self._shedding is not None:
+            app = shed_wsgi(app, self._shedding, listener=self.listener)
         return wsgi.IdempotencyMiddleware(app, **self._parts(routes, marks_entry), database=database)
 
     def survive(self, work: Callable[[], object]) -> None:

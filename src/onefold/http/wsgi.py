@@ -53,24 +53,24 @@ class IdempotencyMiddleware:
         self._pulse = ThreadPulse(database)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        request = _request(environ)
+        request = request_of(environ)
         lane: ThreadLane[Any] = ThreadLane(self._database)
         if self._pages is not None and (page := self._pages.find(request)) is not None:
-            return _send_whole(run(page(), lane), start_response)
+            return send_whole(run(page(), lane), start_response)
         tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
             with unclaimed(request.method, request.path):
                 return self._app(environ, start_response)
         if isinstance(screened, Response):
-            return _send_whole(screened, start_response)
+            return send_whole(screened, start_response)
         try:
             body = _whole_body(environ, screened.policy) if screened.keyed else None
         except CallerError as error:
-            return _send_whole(self._gate.refusal(error, request), start_response)
+            return send_whole(self._gate.refusal(error, request), start_response)
         refusal = run(screened.admit(body or b""), lane)
         if refusal is not None:
-            return _send_whole(refusal, start_response)
+            return send_whole(refusal, start_response)
         if body is not None:
             environ["wsgi.input"] = BytesIO(body)
             environ["CONTENT_LENGTH"] = str(len(body))
@@ -104,7 +104,7 @@ class IdempotencyMiddleware:
             self._pulse.stop(passage)
         if instead is not None:
             held.close()
-            return _send_whole(instead, start_response)
+            return send_whole(instead, start_response)
         start_response(held.status, held.headers)
         return held.forward(rest)
 
@@ -163,7 +163,8 @@ class _Closing:
         return self._chunks
 
 
-def _request(environ: Environ) -> Request:
+def request_of(environ: Environ) -> Request:
+    """The head of a request, as ASGI's would be."""
     headers = [
         (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in environ.items()
@@ -205,7 +206,8 @@ def _whole_body(environ: Environ, policy: Policy) -> bytes:
     return body
 
 
-def _send_whole(response: Response, start_response: StartResponse) -> Iterable[bytes]:
+def send_whole(response: Response, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with a response of our own."""
     try:
         reason = HTTPStatus(response.status).phrase
     except ValueError:

@@ -15,7 +15,7 @@ spell share a permit; every probe has its own. A permit that is neither the pres
 belongs to a state that is gone, and its report is ignored: a call that began before the breaker opened can neither
 close it nor open it again. What is not the server's fault (`excuse`) frees the probe's place and counts nothing.
 
-Shared by threads; while it is closed, admitting takes no lock. Invariant: no more than `probes` probes are outstanding.
+Shared by threads; while it is closed, admitting and succeeding take no lock. Invariant: no more than `probes` probes are outstanding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ldexp
 from threading import Lock
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from onefold.policy.backoff import DOUBLINGS_MAX, Draw
 from onefold.policy.outcome import Verdict
@@ -41,7 +41,9 @@ class BreakerTerms:
     window_s: float = 10.0
     slices: int = 10
     open_s: float = 5.0
-    open_max_s: float = 60.0
+    open_max_s: float = 8.0
+    """Not much longer, or the breaker itself is the outage: a client that has just given up a host which comes back is
+    away for so long. What it saves is little, for every process sends no more than its probes (`onefold storm`)."""
     calm_s: float = 60.0
     """Closed for this long, the next opening is the first one again."""
     probes: int = 3
@@ -79,6 +81,7 @@ class Refused:
 
 
 Admission: TypeAlias = Permit | Refused
+State: TypeAlias = Literal["closed", "open", "half-open"]
 
 
 class Breaker:
@@ -127,6 +130,12 @@ class Breaker:
             self._probes[probe] = now
             return probe
 
+    def state(self, now: float) -> State:
+        """For whoever watches; it may be another a moment later."""
+        if self._spell is not None:
+            return "closed"
+        return "open" if now < self._open_until else "half-open"
+
     def ready_at(self, now: float) -> float:
         """When a call could be let through: now, or the end of the open time."""
         return now if self._spell is not None else max(now, self._open_until)
@@ -143,6 +152,9 @@ class Breaker:
 
     def succeed(self, permit: Permit, now: float) -> None:
         """The server did what it was asked."""
+        if permit is self._spell and now < self._window.ends_at:
+            self._window.succeed(now)
+            return
         with self._lock:
             if permit is self._spell:
                 self._window.succeed(now)

@@ -25,9 +25,9 @@ class _Seat(Generic[M]):
 
 
 class Hosts(Generic[M]):
-    """Machines by host, made on first use."""
+    """Machines by host, made from its name on first use."""
 
-    def __init__(self, make: Callable[[], M], *, hosts_max: int = 1024) -> None:
+    def __init__(self, make: Callable[[str], M], *, hosts_max: int = 1024) -> None:
         require("hosts_max", hosts_max, least=1)
         self._make = make
         self._hosts_max = hosts_max
@@ -51,7 +51,7 @@ class Hosts(Generic[M]):
             if seat is None:
                 if len(self._seats) >= self._hosts_max:
                     self._forget()
-                seat = self._seats[host] = _Seat(self._make(), now)
+                seat = self._seats[host] = _Seat(self._make(host), now)
             return seat
 
     def _forget(self) -> None:

@@ -23,8 +23,8 @@ from enum import Enum
 from typing import TypeAlias, assert_never
 
 from onefold.policy.backoff import Backoff, Draw
-from onefold.policy.breaker import Breaker
-from onefold.policy.budget import Budget
+from onefold.policy.breaker import Breaker, BreakerTerms
+from onefold.policy.budget import Budget, BudgetTerms
 from onefold.policy.deadline import Deadline
 from onefold.policy.outcome import Answered, Outcome, Unanswered
 from onefold.policy.ranges import require
@@ -83,18 +83,30 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How patient a client is."""
+    """How patient a client is, and how considerate. The defaults survive a storm: see `onefold storm`."""
 
     attempts_max: int = 4
+    deadline_s: float = 30.0
+    """For a call as a whole: its attempts and the waits between them."""
     retry_after_max_s: float = 60.0
     backoff: Backoff = field(default_factory=Backoff)
+    budget: BudgetTerms | None = field(default_factory=BudgetTerms)
+    """None: retries are limited by nothing but the attempts of each call. That does not survive a storm."""
+    breaker: BreakerTerms | None = field(default_factory=BreakerTerms)
 
     def __post_init__(self) -> None:
         require("attempts_max", self.attempts_max, least=1, most=100)
+        require("deadline_s", self.deadline_s, least=0.001, most=86_400)
         require("retry_after_max_s", self.retry_after_max_s, most=86_400)
 
     def decide(
-        self, situation: Situation, *, now: float, draw: Draw, budget: Budget, breaker: Breaker | None = None
+        self,
+        situation: Situation,
+        *,
+        now: float,
+        draw: Draw,
+        budget: Budget | None = None,
+        breaker: Breaker | None = None,
     ) -> Decision:
         """Try again, or stop and say why."""
         outcome = situation.outcome
@@ -117,7 +129,7 @@ class RetryPolicy:
             return Stop(Reason.DEADLINE, asked_at)
         if breaker is not None and (ready_at := breaker.ready_at(now)) > now + wait_s:
             return Stop(Reason.BREAKER, ready_at)
-        if not budget.take(now):
+        if budget is not None and not budget.take(now):
             return Stop(Reason.BUDGET, asked_at)
         return RetryAfter(wait_s, throttled)
 

@@ -1,0 +1,236 @@
+"""httpx, and httpx2, which differs from it in its name: transports that retry.
+
+The two are not imported here: a transport brings its own, and whichever it comes from is spoken to.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from onefold._kernel.prompt import AlarmClock
+from onefold._kernel.runners import run, run_async
+from onefold.client.exchange import Exchange, not_made_as, problem_type, reads_whole
+from onefold.client.waiting import AsyncCallLane, CallLane
+from onefold.errors import CallNotMade
+from onefold.policy.outcome import Unanswered
+
+if TYPE_CHECKING:
+    import httpx
+
+
+#: httpx and httpx2 have types of the same names and shapes that are not each other's.
+Request: TypeAlias = Any
+Response: TypeAlias = Any
+
+#: The parts of a time limit. httpx waits for each of them by itself.
+_PHASES = ("connect", "read", "write", "pool")
+
+
+class RetryingTransport:
+    """A transport for `httpx.Client`."""
+
+    def __init__(self, inner: httpx.BaseTransport, vendor: ModuleType, exchange: Exchange, *, owns: bool) -> None:
+        self._inner = inner
+        self._vendor = vendor
+        self._exchange = exchange
+        self._owns = owns
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        wire = _ThreadWire(request, self._inner, self._vendor)
+        response: httpx.Response = run(self._exchange.run(wire), CallLane(self._exchange.store.threads))
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+        if self._owns:
+            self._exchange.store.close()
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
+        if self._owns:
+            self._exchange.store.close()
+
+
+class AsyncRetryingTransport:
+    """The same, for `httpx.AsyncClient`."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, vendor: ModuleType, exchange: Exchange, *, owns: bool) -> None:
+        self._inner = inner
+        self._vendor = vendor
+        self._exchange = exchange
+        self._owns = owns
+        self._clock = AlarmClock()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        wire = _TaskWire(request, self._inner, self._vendor, self._clock)
+        response: httpx.Response = await run_async(self._exchange.run(wire), AsyncCallLane(self._exchange.store.tasks))
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        if self._owns:
+            await self._exchange.store.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+        if self._owns:
+            await self._exchange.store.aclose()
+
+
+class _Wire:
+    """One request, as the exchange sees it."""
+
+    __slots__ = ("_inner", "_request", "_vendor", "host", "method")
+
+    def __init__(self, request: Request, inner: Any, vendor: Any) -> None:
+        self._request = request
+        self._inner = inner
+        self._vendor = vendor
+        self.method = request.method
+        self.host = request.url.netloc.decode("ascii")
+
+    def address(self) -> str:
+        return str(self._request.url)
+
+    def option(self, name: str) -> Any:
+        return self._request.extensions.get(name)
+
+    def header(self, name: str) -> str | None:
+        value: str | None = self._request.headers.get(name)
+        return value
+
+    def set_header(self, name: str, value: str) -> None:
+        self._request.headers[name] = value
+
+    def replayable(self) -> bool:
+        stream = self._request.stream
+        if isinstance(stream, self._vendor.ByteStream):
+            return True
+        fields = getattr(stream, "fields", None)  # a multipart body: its files are read again from where they began
+        return fields is not None and all(_rereadable(getattr(field, "file", b"")) for field in fields)
+
+    def status(self, response: Response) -> int:
+        status: int = response.status_code
+        return status
+
+    def answer_header(self, response: Response, name: str) -> str | None:
+        value: str | None = response.headers.get(name)
+        return value
+
+    def unanswered(self, error: Exception) -> Unanswered | None:
+        vendor = self._vendor
+        if isinstance(error, vendor.ConnectError | vendor.ConnectTimeout):
+            return Unanswered(maybe_sent=False)
+        # A pool without a free connection, a scheme nobody speaks, a request that is no HTTP: not the host's doing.
+        if isinstance(error, vendor.PoolTimeout | vendor.UnsupportedProtocol | vendor.LocalProtocolError):
+            return None
+        return Unanswered(maybe_sent=True) if isinstance(error, vendor.TransportError) else None
+
+    def not_made(self, message: str) -> CallNotMade:
+        error: CallNotMade = not_made_as(self._vendor.ConnectError)(message, request=self._request)
+        return error
+
+    def _bound(self, seconds: float) -> None:
+        """No part of the attempt may take longer than what is left for all of it."""
+        limits = self._request.extensions.get("timeout") or {}
+        self._request.extensions["timeout"] = {
+            phase: seconds if (limit := limits.get(phase)) is None else min(limit, seconds) for phase in _PHASES
+        }
+
+
+class _ThreadWire(_Wire):
+    __slots__ = ()
+
+    def body(self) -> bytes:
+        return b"".join(self._request.stream)
+
+    def send(self, seconds: float) -> Response:
+        self._bound(seconds)
+        response: Response = self._inner.handle_request(self._request)
+        if reads_whole(response.headers.get("content-length")):
+            self._whole(response)
+        return response
+
+    def problem(self, response: Response) -> str | None:
+        return problem_type(response.headers.get("content-type"), self._whole(response))
+
+    def discard(self, response: Response) -> None:
+        response.stream.close()
+
+    def _whole(self, response: Response) -> bytes:
+        stream = response.stream
+        try:
+            raw = b"".join(stream)
+        finally:
+            stream.close()
+        response.stream = self._vendor.ByteStream(raw)
+        return raw
+
+
+class _TaskWire(_Wire):
+    __slots__ = ("_clock",)
+
+    def __init__(self, request: Request, inner: Any, vendor: Any, clock: AlarmClock) -> None:
+        super().__init__(request, inner, vendor)
+        self._clock = clock
+
+    async def body(self) -> bytes:
+        return b"".join([chunk async for chunk in self._request.stream])
+
+    async def send(self, seconds: float) -> Response:
+        self._bound(seconds)
+        try:
+            return await self._clock.within(seconds, self._attempt())
+        except TimeoutError as error:
+            raise self._vendor.ReadTimeout(f"no answer within {seconds:g} s", request=self._request) from error
+
+    async def problem(self, response: Response) -> str | None:
+        return problem_type(response.headers.get("content-type"), await self._whole(response))
+
+    async def discard(self, response: Response) -> None:
+        await response.stream.aclose()
+
+    async def _attempt(self) -> Response:
+        response: Response = await self._inner.handle_async_request(self._request)
+        if reads_whole(response.headers.get("content-length")):
+            await self._whole(response)
+        return response
+
+    async def _whole(self, response: Response) -> bytes:
+        stream = response.stream
+        try:
+            raw = b"".join([chunk async for chunk in stream])
+        finally:
+            await stream.aclose()
+        response.stream = self._vendor.ByteStream(raw)
+        return raw
+
+
+def vendor_of(inner: object) -> ModuleType | None:
+    """httpx or httpx2, whichever a transport is made for; None if it is no transport of theirs."""
+    for name in ("httpx", "httpx2"):
+        vendor = sys.modules.get(name)
+        if vendor is not None and isinstance(inner, vendor.BaseTransport | vendor.AsyncBaseTransport):
+            return vendor
+    return None
+
+
+def _rereadable(file: object) -> bool:
+    if isinstance(file, bytes | str):
+        return True
+    seekable = getattr(file, "seekable", None)
+    return bool(seekable is not None and seekable())

@@ -1,0 +1,177 @@
+"""Claiming an intent's key, and saying what became of it.
+
+Theory of operation. A claim commits, flushed to disk, before its key is used: INSERT, and where the intent is there
+already, its row. Of two processes that claim one intent at once, the second waits for the first one's COMMIT and reads
+its key. The call then happens with no transaction open. Its end is written lightly: what is lost of it in a power cut
+costs one more call under the same key, which the server answers from its memory.
+
+A key is sent only while it is younger than the server's memory (`retention_s`, counted from the claim, before which the
+server cannot have seen it). Older and unresolved, nobody here can tell whether it happened: that needs a person. Older
+and resolved for just as long, the intent is forgotten, and its name is free.
+
+Failure windows. A crash before COMMIT leaves nothing, and nothing was sent. A COMMIT whose answer is lost may leave a
+row whose key was never sent: the next claim uses it. A crash after COMMIT leaves an unresolved row: the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from shlex import quote
+from typing import Any, Final
+
+from onefold._kernel.borrow import borrowing
+from onefold._kernel.clock import milliseconds, wall_ms
+from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Statement, Step
+from onefold._kernel.ids import new_id
+from onefold.client.journal.model import (
+    REASON_CHARS_MAX,
+    TARGET_CHARS_MAX,
+    Entry,
+    Named,
+    checked_fingerprint,
+    checked_intent,
+    one_line,
+)
+from onefold.client.journal.sql import STATEMENTS
+from onefold.errors import ConfigurationError, IntentExpired, IntentReused, StoreBusy
+
+#: How long the end of a call waits for the write lock, in all.
+BUSY_S_MAX: Final = 5.0
+
+#: One claim in so many sweeps, the first one included: also a process that claims once does its part.
+SWEEP_EVERY: Final = 64
+#: More than one row per claim, or the journal would grow for ever.
+SWEEP_ROWS: Final = 2 * SWEEP_EVERY
+
+#: A row can vanish between INSERT and SELECT, if someone forgets it right then. More often than this it is no chance.
+_LOOKS_MAX: Final = 3
+
+
+def _minted() -> str:
+    """A fresh UUIDv7. Its time is for sorting; how old a key is, the database says."""
+    return new_id(wall_ms())
+
+
+class Journal:
+    """The keys of intents, in one database.
+
+    `retention_s` is how long the server remembers a key, or less: a call that is sent when its key is nearly that old
+    must still arrive in time.
+    """
+
+    def __init__(self, dialect: str, *, retention_s: float = 86_400.0, new_key: Callable[[], str] = _minted) -> None:
+        if dialect not in STATEMENTS:
+            raise ConfigurationError(f"the key journal has no statements for {dialect!r}, only {', '.join(STATEMENTS)}")
+        if not 0 < retention_s < math.inf:
+            raise ConfigurationError(f"retention_s={retention_s} must be a positive number of seconds")
+        self.dialect = dialect
+        self.retention_s = retention_s
+        self._retention_ms = milliseconds(retention_s)
+        self._sql = STATEMENTS[dialect]
+        self._new_key = new_key
+        self._claims = itertools.count()
+
+    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+        """The key to send this call under. It is on disk when this returns.
+
+        Raises IntentReused where the name stands for another call, IntentExpired where the server may have forgotten
+        the key, and StoreError where it could not be written: then nothing may be sent.
+        """
+        checked_intent(intent)
+        asked = (checked_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
+        found = await borrowing(lambda: self._claim(intent, *asked))
+        if isinstance(found, Named):
+            return found
+        raise found
+
+    async def resolve(self, intent: str, status: int) -> None:
+        """The server gave a final answer. Who fails here (StoreError) has only failed to note it."""
+        await borrowing(lambda: self._note(self._sql.resolve(intent, status)))
+
+    async def leave(self, intent: str, reason: str) -> None:
+        """The call ended without an answer. The intent stays unresolved; the reason is for whoever lists it."""
+        await borrowing(lambda: self._note(self._sql.leave(intent, one_line(reason, REASON_CHARS_MAX))))
+
+    async def sweep(self, limit: int = 1000) -> int:
+        """Forget intents that were resolved longer ago than the retention; how many. Claims do this by and by."""
+        return await borrowing(lambda: _changed(self._sql.sweep(self._retention_ms, limit)))
+
+    async def _claim(self, intent: str, fingerprint: bytes, target: str) -> Named | IntentReused | IntentExpired:
+        sql, key = self._sql, self._new_key()
+        insert = sql.insert(intent, key, fingerprint, target)
+        steps: tuple[Step, ...] = (
+            Boundary.BEGIN,
+            *sql.durable,
+            sql.forget_old(intent, self._retention_ms),
+            insert,
+        )
+        for _ in range(_LOOKS_MAX):
+            if await Batch(steps):
+                await Batch((*self._sweeping(), Boundary.COMMIT))
+                return Named(key, known=False)
+            if rows := await Fetch(sql.look(intent)):
+                entry = _entry(*rows[0])
+                refused = self._refused(intent, fingerprint, target, entry)
+                if refused is not None:
+                    await Batch((Boundary.ROLLBACK,))
+                    return refused
+                await Batch((sql.tried(intent), Boundary.COMMIT))
+                return Named(entry.key, known=True)
+            steps = (insert,)
+        raise StoreBusy(f"intent {intent!r} was forgotten {_LOOKS_MAX} times while it was being claimed; try again")
+
+    def _sweeping(self) -> tuple[Statement, ...]:
+        """Last in its transaction: on Postgres it holds locks on other intents, and must wait for none."""
+        if next(self._claims) % SWEEP_EVERY:
+            return ()
+        return (self._sql.sweep(self._retention_ms, SWEEP_ROWS),)
+
+    def _refused(
+        self, intent: str, fingerprint: bytes, target: str, entry: Entry
+    ) -> IntentReused | IntentExpired | None:
+        forget = f"`onefold intents forget {quote(intent)}`"
+        if entry.fingerprint != fingerprint:
+            same = " (the method and the address are the same, so the query or the body differs)"
+            return IntentReused(
+                f"intent {intent!r} names {entry.target}, claimed {entry.age_s:.0f} s ago; it cannot name {target} as "
+                f"well{same if entry.target == target else ''}. Give this call an intent of its own, or {forget} if "
+                "the first was never meant",
+                intent=intent,
+                key=entry.key,
+            )
+        if entry.age_s > self.retention_s:
+            answered = "never answered" if entry.status is None else f"answered with {entry.status}"
+            return IntentExpired(
+                f"intent {intent!r} ({entry.target}) was claimed {entry.age_s:.0f} s ago and {answered}. A server that "
+                f"remembers keys for {self.retention_s:g} s may have forgotten it, and would do it a second time: "
+                f"nothing was sent. Find out whether it happened (its key is {entry.key}), then {forget}, and call "
+                "again only if it did not",
+                intent=intent,
+                key=entry.key,
+            )
+        return None
+
+    async def _note(self, change: Statement) -> None:
+        give_up_at: float | None = None
+        while True:
+            try:
+                await Batch((Boundary.BEGIN_LIGHT, *self._sql.light, change, Boundary.COMMIT))
+            except StoreBusy:
+                # A light transaction gives up soon, so that its flow may look around; there is nothing to look at here.
+                await Batch((Boundary.ROLLBACK,))
+                now = await Now()
+                give_up_at = now + BUSY_S_MAX if give_up_at is None else give_up_at
+                if now >= give_up_at:
+                    raise
+            else:
+                return
+
+
+def _entry(key: str, fingerprint: Any, target: str, age_ms: int, status: int | None) -> Entry:
+    return Entry(key, bytes(fingerprint), target, max(0, age_ms) / 1000, status)
+
+
+async def _changed(statement: Statement) -> int:
+    return await Batch((statement,))

@@ -1,0 +1,100 @@
+"""What the journal holds and what it takes: values that are checked before they get near a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from onefold.errors import ConfigurationError, IntentInvalid, ProgrammerError
+
+INTENT_CHARS_MAX: Final = 255
+TARGET_CHARS_MAX: Final = 2000
+REASON_CHARS_MAX: Final = 500
+FINGERPRINT_BYTES: Final = range(16, 33)
+LISTED_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a call's key came to."""
+
+    key: str
+    known: bool
+    """The intent was in the journal before this call: a process may have died in the middle of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An intent's row, as a claim finds it."""
+
+    key: str
+    fingerprint: bytes
+    target: str
+    age_s: float
+    status: int | None
+    """What the server finally answered; None: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntentView:
+    """An intent as people see it."""
+
+    position: int
+    """Where the next page begins: behind this."""
+    intent: str
+    key: str
+    target: str
+    tries: int
+    """How often it was claimed. Retries within one call are not counted."""
+    reason: str | None
+    """Why the last call ended without an answer. None also where its process died."""
+    status: int | None
+    age_s: float
+    created_ms: int
+    resolved_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How many intents there are. Counting stops at a limit: then there are at least so many."""
+
+    unresolved: int
+    resolved: int
+    oldest_s: float | None
+    """Of the unresolved."""
+    cut: bool
+
+
+def checked_intent(intent: str) -> str:
+    """The name, if a person can read it in a list and type it."""
+    if not isinstance(intent, str):
+        raise IntentInvalid(f"an intent is a text, not {type(intent).__name__}: {intent!r}")
+    if not intent or len(intent) > INTENT_CHARS_MAX:
+        raise IntentInvalid(
+            f"intent {intent[:40]!r} has {len(intent)} characters, must have 1 to {INTENT_CHARS_MAX}; "
+            "name what is meant, for example pay:ord-42"
+        )
+    if not intent.isprintable():
+        raise IntentInvalid(f"intent {intent!r} has characters that cannot be printed; leave them out")
+    return intent
+
+
+def checked_fingerprint(fingerprint: bytes) -> bytes:
+    """The hash, if it is long enough to tell calls apart."""
+    if len(fingerprint) not in FINGERPRINT_BYTES:
+        raise ProgrammerError(
+            f"a fingerprint of {len(fingerprint)} bytes; it is a hash of "
+            f"{FINGERPRINT_BYTES.start} to {FINGERPRINT_BYTES.stop - 1}"
+        )
+    return bytes(fingerprint)
+
+
+def checked_limit(limit: int) -> int:
+    if not 1 <= limit <= LISTED_MAX:
+        raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
+    return limit
+
+
+def one_line(text: str, chars_max: int) -> str:
+    """For people to read, and for any database to take: errors quote what strangers sent."""
+    return "".join(char if char.isprintable() else " " for char in text[:chars_max])

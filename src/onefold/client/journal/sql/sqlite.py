@@ -1,0 +1,33 @@
+"""The journal on SQLite, where the driver's two kinds of transaction decide what is flushed. Times are in milliseconds
+since 1970."""
+
+from __future__ import annotations
+
+import re
+
+from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
+from onefold._kernel.dialects import sqlite_values
+from onefold._kernel.effects import Statement
+
+_MOMENT = re.compile(r"\b([a-z]+_at)\b")
+
+
+class Sqlite:
+    """What SQLite says differently."""
+
+    now = _NOW
+    lock_free = ""
+    durable: tuple[Statement, ...] = ()
+    light: tuple[Statement, ...] = ()
+
+    def text(self, sql: str) -> str:
+        return _MOMENT.sub(r"\1_ms", sqlite_values(sql))
+
+    def ago(self, ms: str) -> str:
+        return f"({_NOW} - {ms})"
+
+    def age_ms(self, moment: str) -> str:
+        return f"({_NOW} - {moment})"
+
+    def epoch_ms(self, moment: str) -> str:
+        return moment

@@ -1,0 +1,60 @@
+"""What an error means, for callables whose errors onefold has never heard of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from onefold.errors import CallerError, ConfigurationError
+from onefold.policy.outcome import Answered, Outcome, Unanswered
+from onefold.policy.retry import TOO_MANY_REQUESTS
+from onefold.policy.retry_after import retry_after_s
+
+#: What a function may say of an error: whether another attempt may help, or in how many seconds; or the outcome itself.
+Said: TypeAlias = bool | float | Outcome | None
+On: TypeAlias = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], Said]
+
+
+def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
+    """The outcome an error stands for; None: it is the caller's, and no attempt follows."""
+    if isinstance(on, type) or (isinstance(on, tuple) and on):
+        kinds = on
+
+        def of_kind(error: Exception) -> Outcome | None:
+            return outcome_of(error) if isinstance(error, kinds) else None
+
+        return of_kind
+    if not callable(on):
+        raise ConfigurationError(
+            f"on={on!r} does not say which errors to retry: give an exception class, a tuple of them, or a function"
+        )
+    say = on
+
+    def said(error: Exception) -> Outcome | None:
+        answer = say(error)
+        if isinstance(answer, Answered | Unanswered):
+            return answer
+        if isinstance(answer, bool) or answer is None:
+            return outcome_of(error) if answer else None
+        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=float(answer))
+
+    return said
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """What an error tells. One that carries a response (of httpx, requests or aiohttp) tells its status and its
+    Retry-After; any other means that there was no answer."""
+    if isinstance(error, CallerError):
+        return Answered(status=error.status, problem_type=error.slug, retry_after_s=error.retry_after_s)
+    response: Any = getattr(error, "response", None)
+    if response is None:
+        response = error  # aiohttp's errors carry status and headers themselves
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    if not isinstance(status, int):
+        return Unanswered(maybe_sent=True)
+    headers: Any = getattr(response, "headers", None) or {}
+    return Answered(
+        status=status,
+        retry_after_s=retry_after_s(headers.get("Retry-After"), date=headers.get("Date"), wall_s=time.time()),
+    )

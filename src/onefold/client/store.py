@@ -1,0 +1,114 @@
+"""Where a client's journal is kept: opened when the first intent is served, and not before.
+
+A client that serves no intents never touches a disk. What was given may serve threads, asyncio or (an address) both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+from onefold._kernel.runners import run
+from onefold.client.journal import Journal, default_journal, made_private, prepare
+from onefold.db.connect import async_database, dialect_of, file_of, sync_database
+
+
+class JournalStore:
+    """The database of a journal, by the address or the pool that was given; by default a file of the user's own."""
+
+    def __init__(self, given: object | None, *, retention_s: float) -> None:
+        self._given = given
+        self._retention_s = retention_s
+        self._lock = Lock()
+        self._journal: Journal | None = None
+        self._sync: Database[Any] | None = None
+        self._async: AsyncDatabase[Any] | None = None
+        self.threads = _Threads(self)
+        self.tasks = _Tasks(self)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal's flows, in the dialect of its database."""
+        if self._journal is None:
+            self._journal = Journal(dialect_of(self._place()), retention_s=self._retention_s)
+        return self._journal
+
+    def sync_database(self) -> Database[Any]:
+        with self._lock:
+            if self._sync is None:
+                self._sync = sync_database(self._ready())
+            return self._sync
+
+    def async_database(self) -> AsyncDatabase[Any]:
+        with self._lock:
+            if self._async is None:
+                self._async = async_database(self._ready())
+            return self._async
+
+    def close(self) -> None:
+        """Close what was opened here for threads. A pool that was given is its owner's to close."""
+        database, self._sync = self._sync, None
+        if database is not None and self._is_ours():
+            database.close()
+
+    async def aclose(self) -> None:
+        """Close what was opened here."""
+        self.close()
+        database, self._async = self._async, None
+        if database is not None and self._is_ours():
+            await database.close()
+
+    def _place(self) -> object:
+        if self._given is None:
+            self._given = default_journal()
+        return self._given
+
+    def _ready(self) -> object:
+        place = self._place()
+        if isinstance(place, str | Path) and (file := file_of(place)) is not None:
+            database = sync_database(made_private(file))
+            try:
+                run(prepare(database.dialect), ThreadLane(database))
+            finally:
+                database.close()
+        return place
+
+    def _is_ours(self) -> bool:
+        return self._given is None or isinstance(self._given, str | Path)
+
+
+class _Threads:
+    """The database, opened by whoever needs a connection first."""
+
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+
+    @property
+    def dialect(self) -> str:
+        return self._store.sync_database().dialect
+
+    def acquire(self) -> Connection[Any]:
+        return self._store.sync_database().acquire()
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class _Tasks:
+    """The same, for asyncio."""
+
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+
+    @property
+    def dialect(self) -> str:
+        return self._store.async_database().dialect
+
+    async def acquire(self) -> AsyncConnection[Any]:
+        return await self._store.async_database().acquire()
+
+    async def close(self) -> None:
+        await self._store.aclose()

@@ -1,0 +1,44 @@
+"""Waiting between attempts: the one place where the client sleeps, so that tests can do without."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from onefold._kernel.lanes import TaskLane, ThreadLane
+
+
+class Waiting:
+    """Whether waits are really waited; `onefold.testing.no_waiting` switches them off for the whole process."""
+
+    skipped: bool = False
+
+
+def wait(seconds: float) -> None:
+    """Wait, on a thread."""
+    if not Waiting.skipped:
+        time.sleep(seconds)
+
+
+async def wait_async(seconds: float) -> None:
+    """Wait, on a loop."""
+    await asyncio.sleep(0 if Waiting.skipped else seconds)
+
+
+class CallLane(ThreadLane[Any]):
+    """The lane of an outgoing call on a thread; its database is the journal's."""
+
+    __slots__ = ()
+
+    def sleep(self, seconds: float) -> None:
+        wait(seconds)
+
+
+class AsyncCallLane(TaskLane[Any]):
+    """The same, for asyncio."""
+
+    __slots__ = ()
+
+    async def sleep(self, seconds: float) -> None:
+        await wait_async(seconds)

@@ -1,0 +1,208 @@
+"""The three experiments, and what each of their runs comes to.
+
+    failures   every attempt fails with the same probability: how many calls succeed, and what load that makes
+    stall      the server stands still for ten seconds: how long after that until the calls succeed again
+    overload   half as much again as the server can do, for a minute: what is done during it, and after it
+
+Every cell has a seed of its own, made of the seed that was given and of what the cell is about, so a cell comes out
+the same whatever else is run beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+from onefold.http.shedding.settings import Shedding
+from onefold.simulate.entrants import Entrant
+from onefold.simulate.ledger import Ledger
+from onefold.simulate.scenarios import WARM_UP_S, Scenario, flip
+from onefold.simulate.servers import ServerTerms
+
+FAILURES = (0.01, 0.05, 0.1, 0.2, 0.5)
+PROCESSES = (1, 20, 100)
+USUAL_PROCESSES = 20
+
+FIFO = ServerTerms()
+DEADLINES = ServerTerms(name="drops expired", drops_expired=True)
+BOUNDED = ServerTerms(name="queue of 50", queue_most=50)
+DEAR = ServerTerms(name="refusal costs 10 %", queue_most=50, refusal_cost=0.1)
+DEARER = ServerTerms(name="refusal costs 30 %", queue_most=50, refusal_cost=0.3)
+SHEDDING = ServerTerms(name="sheds", shedding=Shedding())
+SHEDDING_DEADLINES = ServerTerms(name="sheds, told deadlines", shedding=Shedding(), drops_expired=True)
+SERVERS = (FIFO, DEADLINES, BOUNDED, DEAR, DEARER, SHEDDING, SHEDDING_DEADLINES)
+
+OVERLOAD_RPS = 150.0
+OVERLOAD_S = 60.0
+WELL = 0.9
+"""So many of the calls succeed where things are well again."""
+LOOK_S = 5
+"""Looked at over so many seconds: a single one is a matter of chance."""
+WASTE_S = 60
+"""Wasted work is counted from the stall until so long after it."""
+CLOSING_S = 30
+"""After an overload, the last seconds of the run show whether things have become well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much to run."""
+
+    failures_s: int
+    seeds: int
+    after_stall_s: int
+    servers: tuple[ServerTerms, ...]
+
+
+FULL = Effort(failures_s=20, seeds=3, after_stall_s=170, servers=SERVERS)
+QUICK = Effort(failures_s=4, seeds=1, after_stall_s=70, servers=(FIFO, DEADLINES, DEARER, SHEDDING_DEADLINES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """Failures by chance: one policy, one probability."""
+
+    policy: str
+    failure: float
+    success: float
+    load: float
+    """Attempts per call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A server that stood still: one policy, one server, so many processes. The worst of all seeds."""
+
+    policy: str
+    server: str
+    processes: int
+    recovery_s: int | None
+    """After the stall; None: not before the run was over."""
+    amplification: float
+    """Attempts per call while it lasted."""
+    wasted: float
+    """The share of the work that nobody waited for."""
+    after_rps: float
+    """The goodput at the end of the run."""
+    kept_back: bool
+    """At the end of the run most calls were not even tried."""
+    goodput_rps: tuple[int, ...]
+    """Second by second, of the first seed."""
+    load_rps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overload:
+    """More than a server can do: one policy, one server."""
+
+    policy: str
+    server: str
+    during_rps: float
+    after_rps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """Everything that was found out."""
+
+    seed: int
+    effort: Effort
+    failures: Sequence[Failures]
+    stalls: Sequence[Stall]
+    overloads: Sequence[Overload]
+
+
+def failures(entrant: Entrant, failure: float, seed: int, effort: Effort) -> Failures:
+    """Run one cell."""
+    ledger = flip(entrant.policy, failure, f"{seed} failures {failure}", seconds=effort.failures_s)
+    return Failures(policy=entrant.name, failure=failure, success=ledger.success(), load=ledger.load())
+
+
+def stall(entrant: Entrant, server: ServerTerms, processes: int, seed: int, effort: Effort) -> Stall:
+    """Run one cell, for all its seeds."""
+    scenario = Scenario(server=server, processes=processes, after_s=effort.after_stall_s)
+    over = round(scenario.over_at)
+    ledgers = [
+        scenario.run(entrant.policy, f"{seed} stall {server.name} {processes} {number}")
+        for number in range(effort.seeds)
+    ]
+    found = [recovery_s(ledger, over) for ledger in ledgers]
+    slowest = max(found, key=lambda seconds: inf if seconds is None else seconds)
+    return Stall(
+        policy=entrant.name,
+        server=server.name,
+        processes=processes,
+        recovery_s=slowest,
+        amplification=max(ledger.load(WARM_UP_S, over) for ledger in ledgers),
+        wasted=max(ledger.waste(WARM_UP_S, over + WASTE_S) for ledger in ledgers),
+        after_rps=min(ledger.goodput(ledger.seconds - LOOK_S, ledger.seconds) for ledger in ledgers),
+        kept_back=min(ledger.load(ledger.seconds - LOOK_S) for ledger in ledgers) < 0.5,
+        goodput_rps=tuple(ledgers[0].answered),
+        load_rps=tuple(ledgers[0].attempts),
+    )
+
+
+def overload(entrant: Entrant, server: ServerTerms, seed: int) -> Overload:
+    """Run one cell."""
+    scenario = Scenario(
+        server=server, processes=USUAL_PROCESSES, trouble_s=OVERLOAD_S, peak_rps=OVERLOAD_RPS, after_s=60
+    )
+    ledger = scenario.run(entrant.policy, f"{seed} overload {server.name}")
+    return Overload(
+        policy=entrant.name,
+        server=server.name,
+        during_rps=ledger.goodput(WARM_UP_S, round(scenario.over_at)),
+        after_rps=ledger.goodput(ledger.seconds - CLOSING_S, ledger.seconds),
+    )
+
+
+def recovery_s(ledger: Ledger, over: int) -> int | None:
+    """The seconds after the trouble until things are well, and stay so until the end; None: they are not."""
+    last = ledger.seconds - LOOK_S
+    second = last
+    while second >= over and ledger.success(second, second + LOOK_S) >= WELL:
+        second -= 1
+    return None if second == last else second + 1 - over
+
+
+def closed_form(failure: float, retries: int) -> tuple[float, float]:
+    """Success and load of a fixed number of retries, by arithmetic."""
+    success = 1 - failure ** (retries + 1)
+    return success, success / (1 - failure)
+
+
+def run(
+    entrants: Sequence[Entrant],
+    seed: int,
+    effort: Effort,
+    tell: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Storm:
+    """Run all experiments. `tell` hears what is begun: how many cells are done, of how many, and which comes."""
+    found: list[Failures | Stall | Overload] = []
+    cells = list(_cells(entrants, seed, effort))
+    for number, (what, cell) in enumerate(cells):
+        tell(number, len(cells), what)
+        found.append(cell())
+    return Storm(
+        seed=seed,
+        effort=effort,
+        failures=[cell for cell in found if isinstance(cell, Failures)],
+        stalls=[cell for cell in found if isinstance(cell, Stall)],
+        overloads=[cell for cell in found if isinstance(cell, Overload)],
+    )
+
+
+def _cells(
+    entrants: Sequence[Entrant], seed: int, effort: Effort
+) -> Iterator[tuple[str, Callable[[], Failures | Stall | Overload]]]:
+    for entrant in entrants:
+        for failure in FAILURES:
+            yield f"{entrant.name}, failures", partial(failures, entrant, failure, seed, effort)
+        for processes in PROCESSES:
+            yield f"{entrant.name}, stall", partial(stall, entrant, FIFO, processes, seed, effort)
+        for server in effort.servers:
+            if server is not FIFO:
+                yield f"{entrant.name}, stall", partial(stall, entrant, server, USUAL_PROCESSES, seed, effort)
+            yield f"{entrant.name}, overload", partial(overload, entrant, server, seed)

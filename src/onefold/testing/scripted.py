@@ -1,0 +1,191 @@
+"""An HTTP server that does what its script says: answers, resets, stalls, breaks off. For testing clients.
+
+    with ScriptedServer([Reset(), Answer(503, headers={"Retry-After": "1"}), Answer(201, b"{}")]) as server:
+        client.post(f"{server.url}/payments", ...)
+    assert [request.headers["idempotency-key"] for request in server.requests] == ...
+
+It listens on loopback, on a port of its own, and speaks just enough HTTP/1.1. Every request takes the next step of the
+script; when the script is over, the last step is repeated.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import BinaryIO, Final, Self, TypeAlias
+
+from onefold.errors import ConfigurationError
+
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER, on, for 0 seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer, after a while."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    after_s: float = 0.0
+
+    def wire(self) -> bytes:
+        """The answer, byte for byte."""
+        try:
+            phrase = HTTPStatus(self.status).phrase
+        except ValueError:
+            phrase = "Status"
+        headers = {"Content-Length": str(len(self.body)), **self.headers}
+        lines = [f"HTTP/1.1 {self.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + self.body
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The first bytes of an answer (by default all but the last), then a close."""
+
+    answer: Answer
+    length: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The request is read, and the connection is reset: the client cannot know what became of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The request is read, and nothing follows until the client hangs up."""
+
+
+Act: TypeAlias = Answer | Half | Reset | Stall
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request as it came; the names of headers are in lower case."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class ScriptedServer:
+    """Serves in threads of its own, between `with` and its end."""
+
+    def __init__(self, script: Iterable[Act]) -> None:
+        self._script = list(script)
+        if not self._script:
+            raise ConfigurationError("the script is empty: give the server at least one step, like Answer(200)")
+        self.requests: list[Received] = []
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._listener: socket.socket | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._listener is not None, "the server is not started: use it as a block"
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:PORT"""
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._spawn(self._accept, self._listener)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._listener is not None
+        self._stopping.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connection in self._open:
+                _hang_up(connection)
+        for thread in self._threads:
+            thread.join()
+
+    def _spawn(self, work: Callable[[socket.socket], None], connection: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=(connection,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed
+                return
+            with self._lock:
+                self._open.add(connection)
+            self._spawn(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, connection.makefile("rb") as stream:
+                while (request := _read(stream)) is not None:
+                    if not self._act(connection, self._take(request)):
+                        return
+        except OSError:  # the client is gone, or the server stops
+            pass
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+    def _take(self, request: Received) -> Act:
+        with self._lock:
+            self.requests.append(request)
+            return self._script[min(len(self.requests), len(self._script)) - 1]
+
+    def _act(self, connection: socket.socket, act: Act) -> bool:
+        """Do it; True: the connection lives on."""
+        match act:
+            case Answer():
+                if act.after_s:
+                    self._stopping.wait(act.after_s)
+                connection.sendall(act.wire())
+                return True
+            case Half(answer, length):
+                connection.sendall(answer.wire()[:length])
+            case Reset():
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            case Stall():
+                while connection.recv(65_536):
+                    pass
+        return False
+
+
+def _read(stream: BinaryIO) -> Received | None:
+    first = stream.readline().decode("latin-1").split()
+    if len(first) != 3:
+        return None
+    headers: dict[str, str] = {}
+    while line := stream.readline().decode("latin-1").strip():
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while size := int(stream.readline(), 16):
+            body += stream.read(size)
+            stream.readline()
+        stream.readline()
+    else:
+        body = stream.read(int(headers.get("content-length", "0")))
+    return Received(first[0], first[1], headers, body)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

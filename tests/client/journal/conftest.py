@@ -1,0 +1,30 @@
+"""The worlds of the key journal."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.client.journal.worlds import World, postgres_world, world_of
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async with world_of(request) as world:
+        yield world
+
+
+@pytest.fixture
+async def on_postgres(postgres_dsn: str) -> AsyncIterator[World]:
+    async with postgres_world(postgres_dsn) as world:
+        yield world
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest) -> str:
+    """A database without any table."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_path"))
+    dsn: str = request.getfixturevalue("postgres_dsn")
+    return dsn

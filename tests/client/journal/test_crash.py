@@ -1,0 +1,68 @@
+"""A fault before and after every verb of a claim: a key that was handed out is never lost, whoever asks next.
+
+A planted mistake runs through the same harness and must be seen to break: handing out the key before COMMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from onefold._kernel.effects import Discard
+from onefold.client.journal import Journal, Named
+from onefold.errors import StoreError
+from onefold.testing.crash import Act, Boundaries, Crossing, lose_connection, never_struck, strikes
+from tests.client.journal.lives import Unwritten
+from tests.client.journal.worlds import HASH, PAY, TARGET, World
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after it happens."""
+
+
+def kill(crossing: Crossing) -> None:
+    raise Killed(str(crossing))
+
+
+class Careless(Unwritten):
+    """And lets go of its connection."""
+
+    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+        named = await super().claim(intent, fingerprint, target)
+        await Discard()
+        return named
+
+
+async def broken(world: World, make: Callable[[], Journal], act: Act) -> list[str]:
+    """Strike everywhere; the crossings after which a key was lost, or an intent had two."""
+    wrong, struck, counted = [], [], []
+    for strike in strikes(act):
+        await world.change("DELETE FROM onefold_intent")
+        boundaries = Boundaries(strike)
+        handed_out: list[str] = []
+        for _ in range(2):
+            try:
+                named = await world.flow(make().claim(PAY, HASH, TARGET), boundaries.around_async(world.database))
+                handed_out.append(named.key)
+            except (StoreError, Killed):
+                pass
+        last = await world.claim(world.journal())
+        if {*handed_out, last.key} != {last.key} or last.known < bool(handed_out):
+            wrong.append(f"{strike.struck}: {handed_out} {last}")
+        if strike.struck is None:
+            counted = boundaries.crossings
+        else:
+            struck.append(strike.struck)
+    assert never_struck(counted, struck) == []
+    assert len(struck) >= 8
+    return wrong
+
+
+@pytest.mark.parametrize("act", [lose_connection, kill], ids=["lost", "killed"])
+async def test_wherever_it_is_struck_a_claim_loses_no_key(world: World, act: Act) -> None:
+    assert await broken(world, world.journal, act) == []
+
+
+async def test_control_a_key_handed_out_before_commit_is_seen_to_be_lost(on_postgres: World) -> None:
+    assert await broken(on_postgres, lambda: Careless("postgres"), lose_connection) != []

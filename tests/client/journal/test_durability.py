@@ -1,0 +1,80 @@
+"""A claim is flushed to disk whatever the database was told to do by default; the end of a call is spared the wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from onefold._kernel.effects import Boundary, Statement, Step
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.ports import Database
+from onefold._kernel.runners import run
+from onefold.client.journal import Journal, prepare
+from onefold.db.connect import sync_database
+from tests.client.journal.worlds import HASH, PAY, TARGET
+
+ASK = {
+    "sqlite": Statement("PRAGMA synchronous"),
+    "postgres": Statement("SELECT current_setting('synchronous_commit')"),
+}
+
+FULL, NORMAL = 2, 1
+
+
+class Watching(ThreadLane[object]):
+    """Asks, in every transaction and just before it ends, how it will be flushed."""
+
+    __slots__ = ("_ask", "seen")
+
+    def __init__(self, database: Database[object]) -> None:
+        super().__init__(database)
+        self._ask = ASK[database.dialect]
+        self.seen: list[object] = []
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        if steps[-1] is not Boundary.COMMIT:
+            return super().batch(steps)
+        if steps[:-1]:
+            super().batch(steps[:-1])
+        self.seen += [row[0] for row in self.fetch(self._ask)]
+        return super().batch(steps[-1:])
+
+
+def flushes(address: str) -> tuple[object, object, object, object]:
+    """How these are flushed: a first claim, a second one, a call that was left, and one that was answered."""
+    with closing(sync_database(address)) as database:
+        run(prepare(database.dialect), ThreadLane(database))
+        lane, journal = Watching(database), Journal(database.dialect)
+        run(journal.claim(PAY, HASH, TARGET), lane)
+        run(journal.claim(PAY, HASH, TARGET), lane)
+        run(journal.leave(PAY, "timeout"), lane)
+        run(journal.resolve(PAY, 201), lane)
+    first, second, left, answered = lane.seen
+    return first, second, left, answered
+
+
+def test_on_sqlite_a_claim_waits_for_the_disk_and_the_end_of_a_call_does_not(sqlite_path: Path) -> None:
+    assert flushes(str(sqlite_path)) == (FULL, FULL, NORMAL, NORMAL)
+
+
+@pytest.mark.parametrize(("given", "claims"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
+def test_on_postgres_a_claim_waits_for_the_disk_whatever_the_default(
+    postgres_dsn: str, given: str, claims: str
+) -> None:
+    name = postgres_dsn.rpartition("/")[2]
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = {given}".encode())
+    assert flushes(postgres_dsn) == (claims, claims, "off", "off")
+
+
+def test_the_setting_ends_with_its_transaction(postgres_dsn: str) -> None:
+    with closing(sync_database(postgres_dsn)) as database:
+        run(prepare(database.dialect), ThreadLane(database))
+        run(Journal(database.dialect).resolve(PAY, 201), ThreadLane(database))
+        connection = database.acquire()
+        assert connection.fetch(ASK["postgres"]) == [("on",)]
+        connection.release()

@@ -1,0 +1,81 @@
+"""The journal's flows against scripts: what they do in which order, and when a database will not have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Effect, Fetch, Now, Release
+from onefold.client.journal import Journal, Named
+from onefold.client.journal.flow import BUSY_S_MAX
+from onefold.client.journal.sql import STATEMENTS
+from onefold.errors import ConnectionLost, IntentReused, StoreBusy
+from onefold.testing.scripts import ScriptDiffers, Turn, play
+from tests.client.journal.worlds import HASH, PAY, TARGET
+
+SQL = STATEMENTS["sqlite"]
+INSERT = SQL.insert(PAY, "k", HASH, TARGET)
+BEGIN: Turn = (Batch((Boundary.BEGIN, SQL.forget_old(PAY, 86_400_000), INSERT)), 0)
+LOOK = Fetch(SQL.look(PAY))
+
+
+def journal() -> Journal:
+    return Journal("sqlite", new_key=lambda: "k")
+
+
+def claim() -> Any:
+    return journal().claim(PAY, HASH, TARGET)
+
+
+def commits(effect: Effect[Any]) -> bool:
+    return isinstance(effect, Batch) and effect.steps[-1] is Boundary.COMMIT
+
+
+def test_a_key_is_known_to_nobody_before_commit_was_answered() -> None:
+    turns: list[Turn] = [(Acquire(), None), (BEGIN[0], 1), (commits, 0), (Release(), None)]
+    assert play(claim(), turns) == Named("k", known=False)
+    with pytest.raises(ScriptDiffers):
+        play(claim(), [*turns[:2], turns[3]])
+
+
+def test_a_commit_whose_answer_is_lost_lets_nothing_be_sent() -> None:
+    with pytest.raises(ConnectionLost):
+        play(claim(), [(Acquire(), None), (BEGIN[0], 1), (commits, ConnectionLost("gone")), (Discard(), None)])
+
+
+def test_a_row_that_vanishes_while_it_is_looked_at_is_written_anew() -> None:
+    turns: list[Turn] = [(Acquire(), None), BEGIN, (LOOK, []), (Batch((INSERT,)), 1), (commits, 0), (Release(), None)]
+    assert play(claim(), turns) == Named("k", known=False)
+
+
+def test_a_row_that_vanishes_again_and_again_is_not_looked_for_for_ever() -> None:
+    again: list[Turn] = [(Batch((INSERT,)), 0), (LOOK, [])]
+    with pytest.raises(StoreBusy, match=PAY):
+        play(claim(), [(Acquire(), None), BEGIN, (LOOK, []), *again, *again, (Discard(), None)])
+
+
+def test_a_refused_call_costs_no_connection() -> None:
+    row = ("k0", b"o" * 16, TARGET, 5000, None)
+    refused: list[Turn] = [(LOOK, [row]), (Batch((Boundary.ROLLBACK,)), 0), (Release(), None)]
+    with pytest.raises(IntentReused):
+        play(claim(), [(Acquire(), None), BEGIN, *refused])
+
+
+def noting(busy: int, *times: float) -> list[Turn]:
+    """A light transaction that finds the database busy so many times, and is told these times."""
+    note = Batch((Boundary.BEGIN_LIGHT, SQL.resolve(PAY, 201), Boundary.COMMIT))
+    turns: list[Turn] = [(Acquire(), None)]
+    for now in times[:busy]:
+        turns += [(note, StoreBusy("busy")), (Batch((Boundary.ROLLBACK,)), 0), (Now(), now)]
+    return [*turns, (note, 0), (Release(), None)]
+
+
+def test_an_answer_is_noted_also_where_the_database_is_busy_for_a_while() -> None:
+    play(journal().resolve(PAY, 201), noting(3, 7.0, 7.0 + BUSY_S_MAX / 2, 6.9 + BUSY_S_MAX))
+
+
+def test_an_answer_that_cannot_be_noted_in_time_is_given_up() -> None:
+    *turns, _, _ = noting(2, 7.0, 7.0 + BUSY_S_MAX)
+    with pytest.raises(StoreBusy):
+        play(journal().resolve(PAY, 201), [*turns, (Discard(), None)])

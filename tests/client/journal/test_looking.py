@@ -1,0 +1,135 @@
+"""What people see of the journal: pages, counts, one intent; and its tables, where there are none."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from onefold._kernel.effects import Flow
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.runners import run
+from onefold.client.journal import Journal, Summary, counts, forget, intent_of, intents, prepare
+from onefold.client.journal.schema import MIGRATIONS
+from onefold.client.journal.sql import STATEMENTS
+from onefold.db.connect import sync_database
+from onefold.db.migrate import migrate
+from onefold.db.postgres import rendered
+from onefold.errors import ConfigurationError, SchemaMissing
+from onefold.face import MIGRATIONS as ALL
+from tests.client.journal.worlds import HASH, PAY, TARGET, World
+
+
+async def test_intents_are_listed_in_pages_the_oldest_first(world: World) -> None:
+    journal = world.journal()
+    names = [f"i{number}" for number in (3, 1, 4, 5, 9)]
+    for name in names:
+        await world.claim(journal, name)
+    await world.flow(journal.resolve("i4", 200))
+    assert await world.unresolved() == ["i3", "i1", "i5", "i9"]
+    seen: list[str] = []
+    after = None
+    while page := await world.flow(intents(world.dialect, False, 2, after)):
+        assert len(page) <= 2
+        seen += [each.intent for each in page]
+        after = page[-1].position
+        await world.flow(forget(world.dialect, page[-1].intent))  # a page is found also when the last one is gone
+    assert seen == names
+
+
+async def test_an_intent_is_shown_with_all_that_is_known_of_it(world: World) -> None:
+    assert await world.flow(intent_of(world.dialect, PAY)) is None
+    await world.claim(world.journal())
+    await world.age(PAY, 100)
+    found = await world.flow(intent_of(world.dialect, PAY))
+    assert (found.key, found.target, found.tries, found.reason, found.status) == ("key-1", TARGET, 1, None, None)
+    assert 100 <= found.age_s < 200
+    assert found.resolved_ms is None
+    assert [found.position] == [each.position for each in await world.listed()]
+
+
+async def test_counts_tell_how_many_and_how_old_and_stop_at_a_limit(world: World) -> None:
+    assert await world.flow(counts(world.dialect)) == Summary(0, 0, None, cut=False)
+    journal = world.journal()
+    for name in ("a", "b", "c"):
+        await world.claim(journal, name)
+    await world.flow(journal.resolve("a", 200))
+    await world.age("b", 50)
+    found = await world.flow(counts(world.dialect))
+    assert (found.unresolved, found.resolved, found.cut) == (2, 1, False)
+    assert 50 <= found.oldest_s < 100
+    assert (await world.flow(counts(world.dialect, 2))).cut is True
+
+
+async def test_what_is_not_there_cannot_be_forgotten(world: World) -> None:
+    await world.claim(world.journal())
+    assert await world.flow(forget(world.dialect, "pay:ord-43")) is False
+    assert await world.unresolved() == [PAY]
+
+
+@pytest.mark.parametrize("limit", [0, 1001])
+async def test_a_page_has_bounds(world: World, limit: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"limit={limit}"):
+        await world.flow(intents(world.dialect, True, limit))
+
+
+async def test_no_statement_reads_the_whole_journal(on_postgres: World) -> None:
+    await on_postgres.change(
+        "INSERT INTO onefold_intent (intent, key, fingerprint, target, resolved_at) "
+        "SELECT 'i' || n, 'k' || n, '', '', CASE WHEN n % 1000 > 0 THEN now() END FROM generate_series(1, 20000) AS n"
+    )
+    await on_postgres.change("ANALYZE onefold_intent")
+    sql = STATEMENTS["postgres"]
+    for statement, index in (
+        (sql.forget_old("i7", 1), "onefold_intent_intent_key"),
+        (sql.look("i7"), "onefold_intent_intent_key"),
+        (sql.resolve("i7", 200), "onefold_intent_intent_key"),
+        (sql.sweep(1000, 10), "onefold_intent_resolved"),
+        (sql.listed(10, 5, unresolved_only=True), "onefold_intent_unresolved"),
+        (sql.listed(10, 5, unresolved_only=False), "onefold_intent_pkey"),
+        (sql.counts(10), "onefold_intent_unresolved"),
+    ):
+        plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {rendered(statement)}"))
+        assert index in plan, plan
+
+
+# --- its tables -----------------------------------------------------------------------------------------------
+
+
+def asked(address: str, *flows: Any) -> Any:
+    """What the last of these flows answers; each is a function of the dialect."""
+    answer = None
+    with closing(sync_database(address)) as database:
+        for flow in flows:
+            made: Flow[Any] = flow(database.dialect)
+            answer = run(made, ThreadLane(database))
+    return answer
+
+
+def claimed(dialect: str) -> Flow[Any]:
+    return Journal(dialect).claim(PAY, HASH, TARGET)
+
+
+@pytest.mark.parametrize("question", [claimed, intents, counts], ids=["claim", "list", "count"])
+def test_a_database_without_the_table_says_what_to_run(address: str, question: Any) -> None:
+    with pytest.raises(SchemaMissing, match="onefold migrate"):
+        asked(address, question)
+
+
+def test_a_file_of_its_own_is_prepared_once_and_can_be_migrated_later(address: str) -> None:
+    assert asked(address, prepare, prepare, claimed).known is False
+    applied = asked(address, lambda dialect: migrate(dialect, ALL[dialect]))
+    assert sorted([*applied, *MIGRATIONS["sqlite"]]) == sorted(ALL["sqlite"])
+    assert asked(address, prepare, claimed).known is True
+
+
+def test_a_database_that_an_older_onefold_migrated_is_left_to_its_operator(address: str) -> None:
+    def without_the_journal(dialect: str) -> Flow[Any]:
+        return migrate(
+            dialect, {number: steps for number, steps in ALL[dialect].items() if number not in MIGRATIONS[dialect]}
+        )
+
+    asked(address, without_the_journal)
+    with pytest.raises(SchemaMissing, match="onefold migrate"):
+        asked(address, prepare)

@@ -1,0 +1,118 @@
+"""Processes that share a journal: racing for an intent, and dying with one in hand.
+
+Two planted mistakes must be seen: a journal that looks before it writes, and one that hands out keys before COMMIT.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.runners import run
+from onefold.client.journal import prepare
+from onefold.db.connect import sync_database
+
+ROOT = Path(__file__).parents[3]
+PROCESSES = 3
+INTENTS = 40
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def journal(address: str) -> str:
+    """The address of a journal."""
+    with closing(sync_database(address)) as database:
+        run(prepare(database.dialect), ThreadLane(database))
+    return address
+
+
+@contextmanager
+def life(journal: str, kind: str = "journal") -> Iterator[subprocess.Popen[str]]:
+    """A process as in `lives.py`, ready to be told what to do; killed at the end, if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.client.journal.lives", journal, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def told(process: subprocess.Popen[str], *lines: str) -> list[tuple[str, bool]]:
+    """What the process answers to these lines, its last."""
+    said, _ = process.communicate("".join(f"{line}\n" for line in lines), timeout=PATIENCE_S)
+    answers = [line.split() for line in said.splitlines()]
+    return [(key, known == "True") for key, known in answers]
+
+
+def disagreements(journal: str, kind: str = "journal", prefix: str = "i") -> list[str]:
+    """Have processes claim the same intents at the same moment; those that did not get one key, new to one of them."""
+    intents = [f"{prefix}{number}" for number in range(INTENTS)]
+    with ExitStack() as stack:
+        racers = [stack.enter_context(life(journal, kind)) for _ in range(PROCESSES)]
+        for intent in intents:  # all are told each name before anyone is waited for
+            for racer in racers:
+                assert racer.stdin is not None
+                racer.stdin.write(f"claim {intent}\n")
+                racer.stdin.flush()
+        answers = [told(racer) for racer in racers]
+    keys: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for answer in answers:
+        assert len(answer) == INTENTS
+        for intent, named in zip(intents, answer, strict=True):
+            keys[intent].append(named)
+    return [
+        intent
+        for intent, named in keys.items()
+        if len({key for key, _ in named}) != 1
+        or sorted(known for _, known in named) != [False] + [True] * (PROCESSES - 1)
+    ]
+
+
+def test_processes_that_claim_an_intent_at_once_get_one_key(journal: str) -> None:
+    assert disagreements(journal) == []
+
+
+def test_control_a_journal_that_looks_before_it_writes_is_seen_to_disagree(journal: str) -> None:
+    # Races are a matter of chance.
+    assert any(disagreements(journal, "hasty", f"round-{number}-") for number in range(20))
+
+
+def killed_with_a_key(journal: str, kind: str = "journal") -> str:
+    """The key that a process had got when it was killed."""
+    with life(journal, kind) as process:
+        [(key, known)] = told(process, "die pay")
+        assert process.returncode == -signal.SIGKILL
+    assert known is False
+    return key
+
+
+def test_a_process_that_is_killed_once_it_has_its_key_leaves_it_to_the_next(journal: str) -> None:
+    key = killed_with_a_key(journal)
+    with life(journal) as process:
+        assert told(process, "claim pay", "claim other")[0] == (key, True)
+
+
+def test_control_a_key_that_is_handed_out_before_commit_is_seen_to_be_lost(journal: str) -> None:
+    key = killed_with_a_key(journal, "unwritten")
+    with life(journal) as process:
+        [(later, known)] = told(process, "claim pay")
+    assert later != key
+    assert known is False

@@ -1,0 +1,402 @@
+"""The queue in front of an application: who enters, who waits, who is turned away, told by a script of moments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onefold.http.shedding.door import Door, Ticket
+from onefold.policy.limiter import Aimd, Law, Limiter, LimiterTerms, Sample
+from onefold.policy.shedding import Shedder, SheddingTerms
+from tests.policy.properties import planted, properties
+
+
+def door_of(limit: int = 1, *, queue: int = 3, wait_s: float = 100.0, make: type[Door] = Door) -> Door:
+    """A door whose limit stays, and whose target is a tenth of a second."""
+    terms = LimiterTerms(initial=limit, least=limit, most=limit)
+    wait = SheddingTerms(target_least_s=0.1, target_most_s=0.1)
+    return make(Limiter(Aimd(), terms), Shedder(wait), queue_most=queue, wait_most_s=wait_s)
+
+
+def waiting(door: Door, now: float, *, priority: int = 0, deadline: float | None = None) -> Ticket:
+    ticket = door.arrive(now, priority=priority, deadline=deadline)
+    assert ticket is not None
+    return ticket
+
+
+def overloaded(*, queue: int = 3) -> Door:
+    """At 2 seconds: a door where nobody waited less than half a second for two intervals; one runs, nobody waits."""
+    shedder = Shedder(SheddingTerms(target_least_s=0.1, target_most_s=0.1))
+    for tenth in range(21):
+        shedder.admit(0.5, tenth / 10)
+    assert shedder.overloaded
+    limiter = Limiter(Aimd(), LimiterTerms(initial=1, least=1, most=1))
+    assert limiter.enter()
+    return Door(limiter, shedder, queue_most=queue, wait_most_s=100.0)
+
+
+def test_who_finds_room_enters_and_who_does_not_waits() -> None:
+    door = door_of(2)
+    assert door.arrive(0.0) is None
+    assert door.arrive(0.0) is None
+    third = waiting(door, 0.1)
+    assert third.verdict is None
+    assert (door.running, door.waiting) == (2, 1)
+    assert door.leave(0.2, 0.2) == [third]
+    assert third.verdict == "enter"
+    assert (door.running, door.waiting) == (2, 0)
+
+
+def test_the_first_that_came_goes_first() -> None:
+    door = door_of()
+    door.arrive(0.0)
+    tickets = [waiting(door, number / 100) for number in range(3)]
+    for ticket in tickets:
+        assert door.leave(0.05, 0.01) == [ticket]
+
+
+def test_in_overload_the_newest_goes_first() -> None:
+    door = overloaded()
+    older, newer = waiting(door, 2.0), waiting(door, 2.01)
+    assert door.leave(2.05, 0.1) == [newer]
+    assert door.leave(2.06, 0.1) == [older]
+    assert {older.verdict, newer.verdict} == {"enter"}
+
+
+def test_the_most_important_goes_first_overloaded_or_not() -> None:
+    usual = door_of()
+    usual.arrive(2.0)
+    for door in (usual, overloaded()):
+        low, high, normal = (waiting(door, 2.0, priority=priority) for priority in (-1, 1, 0))
+        for expected in (high, normal, low):
+            assert door.leave(2.05, 0.1) == [expected]
+
+
+def test_in_overload_who_waited_too_long_is_shed_whenever_a_place_is_free() -> None:
+    door = overloaded()
+    old = [waiting(door, 2.0, priority=5), waiting(door, 2.05)]
+    fresh = waiting(door, 2.2)
+    assert door.leave(2.3, 0.1) == [*old, fresh]
+    assert [ticket.verdict for ticket in (*old, fresh)] == ["waited too long", "waited too long", "enter"]
+
+
+def test_without_overload_a_long_wait_alone_sheds_nobody() -> None:
+    door = door_of()
+    door.arrive(0.0)
+    ticket = waiting(door, 0.0)
+    assert door.leave(9.0, 9.0) == [ticket]
+    assert ticket.verdict == "enter"
+
+
+def test_newest_first_does_not_hide_the_line_it_is_the_remedy_for() -> None:
+    """Twice as many come as can be served. Those who enter have hardly waited; those behind them have."""
+    door, now = overloaded(queue=100), 2.0
+    waits, shed = [], 0
+    for turn in range(600):
+        now += 0.05
+        waiting(door, now - 0.02)
+        waiting(door, now - 0.01)
+        told = door.leave(now, 0.05)
+        if turn >= 100:  # until then the line builds up
+            assert door._shedder.overloaded
+            waits += [now - ticket.arrived_at for ticket in told if ticket.verdict == "enter"]
+            shed += sum(ticket.verdict == "waited too long" for ticket in told)
+    assert len(waits) == 500
+    assert max(waits) < 0.02
+    assert 490 <= shed <= 510
+
+
+def test_a_full_queue_turns_the_newcomer_away() -> None:
+    door = door_of(queue=2)
+    door.arrive(0.0)
+    waiting(door, 0.0)
+    waiting(door, 0.0)
+    late = waiting(door, 0.0)
+    assert (late.verdict, late.instead_of) == ("queue full", None)
+    assert door.waiting == 2
+
+
+def test_without_a_queue_nobody_waits() -> None:
+    door = door_of(queue=0)
+    door.arrive(0.0)
+    assert waiting(door, 0.0).verdict == "queue full"
+    assert door.leave(0.1, 0.1) == []
+    assert door.arrive(0.1) is None
+
+
+def test_a_more_important_newcomer_displaces_the_last_of_the_least_important() -> None:
+    door = door_of(queue=3)
+    door.arrive(0.0)
+    first, last, middle = (waiting(door, 0.0, priority=priority) for priority in (-1, -1, 0))
+    important = waiting(door, 0.0, priority=1)
+    assert (last.verdict, important.verdict, important.instead_of) == ("displaced", None, last)
+    assert [ticket.verdict for ticket in (first, middle)] == [None, None]
+    unimportant = waiting(door, 0.0, priority=-2)
+    assert (unimportant.verdict, unimportant.instead_of) == ("queue full", None)
+
+
+def test_in_overload_a_full_queue_turns_the_oldest_away_for_its_equal() -> None:
+    door = overloaded()
+    oldest, *others = (waiting(door, 2.0 + number / 100) for number in range(3))
+    newest = waiting(door, 2.05)
+    assert (oldest.verdict, newest.verdict, newest.instead_of) == ("displaced", None, oldest)
+    assert all(ticket.verdict is None for ticket in others)
+
+
+@pytest.mark.parametrize("deadline", [1.0, 0.5, -3.0])
+def test_a_deadline_that_has_passed_turns_away_even_where_there_is_room(deadline: float) -> None:
+    door = door_of()
+    assert waiting(door, 1.0, deadline=deadline).verdict == "deadline"
+    assert (door.running, door.waiting) == (0, 0)
+
+
+def test_a_deadline_that_passes_in_the_queue_is_found_when_its_turn_comes() -> None:
+    door = door_of()
+    door.arrive(0.0)
+    late, next_one = waiting(door, 0.0, deadline=0.5), waiting(door, 0.0, deadline=0.6)
+    assert late.until == 0.5
+    assert door.leave(0.55, 0.1) == [late, next_one]
+    assert (late.verdict, next_one.verdict) == ("deadline", "enter")
+
+
+@pytest.mark.parametrize(
+    ("deadline", "now", "verdict"),
+    [
+        (None, 1.9, None),
+        (None, 2.0, "waited too long"),
+        (0.5, 0.4, None),
+        (0.5, 0.5, "deadline"),
+        (9.0, 2.0, "waited too long"),
+    ],
+)
+def test_a_wait_ends_with_its_deadline_or_its_bound(deadline: float | None, now: float, verdict: str | None) -> None:
+    door = door_of(wait_s=2.0)
+    door.arrive(0.0)
+    ticket = waiting(door, 0.0, deadline=deadline)
+    door.time_out(ticket, now)
+    assert ticket.verdict == verdict
+    assert door.waiting == (1 if verdict is None else 0)
+    door.time_out(ticket, 50.0)
+    assert door.waiting == 0
+
+
+def test_who_gives_up_in_the_queue_is_forgotten() -> None:
+    door = door_of()
+    door.arrive(0.0)
+    gone, stays = waiting(door, 0.0), waiting(door, 0.0)
+    assert door.give_up(gone, 0.1) == []
+    assert (gone.verdict, door.waiting) == ("gone", 1)
+    assert door.leave(0.2, 0.1) == [stays]
+
+
+def test_who_gives_up_when_told_to_enter_passes_the_place_on() -> None:
+    door = door_of()
+    door.arrive(0.0)
+    gone, next_one = waiting(door, 0.0), waiting(door, 0.0)
+    assert door.leave(0.1, 0.1) == [gone]
+    assert door.give_up(gone, 0.1) == [next_one]
+    assert (gone.verdict, next_one.verdict, door.running) == ("gone", "enter", 1)
+    assert door.give_up(gone, 0.1) == []
+    assert door.running == 1
+
+
+def test_who_gives_up_after_being_turned_away_changes_nothing() -> None:
+    door = door_of(queue=0)
+    door.arrive(0.0)
+    refused = waiting(door, 0.0)
+    assert door.give_up(refused, 0.1) == []
+    assert (refused.verdict, door.running) == ("queue full", 1)
+
+
+class Scripted:
+    """A law that sets these limits, one after the other."""
+
+    def __init__(self, *limits: float) -> None:
+        self._limits = list(limits)
+
+    def next_limit(self, limit: float, sample: Sample) -> float:
+        return self._limits.pop(0) if self._limits else limit
+
+
+def moving(law: Law, initial: int) -> Door:
+    terms = LimiterTerms(initial=initial, least=1, most=9, gather_s=0.001, calls_least=1)
+    return Door(Limiter(law, terms), Shedder(), queue_most=9, wait_most_s=9.0)
+
+
+def test_when_the_limit_grows_all_who_have_room_enter() -> None:
+    door = moving(Scripted(3), 1)
+    door.arrive(0.0)
+    first, *others = (waiting(door, 0.0) for _ in range(5))
+    assert door.leave(0.1, 0.1) == [first]  # the gathering begins
+    assert door.leave(0.2, 0.1) == others[:3]
+    assert (door.running, door.limit) == (3, 3)
+
+
+def test_when_the_limit_shrinks_nobody_enters_until_enough_have_left() -> None:
+    door = moving(Scripted(1), 3)
+    for _ in range(3):
+        assert door.arrive(0.0) is None
+    first, second = waiting(door, 0.0), waiting(door, 0.0)
+    assert door.leave(0.01, 0.01) == [first]
+    assert [door.leave(0.02, 0.01), door.leave(0.03, 0.01)] == [[], []]
+    assert (door.limit, door.running) == (1, 1)
+    assert door.leave(0.04, 0.01) == [second]
+
+
+# The properties: any script of arrivals, ends, give-ups and time-outs
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["arrive", "arrive", "arrive", "leave", "leave", "give up", "time out", "urgent", "leave and give up"]
+        ),
+        st.integers(0, 60),
+        st.integers(0, 5),
+    ),
+    max_size=80,
+)
+
+
+class Audit:
+    """Runs a script against a door, as its rims would, and keeps the books beside it."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self.now = 0.0
+        self.running = 0
+        self.queued: list[Ticket] = []
+        self.verdicts: dict[Ticket, str] = {}
+
+    def step(self, kind: str, after_cs: int, choice: int) -> None:
+        self.now += after_cs / 100
+        if kind == "leave" and self.running:
+            self.running -= 1
+            self.told(self.door.leave(self.now, (None, 0.01, 0.3)[choice % 3], dropped=choice == 5))
+        elif kind == "leave and give up" and self.running:
+            self.running -= 1
+            told = self.door.leave(self.now, 0.01)
+            self.told(told)
+            for ticket in told:
+                if ticket.verdict == "enter":  # its client went away in this very moment
+                    self.running -= 1
+                    self.told(self.door.give_up(ticket, self.now))
+        elif kind == "give up" and self.queued:
+            ticket = self.queued[choice % len(self.queued)]
+            self.told([*self.door.give_up(ticket, self.now), ticket])
+        elif kind == "time out" and self.queued:
+            ticket = min(self.queued, key=lambda ticket: ticket.until)
+            self.door.time_out(ticket, max(self.now, ticket.until))
+            self.told([ticket])
+        elif kind in ("arrive", "urgent"):
+            self.arrive(choice - 2, self.now + choice * 0.2 if kind == "urgent" else None)
+        self.check()
+
+    def arrive(self, priority: int, deadline: float | None) -> None:
+        ticket = self.door.arrive(self.now, priority=priority, deadline=deadline)
+        if ticket is None:
+            self.running += 1
+            return
+        self.queued.append(ticket)
+        if ticket.instead_of is not None:
+            assert ticket.instead_of.priority <= priority
+            assert ticket.instead_of.priority == min(waiting.priority for waiting in self.queued)
+            self.told([ticket.instead_of])
+        if ticket.verdict is not None:
+            self.told([ticket])
+            assert ticket.verdict == "deadline" or priority <= min((t.priority for t in self.queued), default=priority)
+
+    def told(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            assert ticket not in self.verdicts, "a second verdict"
+            assert ticket.verdict is not None
+            self.queued.remove(ticket)
+            self.verdicts[ticket] = ticket.verdict
+            if ticket.verdict == "enter":
+                self.running += 1
+                assert ticket.deadline > self.now
+                left = [waiting for waiting in self.queued if waiting.verdict is None]
+                assert ticket.priority >= max((waiting.priority for waiting in left), default=ticket.priority)
+
+    def check(self) -> None:
+        assert self.running == self.door.running
+        assert self.running <= self.door.limit
+        assert all(ticket.verdict is None for ticket in self.queued), "a verdict that nobody was told of"
+        assert len(self.queued) == self.door.waiting <= 3
+        assert not self.queued or self.running == self.door.limit, "somebody waits while there is room"
+
+
+def check_door(make: type[Door], how: settings = properties) -> None:
+    @how
+    @given(st.integers(1, 3), STEPS)
+    def check(limit: int, steps: list[Step]) -> None:
+        audit = Audit(door_of(limit, make=make))
+        for kind, after_cs, choice in steps:
+            audit.step(kind, after_cs, choice)
+        while audit.running:
+            audit.step("leave", 1, 1)
+        assert not audit.queued
+
+    check()
+
+
+def test_the_limit_holds_every_ticket_has_one_verdict_and_nobody_waits_beside_a_free_place() -> None:
+    check_door(Door)
+
+
+class LosesWakeUps(Door):
+    """A planted bug: of several who may enter, only the first is told."""
+
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> list[Ticket]:
+        return super().leave(now, latency_s, dropped=dropped)[:1]
+
+
+class DropsAPlace(Door):
+    """A planted bug: a place given up by one who was just told to enter is not passed on."""
+
+    def _fill(self, now: float) -> list[Ticket]:
+        return super()._fill(now) if self._passes_on else []
+
+    _passes_on = True
+
+    def give_up(self, ticket: Ticket, now: float) -> list[Ticket]:
+        self._passes_on = False
+        told = super().give_up(ticket, now)
+        self._passes_on = True
+        return told
+
+
+class KeepsThePlace(Door):
+    """A planted bug: a request that failed does not give its place back."""
+
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> list[Ticket]:
+        return [] if dropped else super().leave(now, latency_s)
+
+
+class Unfair(Door):
+    """A planted bug: the least important goes first."""
+
+    def _first(self) -> Ticket:
+        return next(iter(self._levels[min(self._levels)]))
+
+
+class Boundless(Door):
+    """A planted bug: a queue that is full takes more."""
+
+    def _line_up(self, ticket: Ticket) -> None:
+        self._queue_most += 1
+        super()._line_up(ticket)
+
+
+class DisplacesAnybody(Door):
+    """A planted bug: who is displaced is the most important."""
+
+    def _last(self) -> Ticket:
+        return self._first()
+
+
+@pytest.mark.parametrize("make", [LosesWakeUps, DropsAPlace, KeepsThePlace, Unfair, Boundless, DisplacesAnybody])
+def test_the_audit_finds_a_planted_bug(make: type[Door]) -> None:
+    with pytest.raises(AssertionError):
+        check_door(make, planted)

@@ -1,0 +1,248 @@
+"""Inside the idempotency layer: what is done is replayed before anybody is turned away, and a refusal leaves nothing.
+
+In the four worlds of the contract: ASGI and WSGI, SQLite and Postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+from fastapi import FastAPI
+
+from onefold import AsyncOnefold, Onefold, Shedding, shed_asgi, shed_wsgi
+from onefold._kernel import deadlines
+from onefold._kernel.events import Claimed, Released, Shed
+from onefold.http.policy import Settings
+from onefold.testing.servers import PrivatePostgres
+from tests.contract.plans import Gate, Plan
+from tests.contract.rows import ALL, ASGI, POSTGRES, WorldName
+from tests.contract.wire import looping
+from tests.contract.worlds import AsgiWorld, World, WsgiWorld
+from tests.http.shedding.stages import until
+from tests.http.stages import Orders, account_of, calling, problem
+
+FULL = Shedding(limit=1, queue_most=0, status=503)
+
+
+class ShedAsgiWorld(AsgiWorld):
+    """A world whose application sheds."""
+
+    shedding_settings = FULL
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        super()._start(database, routes, options | {"shedding": self.shedding_settings})
+
+
+class ShedWsgiWorld(WsgiWorld):
+    """The same on threads."""
+
+    shedding_settings = FULL
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        super()._start(database, routes, options | {"shedding": self.shedding_settings})
+
+
+class OutsideAsgiWorld(AsgiWorld):
+    """A planted fault: the shedder is outside of the layer."""
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        super()._start(database, routes, options)
+        self._app = shed_asgi(self._app, FULL, listener=self.events.append)
+
+
+class OutsideWsgiWorld(WsgiWorld):
+    """The same on threads."""
+
+    def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
+        super()._start(database, routes, options)
+        self._app = shed_wsgi(self._app, FULL, listener=self.events.append)
+
+
+Open = Callable[..., World]
+
+
+@pytest.fixture(scope="module")
+def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    with looping() as loop:
+        yield loop
+
+
+@pytest.fixture
+def open_world(
+    request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop
+) -> Iterator[Open]:
+    """Opens a world whose application sheds, inside of the layer or outside."""
+    opened: list[World] = []
+
+    def open_one(name: WorldName, *, inside: bool = True) -> World:
+        address = str(tmp_path / "orders.db")
+        if name in POSTGRES:
+            server: PrivatePostgres = request.getfixturevalue("postgres")
+            address = server.fresh_database()
+        world: World
+        if name in ASGI:
+            world = (ShedAsgiWorld if inside else OutsideAsgiWorld)(name, address, loop_thread)
+        else:
+            world = (ShedWsgiWorld if inside else OutsideWsgiWorld)(name, address)
+        opened.append(world)
+        return world
+
+    yield open_one
+    for world in opened:
+        world.close()
+
+
+def check_replay_first(world: World) -> None:
+    assert world.post(key='"done"', plan=Plan(body=b"served before")).status == 201
+    gate = Gate()
+    running = world.start(key='"running"', plan=Plan(gate=gate, writes=False))  # SQLite has one write lock
+    gate.await_arrival()
+    for _ in range(3):
+        replay = world.post(key='"done"')
+        assert (replay.status, replay.body, replay.replayed) == (201, b"served before", True)
+    assert world.post(key='"done"', body=b"other").status == 422
+    assert world.post(key='"running"').problem == "key-in-flight"
+    shed = world.post(key='"new"')
+    assert (shed.status, shed.problem) == (503, "overloaded")
+    assert 1 <= int(shed.header("retry-after") or 0) <= 5
+    gate.open()
+    assert running.answer().status == 201
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_replays_are_served_while_new_work_is_shed(open_world: Open, name: WorldName) -> None:
+    world = open_world(name)
+    check_replay_first(world)
+    assert [event for event in world.events if isinstance(event, Shed)] == [Shed("queue full", 0)]
+    assert len(world.records()) == 2, "what was shed left a record"
+    later = world.post(key='"new"')
+    assert (later.status, later.replayed) == (201, False)
+    assert world.rows() == ["book"] * 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_check_finds_a_shedder_that_is_outside_of_the_layer(open_world: Open, name: WorldName) -> None:
+    with pytest.raises(AssertionError, match="503"):
+        check_replay_first(open_world(name, inside=False))
+
+
+@pytest.mark.parametrize("status", [503, 429])
+@pytest.mark.parametrize("name", ALL)
+def test_a_refusal_is_not_stored_whatever_its_status(open_world: Open, name: WorldName, status: Any) -> None:
+    world: Any = open_world(name)
+    world.shedding_settings = Shedding(limit=1, queue_most=0, status=status)
+    gate = Gate()
+    running = world.start(key='"running"', plan=Plan(gate=gate, writes=False))  # SQLite has one write lock
+    gate.await_arrival()
+    assert [world.post(key='"new"').status for _ in range(3)] == [status] * 3
+    assert world.status_of('"new"')["state"] == "unknown"
+    assert [event for event in world.events if isinstance(event, Released)] != []
+    gate.open()
+    assert running.answer().status == 201
+    assert world.post(key='"new"').status == 201
+    assert world.events.count(Claimed("POST /orders", "replay")) == 0
+    assert len(world.records()) == 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_expired_work_is_dropped_and_a_retry_with_time_runs(open_world: Open, name: WorldName) -> None:
+    world = open_world(name)
+    late = world.post(key='"k"', headers=(("request-timeout-ms", "0"),))
+    assert (late.status, late.problem) == (504, "deadline-passed")
+    assert not world.calls
+    seen: list[float | None] = []
+
+    async def look(desk: Any) -> None:
+        seen.append(deadlines.left_s())
+
+    retried = world.post(key='"k"', headers=(("request-timeout-ms", "60000"),), plan=Plan(acts=look))
+    assert (retried.status, retried.replayed) == (201, False)
+    assert seen[0] is not None
+    assert 0 < seen[0] <= 60
+    replay = world.post(key='"k"', headers=(("request-timeout-ms", "0"),))
+    assert (replay.status, replay.replayed) == (201, True), "an answer that is there costs nothing, however late"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_who_waits_inside_the_layer_runs_when_there_is_room(open_world: Open, name: WorldName) -> None:
+    world: Any = open_world(name)
+    world.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
+    gate = Gate()
+    first = world.start(key='"0"', plan=Plan(gate=gate, writes=False))
+    gate.await_arrival()
+    others = [world.start(key=f'"{number}"') for number in (1, 2, 3)]
+    until(lambda: world.events.count(Claimed("POST /orders", "run")) == 4)
+    assert len(world.calls) == 1
+    gate.open()
+    assert [pending.answer().status for pending in (first, *others)] == [201] * 4
+    assert len(world.records()) == 4
+
+
+# Installed into frameworks
+
+
+@pytest.mark.parametrize("colour", [AsyncOnefold, Onefold])
+async def test_installed_into_fastapi_replays_come_first_and_other_routes_are_shed_too(
+    sqlite_path: Path, colour: type[AsyncOnefold] | type[Onefold]
+) -> None:
+    orders = Orders(sqlite_path)
+    once = colour(orders.path, principal=account_of, shedding=Shedding(limit=1, queue_most=0, exempt=["/health"]))
+    app = FastAPI()
+    once.install(app)
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    @app.post("/orders")
+    @once.idempotent(writes=False)
+    async def order() -> str:
+        return "ordered"
+
+    @app.get("/slow")
+    async def slow() -> str:
+        entered.set()
+        await gate.wait()
+        return "slow"
+
+    app.get("/health")(lambda: "well")
+
+    async with calling(app) as client:
+        assert (await client.post("/orders", key='"k"')).json() == "ordered"
+        running = asyncio.create_task(client.get("/slow"))
+        await asyncio.wait_for(entered.wait(), 20)
+        assert (await client.post("/orders", key='"k"')).headers["idempotent-replayed"] == "true"
+        assert problem(await client.post("/orders", key='"l"')) == "overloaded"
+        assert problem(await client.get("/slow")) == "overloaded"
+        assert (await client.get("/health")).json() == "well"
+        assert (await client.get("/onefold/specification")).status_code == 200
+        gate.set()
+        assert (await running).json() == "slow"
+        assert (await client.post("/orders", key='"l"')).json() == "ordered"
+    assert orders.records == 2
+    if isinstance(once, AsyncOnefold):
+        await once.close()
+    else:
+        once.close()
+
+
+def test_installed_into_flask_a_request_without_time_is_dropped(sqlite_path: Path) -> None:
+    orders = Orders(sqlite_path)
+    once = Onefold(orders.path, principal=account_of, shedding=Shedding())
+    app = flask.Flask(__name__)
+
+    @app.post("/orders")
+    @once.idempotent()
+    def order() -> str:
+        return "ordered"
+
+    once.install(app)
+    headers = {"x-account": "acme", "idempotency-key": '"k"'}
+    client = app.test_client()
+    assert client.post("/orders", headers=headers | {"request-timeout-ms": "0"}).status_code == 504
+    assert client.post("/orders", headers=headers).text == "ordered"
+    replay = client.post("/orders", headers=headers | {"request-timeout-ms": "0"})
+    assert (replay.text, replay.headers["idempotent-replayed"]) == ("ordered", "true")
+    once.close()
