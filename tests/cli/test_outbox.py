@@ -86,6 +86,12 @@ def test_discard_deletes_only_what_is_stopped(stopped: tuple[Shop, str]) -> None
     assert shop.onefold("outbox", "discard", "--yes", "-d", "shop.db", waiting).returncode == 1
 
 
+def test_a_database_that_is_named_before_the_verb_wins_over_the_environment(stopped: tuple[Shop, str]) -> None:
+    shop, event_id = stopped
+    words = ("outbox", "-d", "shop.db", "discard", "--yes", event_id)
+    assert shop.onefold(*words, ONEFOLD_DATABASE="another.db").stdout == "discarded: 1 of 1\n"
+
+
 def test_a_person_is_asked_first_and_may_say_no(stopped: tuple[Shop, str]) -> None:
     shop, event_id = stopped
     words = ("outbox", "discard", event_id, "-d", "shop.db")

@@ -10,13 +10,12 @@ import typer
 
 from onefold.db.connect import file_of
 
-DATABASE = typer.Option(
-    "--database",
-    "-d",
-    envvar="ONEFOLD_DATABASE",
-    help="postgresql://user@host/name, or the path of a SQLite file.",
-    show_default=False,
-)
+_DATABASE = "postgresql://user@host/name, or the path of a SQLite file."
+
+DATABASE = typer.Option("--database", "-d", envvar="ONEFOLD_DATABASE", help=_DATABASE, show_default=False)
+
+#: For a verb whose noun takes the database too: reading the variable here would hide what was given before it.
+DATABASE_AFTER = typer.Option("--database", "-d", help=_DATABASE, show_default=False)
 
 BROKER = typer.Option(
     "--broker",

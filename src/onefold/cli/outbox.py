@@ -10,7 +10,7 @@ import typer
 
 from onefold._kernel.effects import Flow
 from onefold.cli.asking import asked, desk
-from onefold.cli.options import DATABASE, JSON, YES, confirmed
+from onefold.cli.options import DATABASE, DATABASE_AFTER, JSON, YES, confirmed
 from onefold.cli.speaking import address, age, answer, printed
 from onefold.outbox.report import Report, discard, report, retry
 
@@ -41,7 +41,7 @@ def look(
 def retry_command(
     context: typer.Context,
     ids: Annotated[list[str], _IDS],
-    database: Annotated[str, DATABASE] = "",
+    database: Annotated[str, DATABASE_AFTER] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -54,7 +54,7 @@ def retry_command(
 def discard_command(
     context: typer.Context,
     ids: Annotated[list[str], _IDS],
-    database: Annotated[str, DATABASE] = "",
+    database: Annotated[str, DATABASE_AFTER] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:

@@ -57,7 +57,7 @@ class Effort:
 
 
 FULL = Effort(failures_s=20, seeds=3, after_stall_s=170, servers=SERVERS)
-QUICK = Effort(failures_s=4, seeds=1, after_stall_s=70, servers=(FIFO, DEADLINES, DEARER, SHEDDING_DEADLINES))
+QUICK = Effort(failures_s=2, seeds=1, after_stall_s=70, servers=(FIFO, DEADLINES, DEARER, SHEDDING_DEADLINES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,5 +101,3 @@ def advice(policy: RetryPolicy, cell: Stall | Overload) -> str:
     if breaker is None:
         return "it goes on calling a server that answers nobody: set breaker=BreakerTerms()"
     return "compare it, setting by setting, with RetryPolicy(), which passes"
-
-

@@ -163,6 +163,15 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
+async def reached(condition: Callable[[], bool]) -> None:
+    """Wait for the server, or another task, to get there."""
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the server never got there")
+
+
 # --- threads ---
 
 
