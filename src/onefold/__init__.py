@@ -1,6 +1,7 @@
 """onefold: retry it as often as you like; it happens once."""
 
 from onefold._kernel.deadlines import deadline
+from onefold._kernel.deadlines import left_s as time_left_s
 from onefold._kernel.events import Claimed, Event, Reaped, Released, Settled
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
@@ -53,4 +54,5 @@ __all__ = [
     "shed_asgi",
     "shed_wsgi",
     "single_principal",
+    "time_left_s",
 ]

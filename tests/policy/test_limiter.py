@@ -16,7 +16,7 @@ from tests.policy.properties import planted, properties
 AT_ONCE = LimiterTerms(initial=10, least=2, most=50, gather_s=0.001, calls_least=1)
 
 
-def sample(*, latency_s: float = 0.1, in_flight: int = 1000, dropped: bool = False) -> Sample:
+def sample(*, latency_s: float = 0.1, in_flight: int = 1000, dropped: float = 0.0) -> Sample:
     return Sample(mean_s=latency_s, slowest_s=latency_s, in_flight=in_flight, dropped=dropped)
 
 
@@ -31,10 +31,10 @@ def warm(law: Gradient2, latency_s: float = 0.1) -> Gradient2:
     [
         pytest.param(sample(in_flight=50), 101.0, id="half of it is used: one more"),
         pytest.param(sample(in_flight=49), 100.0, id="less is used: as it is"),
-        pytest.param(sample(dropped=True), 90.0, id="a drop: a tenth less"),
+        pytest.param(sample(dropped=0.01), 90.0, id="a drop: a tenth less"),
         pytest.param(sample(latency_s=5.1), 90.0, id="far too slow: a tenth less"),
         pytest.param(sample(latency_s=5.0), 101.0, id="slow, but not too slow"),
-        pytest.param(sample(dropped=True, in_flight=1), 90.0, id="a drop counts also when little is used"),
+        pytest.param(sample(dropped=0.01, in_flight=1), 90.0, id="a drop counts also when little is used"),
     ],
 )
 def test_aimd_adds_one_or_takes_a_tenth(seen: Sample, limit: float) -> None:
@@ -48,8 +48,11 @@ def test_aimd_adds_one_or_takes_a_tenth(seen: Sample, limit: float) -> None:
         pytest.param(sample(latency_s=0.14), 100.8, id="within the tolerance"),
         pytest.param(sample(latency_s=10.0), 90.8, id="much slower: a fifth of the way to half and four"),
         pytest.param(sample(in_flight=49), 100.0, id="little is used: as it is"),
-        pytest.param(sample(dropped=True), 90.8, id="a drop"),
-        pytest.param(sample(dropped=True, in_flight=1), 90.8, id="a drop counts also when little is used"),
+        pytest.param(sample(dropped=1.0), 90.8, id="all dropped"),
+        pytest.param(sample(dropped=0.5), 90.8, id="half of them dropped"),
+        pytest.param(sample(dropped=0.1), 98.8, id="one in ten dropped"),
+        pytest.param(sample(dropped=1.0, in_flight=1), 90.0, id="a drop counts also when little is used"),
+        pytest.param(sample(dropped=0.01, in_flight=1), 99.8, id="and few drops are no reason to grow then"),
         pytest.param(sample(latency_s=0.0), 100.0, id="a latency of nothing teaches nothing"),
     ],
 )
@@ -97,6 +100,19 @@ def test_many_drops_of_one_moment_shrink_the_limit_once() -> None:
     assert limiter.limit == 100
     limiter.leave(1.0, 0.1, dropped=True)
     assert limiter.limit == 90
+
+
+def settled_at(law: Gradient2, dropped: float) -> float:
+    """Where the limit ends when this share of the calls is dropped for ever."""
+    limit = 100.0
+    for _ in range(2000):
+        limit = min(200.0, warm(law).next_limit(limit, sample(dropped=dropped)))
+    return limit
+
+
+def test_a_few_drops_do_not_make_the_limit_collapse_and_many_do() -> None:
+    assert settled_at(Gradient2(), 0.01) == 200.0
+    assert settled_at(Gradient2(), 0.5) == pytest.approx(8.0)
 
 
 def test_calls_that_are_still_under_way_count_as_use_of_the_limit() -> None:

@@ -7,6 +7,7 @@ step is made without one, and all that really have to wait share the timer of th
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
@@ -55,6 +56,21 @@ class AlarmClock:
             ring()
         if self._alarms:
             self._arm(self._loop, min(self._alarms.values()))
+
+
+class _Clocks(threading.local):
+    """An alarm clock per thread: it runs one loop at a time."""
+
+    def __init__(self) -> None:
+        self.clock = AlarmClock()
+
+
+_clocks = _Clocks()
+
+
+def within(seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
+    """Await it on whatever loop this thread runs: the result, or TimeoutError if it is not there in time."""
+    return _Within(_clocks.clock, seconds, awaitable)
 
 
 class _Within(Generic[T]):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
-from onefold._kernel.prompt import AlarmClock
+from onefold._kernel.prompt import within
 from onefold._kernel.runners import run_async
-from onefold.client.exchange import Exchange, not_made_as, problem_type, reads_whole
+from onefold.client.context import current_intent, enter_layer, leave_layer
+from onefold.client.exchange import KEY_HEADER, Exchange, is_problem, not_made_as, problem_type, reads_whole
+from onefold.client.report import attach_to_error, report_of
 from onefold.client.waiting import AsyncCallLane
 from onefold.errors import CallNotMade
 from onefold.policy.outcome import Unanswered
@@ -18,28 +21,47 @@ if TYPE_CHECKING:
 
     Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+#: The intent that was just sent elsewhere, and its key. aiohttp makes a new request of a redirect, without the headers
+#: that a middleware has set; it does so in the same task, so the next request finds this.
+_moved: ContextVar[tuple[str, str] | None] = ContextVar("onefold.moved", default=None)
+
 
 class RetryingMiddleware:
     """A middleware for `aiohttp.ClientSession`. Put it last: what comes after it is done again with every attempt."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._clock = AlarmClock()
 
     async def __call__(self, request: ClientRequest, handler: Handler) -> ClientResponse:
-        wire = _Wire(request, handler, self._clock)
-        return await run_async(self._exchange.run(wire), AsyncCallLane(self._exchange.store.tasks))
+        import aiohttp
+
+        wire = _Wire(request, handler)
+        intent = current_intent()
+        _follow(wire, intent)
+        try:
+            response = await run_async(self._exchange.run(wire), AsyncCallLane(self._exchange.store.tasks))
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            # On these the session sends an idempotent request once more, through all of its middlewares: after four
+            # attempts, four more. Their parent class it hands on.
+            raise _handed_on(error) from error
+        if intent is not None and response.status in _REDIRECTS:
+            _moved.set((intent, wire.header(KEY_HEADER) or ""))
+        return response
 
 
 class _Wire:
     """One request, as the exchange sees it. aiohttp has no place for options: intents come from the context."""
 
-    __slots__ = ("_clock", "_handler", "_request", "host", "method")
+    __slots__ = ("_handler", "_read", "_request", "host", "method")
 
-    def __init__(self, request: ClientRequest, handler: Handler, clock: AlarmClock) -> None:
+    def __init__(self, request: ClientRequest, handler: Handler) -> None:
         self._request = request
         self._handler = handler
-        self._clock = clock
+        self._read: bytes | None = None
         self.method = request.method
         self.host = f"{request.url.host}:{request.url.port}"
 
@@ -56,22 +78,24 @@ class _Wire:
         self._request.headers[name] = value
 
     def replayable(self) -> bool:
-        from aiohttp import payload
+        from aiohttp import MultipartWriter, payload
 
         body: Any = self._request.body
         # A generator's payload would say that it is not consumed until it is, and a file only after it was sent.
-        if isinstance(body, payload.AsyncIterablePayload):
-            return False
-        if isinstance(body, payload.IOBasePayload):
-            return bool(body._value.seekable())
-        return not getattr(body, "consumed", False)
+        parts = [part for part, *_ in body] if isinstance(body, MultipartWriter) else [body]
+        return all(
+            not isinstance(part, payload.AsyncIterablePayload)
+            and not (isinstance(part, payload.IOBasePayload) and not part._value.seekable())
+            and not getattr(part, "consumed", False)
+            for part in parts
+        )
 
     async def body(self) -> bytes:
         body = self._request.body
         return body if isinstance(body, bytes) else await body.as_bytes()
 
     async def send(self, seconds: float) -> ClientResponse:
-        return await self._clock.within(seconds, self._attempt())
+        return await within(seconds, self._attempt())
 
     def status(self, response: ClientResponse) -> int:
         return response.status
@@ -79,8 +103,10 @@ class _Wire:
     def answer_header(self, response: ClientResponse, name: str) -> str | None:
         return response.headers.get(name)
 
-    async def problem(self, response: ClientResponse) -> str | None:
-        return problem_type(response.headers.get("Content-Type"), await _whole(response))
+    def problem(self, response: ClientResponse) -> str | None:
+        if not is_problem(response.headers.get("Content-Type")) or self._read is None:
+            return None
+        return problem_type(self._read)
 
     async def discard(self, response: ClientResponse) -> None:
         response.close()
@@ -100,14 +126,39 @@ class _Wire:
         return error
 
     async def _attempt(self) -> ClientResponse:
-        response = await self._handler(self._request)
-        if reads_whole(response.headers.get("Content-Length")):
+        self._read = None
+        await self._request.close()  # what still writes the body of the attempt before must not share it with this one
+        layer = enter_layer("a retrying middleware of the same session")
+        try:
+            response = await self._handler(self._request)
+        finally:
+            leave_layer(layer)
+        if reads_whole(response.headers.get("Content-Length"), response.headers.get("Content-Type")):
             try:
-                await _whole(response)
+                self._read = await _whole(response)
             except BaseException:
                 response.close()
                 raise
         return response
+
+
+def _follow(wire: _Wire, intent: str | None) -> None:
+    """A redirected request keeps the key of its intent. The exchange looks up whether it is that intent's indeed."""
+    moved = _moved.get()
+    if moved is None:
+        return
+    _moved.set(None)
+    if moved[0] == intent and wire.header(KEY_HEADER) is None:
+        wire.set_header(KEY_HEADER, moved[1])
+
+
+def _handed_on(error: Exception) -> Exception:
+    from aiohttp import ClientConnectionError
+
+    again = ClientConnectionError(f"{type(error).__name__}: {error}")
+    if (report := report_of(error)) is not None:
+        attach_to_error(report, again)
+    return again
 
 
 async def _whole(response: ClientResponse) -> bytes:

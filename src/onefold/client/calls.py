@@ -14,14 +14,14 @@ from typing import ParamSpec, TypeVar, cast
 
 from onefold._kernel import deadlines
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
-from onefold._kernel.prompt import AlarmClock
+from onefold._kernel.prompt import within
 from onefold.client.context import enter_layer, leave_layer
 from onefold.client.outcomes import On, outcome_on
 from onefold.client.report import CallReport, attach_to_error, moment
 from onefold.client.waiting import wait, wait_async
 from onefold.errors import CallNotMade
 from onefold.policy.attempts import Attempts, Host
-from onefold.policy.outcome import Outcome
+from onefold.policy.outcome import Outcome, Unanswered
 from onefold.policy.retry import Stop
 
 P = ParamSpec("P")
@@ -31,14 +31,13 @@ T = TypeVar("T")
 class Calls:
     """Calls to one host, under one name; which errors are worth another attempt is said by `on`."""
 
-    __slots__ = ("_clock", "_host", "_listener", "name", "outcome")
+    __slots__ = ("_host", "_listener", "name", "outcome")
 
     def __init__(self, host: Host, on: On, listener: Listener | None) -> None:
         self._host = host
         self.name = host.name
         self.outcome = outcome_on(on)
         self._listener = listener
-        self._clock = AlarmClock()
 
     def around(self, function: Callable[P, T]) -> Callable[P, T]:
         """The function, retried."""
@@ -74,8 +73,6 @@ class Calls:
         return retried
 
     def _around_async(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        within = self._clock.within
-
         @functools.wraps(function)
         async def retried(*args: P.args, **kwargs: P.kwargs) -> T:
             now = time.monotonic()
@@ -120,6 +117,8 @@ class Calls:
         """How long to wait before the next attempt; None: there is none, and the error is the caller's."""
         now = time.monotonic()
         outcome = self.outcome(error)
+        if outcome is None and isinstance(error, TimeoutError) and now >= attempts.deadline_at:
+            outcome = Unanswered(maybe_sent=True)  # the attempt was broken off by its deadline, whatever `on` says
         if outcome is None:
             attempts.excuse()
             return None

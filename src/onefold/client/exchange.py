@@ -23,10 +23,10 @@ from onefold._kernel.effects import Call, Flow, Now, Sleep
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Event, Listener, RetryPlanned, tell
 from onefold._kernel.ids import new_id
 from onefold.client.context import current_intent, refuse_nesting
-from onefold.client.journal import Journal
+from onefold.client.journal import Journal, intent_of
 from onefold.client.report import CallReport, attach, attach_to_error, moment
 from onefold.client.store import JournalStore
-from onefold.errors import BodyNotReplayable, CallNotMade, ConfigurationError, IntentReused, StoreError
+from onefold.errors import BodyNotReplayable, CallNotMade, ConfigurationError, StoreError
 from onefold.policy.attempts import Attempts, Host
 from onefold.policy.hosts import Hosts
 from onefold.policy.outcome import Answered, Unanswered
@@ -82,8 +82,8 @@ class Wire(Protocol[R_contra]):
     def status(self, response: R_contra) -> int: ...
     def answer_header(self, response: R_contra, name: str) -> str | None: ...
 
-    def problem(self, response: R_contra) -> Any:
-        """The `type` in the body of an application/problem+json response, or None; the body can still be read."""
+    def problem(self, response: R_contra) -> str | None:
+        """The `type` in the body of an application/problem+json response that `send` has read (see `reads_whole`)."""
         ...
 
     def discard(self, response: R_contra) -> Any:
@@ -118,7 +118,8 @@ class Exchange:
         refuse_nesting(f"the client that calls {wire.host}")
         now = await Now()
         host = self._hosts.of(wire.host, now)
-        attempts_max = wire.option("attempts_max")
+        attempts_max = _checked(wire, "attempts_max", least=1)
+        deadline_s = _checked(wire, "deadline_s", least=0)
         intent = wire.option("intent") or current_intent()
         given = wire.header(KEY_HEADER)
         idempotent = wire.method in IDEMPOTENT_METHODS
@@ -135,13 +136,17 @@ class Exchange:
             await self._same_call(wire, intent, given)
         attempts = Attempts(
             host,
-            deadlines.shortened(now + (wire.option("deadline_s") or host.policy.deadline_s)),
+            deadlines.shortened(now + (host.policy.deadline_s if deadline_s is None else deadline_s)),
             method=wire.method,
             has_key=keyed,
             attempts_max=attempts_max,
         )
-        response: R = await _Course(self, wire, host, attempts, given, intent).run(now)
-        return response
+        try:
+            response: R = await _Course(self, wire, host, attempts, given, intent).run(now)
+            return response
+        finally:
+            # Whoever breaks off, at whatever effect, leaves no attempt behind that the breaker waits for.
+            attempts.excuse()
 
     async def _journalled(self, wire: Wire[R], intent: str) -> str:
         body = await Call(wire.body)
@@ -150,11 +155,8 @@ class Exchange:
 
     async def _same_call(self, wire: Wire[R], intent: str, given: str | None) -> None:
         """An intent and a key go together only where the key is the intent's: a redirect sends the call elsewhere."""
-        try:
-            key = await self._journalled(wire, intent)
-        except IntentReused as elsewhere:
-            key = elsewhere.key
-        if given is None or given.strip('"') != key:
+        known = await intent_of(self.journal.dialect, intent)
+        if given is None or known is None or given.strip('"') != known.key:
             raise ConfigurationError(
                 f"{wire.method} {wire.address()} has the header {KEY_HEADER}: {given!r} and the intent {intent!r}: "
                 "give one of them; an intent's key is made by its journal"
@@ -203,7 +205,6 @@ class _Course:
                 now = await Now()
                 outcome = wire.unanswered(error)
                 if outcome is None:
-                    attempts.excuse()
                     raise
                 decision = attempts.end(outcome, now)
                 self._told_attempt(began, now, error=type(error).__name__)
@@ -211,9 +212,6 @@ class _Course:
                     await self._failed(decision, now, error)
                     raise
                 last = error
-            except GeneratorExit:  # the caller broke off: nothing more can be awaited
-                attempts.excuse()
-                raise
             else:
                 now = await Now()
                 status = wire.status(response)
@@ -222,7 +220,7 @@ class _Course:
                     self._told_attempt(began, now, status=status, succeeded=True)
                     await self._answered(response, status, None, now)
                     return response
-                decision = attempts.end(await self._meaning(response, status), now)
+                decision = attempts.end(self._meaning(response, status), now)
                 self._told_attempt(began, now, status=status)
                 if isinstance(decision, Stop):
                     await self._answered(response, status, decision, now)
@@ -236,11 +234,11 @@ class _Course:
             await Sleep(decision.wait_s)
             now = await Now()
 
-    async def _meaning(self, response: Any, status: int) -> Answered:
+    def _meaning(self, response: Any, status: int) -> Answered:
         wire = self._wire
         return Answered(
             status=status,
-            problem_type=await Call(partial(wire.problem, response)) if status == _CONFLICT else None,
+            problem_type=wire.problem(response) if status == _CONFLICT else None,
             retry_after_s=retry_after_s(
                 wire.answer_header(response, "Retry-After"),
                 date=wire.answer_header(response, "Date"),
@@ -324,20 +322,34 @@ def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
     return hashed.digest()
 
 
+def _checked(wire: Wire[Any], name: str, *, least: int) -> Any:
+    """An option of this request, if it is a number that makes sense; refused before anything is sent."""
+    value = wire.option(name)
+    if value is None or (isinstance(value, int | float) and value >= least):
+        return value
+    raise ConfigurationError(f"{name}={value!r} of {wire.method} {wire.address()} must be a number, {least} or more")
+
+
 def target(wire: Wire[Any]) -> str:
     """Where a request goes, for people: without the query, which may hold what nobody else should read."""
     return f"{wire.method} {wire.address().partition('?')[0].partition('#')[0]}"
 
 
-def reads_whole(length: str | None) -> bool:
-    """An answer with this Content-Length is read within its attempt."""
-    return length is not None and length.isdecimal() and len(length) < 12 and int(length) <= READ_WHOLE_MAX
+def reads_whole(length: str | None, content_type: str | None) -> bool:
+    """An answer with these headers is read within its attempt. A problem is, whether or not it says how long it is:
+    whether to try again may depend on it."""
+    if length is None:
+        return is_problem(content_type)
+    return length.isdecimal() and len(length) < 12 and int(length) <= READ_WHOLE_MAX
 
 
-def problem_type(content_type: str | None, body: bytes) -> str | None:
+def is_problem(content_type: str | None) -> bool:
+    """It is a problem document."""
+    return (content_type or "").partition(";")[0].strip().lower() == "application/problem+json"
+
+
+def problem_type(body: bytes) -> str | None:
     """The `type` of a problem document."""
-    if (content_type or "").partition(";")[0].strip().lower() != "application/problem+json":
-        return None
     try:
         found = json.loads(body)
     except ValueError:

@@ -9,11 +9,11 @@ import sys
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from onefold._kernel.prompt import AlarmClock
+from onefold._kernel.prompt import within
 from onefold._kernel.runners import run, run_async
-from onefold.client.exchange import Exchange, not_made_as, problem_type, reads_whole
+from onefold.client.exchange import Exchange, is_problem, not_made_as, problem_type, reads_whole
 from onefold.client.waiting import AsyncCallLane, CallLane
-from onefold.errors import CallNotMade
+from onefold.errors import CallNotMade, ConfigurationError
 from onefold.policy.outcome import Unanswered
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class RetryingTransport:
     """A transport for `httpx.Client`."""
 
     def __init__(self, inner: httpx.BaseTransport, vendor: ModuleType, exchange: Exchange, *, owns: bool) -> None:
+        _refuse_retries(inner)
         self._inner = inner
         self._vendor = vendor
         self._exchange = exchange
@@ -63,14 +64,14 @@ class AsyncRetryingTransport:
     """The same, for `httpx.AsyncClient`."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, vendor: ModuleType, exchange: Exchange, *, owns: bool) -> None:
+        _refuse_retries(inner)
         self._inner = inner
         self._vendor = vendor
         self._exchange = exchange
         self._owns = owns
-        self._clock = AlarmClock()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        wire = _TaskWire(request, self._inner, self._vendor, self._clock)
+        wire = _TaskWire(request, self._inner, self._vendor)
         response: httpx.Response = await run_async(self._exchange.run(wire), AsyncCallLane(self._exchange.store.tasks))
         return response
 
@@ -131,6 +132,16 @@ class _Wire:
         value: str | None = response.headers.get(name)
         return value
 
+    def problem(self, response: Response) -> str | None:
+        stream = response.stream
+        if not is_problem(response.headers.get("content-type")) or not isinstance(stream, self._vendor.ByteStream):
+            return None
+        try:  # what lies there is as it came: the vendor unpacks what was compressed
+            body = self._vendor.Response(200, headers=response.headers, content=b"".join(stream)).content
+        except self._vendor.DecodingError:
+            return None
+        return problem_type(body)
+
     def unanswered(self, error: Exception) -> Unanswered | None:
         vendor = self._vendor
         if isinstance(error, vendor.ConnectError | vendor.ConnectTimeout):
@@ -161,32 +172,24 @@ class _ThreadWire(_Wire):
     def send(self, seconds: float) -> Response:
         self._bound(seconds)
         response: Response = self._inner.handle_request(self._request)
-        if reads_whole(response.headers.get("content-length")):
+        if _reads_whole(response):
             self._whole(response)
         return response
-
-    def problem(self, response: Response) -> str | None:
-        return problem_type(response.headers.get("content-type"), self._whole(response))
 
     def discard(self, response: Response) -> None:
         response.stream.close()
 
-    def _whole(self, response: Response) -> bytes:
+    def _whole(self, response: Response) -> None:
         stream = response.stream
         try:
             raw = b"".join(stream)
         finally:
             stream.close()
         response.stream = self._vendor.ByteStream(raw)
-        return raw
 
 
 class _TaskWire(_Wire):
-    __slots__ = ("_clock",)
-
-    def __init__(self, request: Request, inner: Any, vendor: Any, clock: AlarmClock) -> None:
-        super().__init__(request, inner, vendor)
-        self._clock = clock
+    __slots__ = ()
 
     async def body(self) -> bytes:
         return b"".join([chunk async for chunk in self._request.stream])
@@ -194,30 +197,26 @@ class _TaskWire(_Wire):
     async def send(self, seconds: float) -> Response:
         self._bound(seconds)
         try:
-            return await self._clock.within(seconds, self._attempt())
+            return await within(seconds, self._attempt())
         except TimeoutError as error:
             raise self._vendor.ReadTimeout(f"no answer within {seconds:g} s", request=self._request) from error
-
-    async def problem(self, response: Response) -> str | None:
-        return problem_type(response.headers.get("content-type"), await self._whole(response))
 
     async def discard(self, response: Response) -> None:
         await response.stream.aclose()
 
     async def _attempt(self) -> Response:
         response: Response = await self._inner.handle_async_request(self._request)
-        if reads_whole(response.headers.get("content-length")):
+        if _reads_whole(response):
             await self._whole(response)
         return response
 
-    async def _whole(self, response: Response) -> bytes:
+    async def _whole(self, response: Response) -> None:
         stream = response.stream
         try:
             raw = b"".join([chunk async for chunk in stream])
         finally:
             await stream.aclose()
         response.stream = self._vendor.ByteStream(raw)
-        return raw
 
 
 def vendor_of(inner: object) -> ModuleType | None:
@@ -227,6 +226,19 @@ def vendor_of(inner: object) -> ModuleType | None:
         if vendor is not None and isinstance(inner, vendor.BaseTransport | vendor.AsyncBaseTransport):
             return vendor
     return None
+
+
+def _reads_whole(response: Response) -> bool:
+    headers = response.headers
+    return reads_whole(headers.get("content-length"), headers.get("content-type"))
+
+
+def _refuse_retries(inner: object) -> None:
+    """httpx's own `retries` connect again without asking the budget, the breaker or the deadline."""
+    if retries := getattr(getattr(inner, "_pool", None), "_retries", 0):
+        raise ConfigurationError(
+            f"the transport connects again by itself (retries={retries}), and attempts would multiply: give it none"
+        )
 
 
 def _rereadable(file: object) -> bool:

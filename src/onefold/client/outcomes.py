@@ -51,7 +51,7 @@ def outcome_of(error: Exception) -> Outcome:
     if response is None:
         response = error  # aiohttp's errors carry status and headers themselves
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
-    if not isinstance(status, int):
+    if not isinstance(status, int) or status < 100:  # aiohttp's errors have 0 where there was none
         return Unanswered(maybe_sent=True)
     headers: Any = getattr(response, "headers", None) or {}
     return Answered(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from onefold._kernel.runners import run
-from onefold.client.exchange import Exchange, not_made_as, problem_type
+from onefold.client.exchange import Exchange, is_problem, not_made_as, problem_type
 from onefold.client.waiting import CallLane
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.policy.outcome import Unanswered
@@ -22,7 +22,8 @@ class RetryingAdapter:
 
     def __init__(self, inner: BaseAdapter, exchange: Exchange, *, owns: bool) -> None:
         retries = getattr(inner, "max_retries", None)
-        if retries is not None and retries.total:
+        # A total of None is no limit: what counts are then the limits for connecting, reading and so on.
+        if retries is not None and (retries.total or retries.total is None):
             raise ConfigurationError(
                 f"the adapter retries by itself ({retries!r}), and attempts would multiply: give it max_retries=0"
             )
@@ -96,7 +97,7 @@ class _Wire:
         response = self._inner.send(
             self._request, stream=self._stream, timeout=_bounded(self._timeout, seconds), **self._more
         )
-        if not self._stream:
+        if not self._stream or is_problem(response.headers.get("content-type")):
             _ = response.content  # read it here: an answer that breaks off is an attempt that failed
         return response
 
@@ -107,7 +108,7 @@ class _Wire:
         return response.headers.get(name)
 
     def problem(self, response: Response) -> str | None:
-        return problem_type(response.headers.get("content-type"), response.content)
+        return problem_type(response.content) if is_problem(response.headers.get("content-type")) else None
 
     def discard(self, response: Response) -> None:
         response.close()
@@ -136,6 +137,8 @@ def is_adapter(inner: object) -> bool:
 
 def _bounded(timeout: Any, seconds: float) -> tuple[float, float]:
     """Connecting and every read may take as long as was said, and no longer than what is left."""
+    if hasattr(timeout, "connect_timeout"):  # urllib3's own
+        timeout = (timeout.connect_timeout, timeout.read_timeout)
     connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
     return min(connect or seconds, seconds), min(read or seconds, seconds)
 

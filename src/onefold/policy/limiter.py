@@ -30,8 +30,8 @@ class Sample:
     slowest_s: float
     in_flight: int
     """The most at once."""
-    dropped: bool
-    """At least one was refused by the server or ran out of time."""
+    dropped: float
+    """The share of them that was refused by the server or ran out of time."""
 
 
 class Law(Protocol):
@@ -89,10 +89,13 @@ class Gradient2:
             self._usual_s *= self.FADE
         gradient = max(self.GRADIENT_LEAST, min(1.0, self._tolerance * usual_s / sample.mean_s))
         if sample.dropped:
-            gradient = self.GRADIENT_LEAST
-        elif 2 * sample.in_flight < limit:
+            # In proportion: with one call in a hundred dropped for ever, a limit that halved its aim each time would
+            # end at a handful.
+            gradient = max(self.GRADIENT_LEAST, min(gradient, 1 - sample.dropped))
+        unused = 2 * sample.in_flight < limit
+        if unused and not sample.dropped:
             return limit
-        aim = limit * gradient + self._queue
+        aim = limit * gradient + (0 if unused else self._queue)
         return limit * (1 - self._smoothing) + aim * self._smoothing
 
     def _learn(self, latency_s: float) -> float:
@@ -134,11 +137,11 @@ class _Gathering:
     calls: int = 0
     sum_s: float = 0.0
     slowest_s: float = 0.0
-    dropped: bool = False
+    dropped: int = 0
 
     def sample(self) -> Sample:
-        mean_s = self.sum_s / self.calls
-        return Sample(mean_s=mean_s, slowest_s=self.slowest_s, in_flight=self.peak, dropped=self.dropped)
+        mean_s, dropped = self.sum_s / self.calls, self.dropped / self.calls
+        return Sample(mean_s=mean_s, slowest_s=self.slowest_s, in_flight=self.peak, dropped=dropped)
 
 
 class Limiter:
@@ -185,7 +188,7 @@ class Limiter:
             gathering.calls += 1
             gathering.sum_s += latency_s
             gathering.slowest_s = max(gathering.slowest_s, latency_s)
-            gathering.dropped = gathering.dropped or dropped
+            gathering.dropped += dropped
             if now >= gathering.until and gathering.calls >= terms.calls_least:
                 moved = self._law.next_limit(self._limit, gathering.sample())
                 self._limit = float(max(terms.least, min(terms.most, moved)))

@@ -33,13 +33,13 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     after_s: float = 0.0
 
-    def wire(self) -> bytes:
-        """The answer, byte for byte."""
+    def wire(self, *, sized: bool = True) -> bytes:
+        """The answer, byte for byte; `sized`: with its Content-Length."""
         try:
             phrase = HTTPStatus(self.status).phrase
         except ValueError:
             phrase = "Status"
-        headers = {"Content-Length": str(len(self.body)), **self.headers}
+        headers = {**({"Content-Length": str(len(self.body))} if sized else {}), **self.headers}
         lines = [f"HTTP/1.1 {self.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + self.body
 
@@ -53,8 +53,21 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """A whole answer in chunks, which does not say how long it is. `gate`: the last chunk leaves when it is set."""
+
+    pieces: tuple[bytes, ...]
+    gate: threading.Event | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
 class Reset:
-    """The request is read, and the connection is reset: the client cannot know what became of it."""
+    """The request is read, and the connection is reset: the client cannot know what became of it. `body_bytes`: only
+    so much of its body is read."""
+
+    body_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,7 @@ class Stall:
     """The request is read, and nothing follows until the client hangs up."""
 
 
-Act: TypeAlias = Answer | Half | Reset | Stall
+Act: TypeAlias = Answer | Half | Chunks | Reset | Stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,9 @@ class ScriptedServer:
         if not self._script:
             raise ConfigurationError("the script is empty: give the server at least one step, like Answer(200)")
         self.requests: list[Received] = []
+        self.connections = 0
+        """How many were ever made."""
+        self._taken = 0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -129,25 +145,33 @@ class ScriptedServer:
             except OSError:  # closed
                 return
             with self._lock:
+                if self._stopping.is_set():
+                    connection.close()
+                    return
                 self._open.add(connection)
+                self.connections += 1
             self._spawn(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection, connection.makefile("rb") as stream:
-                while (request := _read(stream)) is not None:
-                    if not self._act(connection, self._take(request)):
+                while (head := _head(stream)) is not None:
+                    act = self._take()
+                    body = _body(stream, head[2], act.body_bytes if isinstance(act, Reset) else None)
+                    with self._lock:
+                        self.requests.append(Received(*head, body))
+                    if not self._act(connection, act):
                         return
-        except OSError:  # the client is gone, or the server stops
+        except (OSError, EOFError):  # the client is gone, or the server stops
             pass
         finally:
             with self._lock:
                 self._open.discard(connection)
 
-    def _take(self, request: Received) -> Act:
+    def _take(self) -> Act:
         with self._lock:
-            self.requests.append(request)
-            return self._script[min(len(self.requests), len(self._script)) - 1]
+            self._taken += 1
+            return self._script[min(self._taken, len(self._script)) - 1]
 
     def _act(self, connection: socket.socket, act: Act) -> bool:
         """Do it; True: the connection lives on."""
@@ -159,6 +183,9 @@ class ScriptedServer:
                 return True
             case Half(answer, length):
                 connection.sendall(answer.wire()[:length])
+            case Chunks():
+                self._send_chunks(connection, act)
+                return True
             case Reset():
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             case Stall():
@@ -166,8 +193,17 @@ class ScriptedServer:
                     pass
         return False
 
+    def _send_chunks(self, connection: socket.socket, act: Chunks) -> None:
+        connection.sendall(Answer(act.status, b"", {"Transfer-Encoding": "chunked", **act.headers}).wire(sized=False))
+        for left, piece in reversed(list(enumerate(reversed(act.pieces)))):
+            while not left and act.gate is not None and not act.gate.wait(0.02):
+                if self._stopping.is_set():
+                    return
+            connection.sendall(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        connection.sendall(b"0\r\n\r\n")
 
-def _read(stream: BinaryIO) -> Received | None:
+
+def _head(stream: BinaryIO) -> tuple[str, str, Mapping[str, str]] | None:
     first = stream.readline().decode("latin-1").split()
     if len(first) != 3:
         return None
@@ -175,15 +211,28 @@ def _read(stream: BinaryIO) -> Received | None:
     while line := stream.readline().decode("latin-1").strip():
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    if headers.get("transfer-encoding") == "chunked":
-        body = b""
-        while size := int(stream.readline(), 16):
-            body += stream.read(size)
-            stream.readline()
+    return first[0], first[1], headers
+
+
+def _body(stream: BinaryIO, headers: Mapping[str, str], bytes_max: int | None) -> bytes:
+    """The body, or its first bytes. One that breaks off is no request: EOFError."""
+    if bytes_max is not None:
+        return stream.read(bytes_max)
+    if headers.get("transfer-encoding") != "chunked":
+        return _exactly(stream, int(headers.get("content-length", "0")))
+    body = b""
+    while size := int(stream.readline() or b"0", 16):
+        body += _exactly(stream, size)
         stream.readline()
-    else:
-        body = stream.read(int(headers.get("content-length", "0")))
-    return Received(first[0], first[1], headers, body)
+    stream.readline()
+    return body
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    found = stream.read(count)
+    if len(found) < count:
+        raise EOFError(f"{len(found)} bytes of {count}")
+    return found
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -112,7 +112,7 @@ class _Line:
         return self._ahead.popleft() if self._ahead else await self._receive()
 
     async def verdict(self) -> Verdict:
-        """Wait for it, or for the client to go away. Cancelled: the ticket is given up, and its place, if it has one."""
+        """Wait for it, or for the client to go away. Cancelled: the ticket is given up, and its place with it."""
         reception, ticket = self._reception, self._ticket
         if ticket.instead_of is not None:
             ticket.instead_of.wake()

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 from onefold._kernel.deadlines import HEADER
 from onefold.errors import ConfigurationError
 from onefold.http.messages import Request
-from onefold.policy.limiter import Gradient2, Law, LimiterTerms
 from onefold.policy.limiter import STANDARD_TERMS as STANDARD_LIMIT
+from onefold.policy.limiter import Gradient2, Law, LimiterTerms
 from onefold.policy.ranges import require
 from onefold.policy.shedding import STANDARD_TERMS as STANDARD_WAIT
 from onefold.policy.shedding import SheddingTerms

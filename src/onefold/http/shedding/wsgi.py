@@ -1,4 +1,4 @@
-"""WSGI: the rim of the shedder for threads. A thread that waits is a thread that is taken: see the docs on its limits."""
+"""WSGI: the rim of the shedder for threads. A request that waits holds its thread: the docs say what that limits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,103 @@
+"""The plots, as PNG. matplotlib is needed here and nowhere else, and imported only when something is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from onefold.errors import ConfigurationError
+from onefold.simulate.experiments import FAILURES, FIFO, PROCESSES, Storm, closed_form
+from onefold.simulate.scenarios import WARM_UP_S
+from onefold.simulate.tables import names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STALL_S = 10
+SHOWN_AFTER_S = 60
+DPI = 72
+COLOURS = 48
+
+
+def drawn(storm: Storm) -> Mapping[str, bytes]:
+    """PNG files, by the name of what they show."""
+    pictures = {"failures": _failures(storm), "stall": _stall(storm), "overload": _overload(storm)}
+    return {name: _png(figure) for name, figure in pictures.items()}
+
+
+def require_matplotlib() -> None:
+    """Before anything is run: a minute of computing must not end in a missing module."""
+    _figure(1, 1)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("plots need matplotlib: pip install 'onefold[storm]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure: Figure) -> bytes:
+    from PIL import Image  # comes with matplotlib
+
+    whole, small = BytesIO(), BytesIO()
+    figure.savefig(whole, format="png", dpi=DPI)
+    # A few lines need a few colours: that is a third of the size.
+    Image.open(whole).convert("RGB").quantize(COLOURS).save(small, format="png", optimize=True)
+    return small.getvalue()
+
+
+def _failures(storm: Storm) -> Figure:
+    figure = _figure(10, 3.6)
+    left, right = figure.subplots(1, 2)
+    for name in names(storm):
+        cells = [cell for cell in storm.failures if cell.policy == name]
+        left.plot([cell.failure for cell in cells], [cell.success for cell in cells], marker=".", label=name)
+        right.plot([cell.failure for cell in cells], [cell.load for cell in cells], marker=".")
+    exact = [closed_form(failure, 3) for failure in FAILURES]
+    left.plot(FAILURES, [success for success, _ in exact], "k:", label="3 retries, by arithmetic")
+    right.plot(FAILURES, [load for _, load in exact], "k:")
+    left.set(xlabel="failing attempts", ylabel="calls that succeed")
+    right.set(xlabel="failing attempts", ylabel="attempts per call")
+    left.legend(fontsize="small")
+    return figure
+
+
+def _stall(storm: Storm) -> Figure:
+    figure = _figure(12, 5.5)
+    axes = figure.subplots(2, len(PROCESSES), sharex=True, sharey="row", squeeze=False)
+    over = WARM_UP_S + STALL_S
+    last = over + SHOWN_AFTER_S
+    seconds = [second - over for second in range(last)]
+    for column, processes in enumerate(PROCESSES):
+        goodput, load = axes[0][column], axes[1][column]
+        for cell in storm.stalls:
+            if cell.server == FIFO.name and cell.processes == processes:
+                goodput.plot(seconds, cell.goodput_rps[:last], linewidth=1, label=cell.policy)
+                load.plot(seconds, cell.load_rps[:last], linewidth=1)
+        for axis in (goodput, load):
+            axis.axvspan(-STALL_S, 0, color="0.9")
+        goodput.set_title(f"{processes} process{'es' * (processes > 1)}")
+        load.set_xlabel("seconds after the stall")
+    axes[0][0].set_ylabel("calls that succeed per second")
+    axes[1][0].set_ylabel("attempts per second")
+    axes[0][-1].legend(fontsize="small", loc="lower right")
+    return figure
+
+
+def _overload(storm: Storm) -> Figure:
+    figure = _figure(12, 3.6)
+    axis = figure.subplots()
+    servers = [server.name for server in storm.effort.servers]
+    policies = names(storm)
+    width = 0.8 / len(policies)
+    for number, policy in enumerate(policies):
+        after = {cell.server: cell.after_rps for cell in storm.overloads if cell.policy == policy}
+        places = [index + number * width for index in range(len(servers))]
+        axis.bar(places, [after[server] for server in servers], width, label=policy)
+    axis.set_xticks([index + 0.4 - width / 2 for index in range(len(servers))], servers, fontsize="small")
+    axis.set_ylabel("goodput after the overload")
+    axis.legend(fontsize="small", loc="lower right")
+    return figure

@@ -1,0 +1,204 @@
+"""Any callable, retried: what is tried again, what is not, and what is told about it. Every way to write it alike."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from onefold import BreakerTerms, Reason, Retrying, RetryPolicy, deadline, report_of
+from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
+from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
+from tests.client.calls.conftest import Script, Ways
+
+LAVISH = RetryPolicy(budget=None, breaker=None)
+
+
+async def test_what_succeeds_at_once_is_called_once(way: Ways) -> None:
+    script = Script("done")
+    assert await way.around(Retrying(), script, OSError)() == "done"
+    assert script.calls == 1
+
+
+async def test_an_error_that_is_worth_it_is_tried_again(way: Ways) -> None:
+    script = Script(ConnectionError("gone"), TimeoutError("slow"), "done")
+    assert await way.around(Retrying(LAVISH), script, (ConnectionError, TimeoutError))() == "done"
+    assert script.calls == 3
+
+
+async def test_any_other_error_is_the_callers(way: Ways) -> None:
+    script = Script(KeyError("a bug"))
+    with pytest.raises(KeyError, match="a bug") as caught:
+        await way.around(Retrying(LAVISH), script, OSError)()
+    assert script.calls == 1
+    assert report_of(caught.value) is None
+
+
+async def test_after_the_last_attempt_its_error_is_raised_with_a_report(way: Ways) -> None:
+    errors = [ConnectionError(str(number)) for number in range(5)]
+    script = Script(*errors)
+    with pytest.raises(ConnectionError) as caught:
+        await way.around(Retrying(LAVISH), script, OSError)()
+    assert caught.value is errors[3]
+    report = report_of(caught.value)
+    assert report is not None
+    assert (report.attempts, report.reason) == (4, Reason.ATTEMPTS)
+    assert caught.value.__notes__ == ["onefold: after 4 attempts, all attempts are used up"]
+
+
+async def test_the_budget_bounds_all_calls_of_a_host_together(way: Ways) -> None:
+    retrying = Retrying(RetryPolicy(breaker=None))
+    script = Script(ConnectionError("down"))
+    for _ in range(20):
+        with pytest.raises(ConnectionError):
+            await way.around(retrying, script, OSError)()
+    assert script.calls == 20 + 1
+    other = Script(ConnectionError("down"), "done")
+    assert await way.around(retrying, other, OSError, to="another host")() == "done"
+
+
+async def test_successes_earn_retries(way: Ways) -> None:
+    retrying = Retrying(RetryPolicy(breaker=None))
+    with pytest.raises(ConnectionError):
+        await way.around(retrying, Script(ConnectionError("down")), OSError)()
+    with pytest.raises(ConnectionError):
+        await way.around(retrying, Script(ConnectionError("spent"), "done"), OSError)()
+    for _ in range(10):
+        await way.around(retrying, Script("fine"), OSError)()
+    assert await way.around(retrying, Script(ConnectionError("earned"), "done"), OSError)() == "done"
+
+
+async def test_an_open_breaker_calls_nobody(way: Ways) -> None:
+    retrying = Retrying(RetryPolicy(budget=None, attempts_max=1))
+    script = Script(ConnectionError("down"))
+    for _ in range(5):
+        with pytest.raises(ConnectionError):
+            await way.around(retrying, script, OSError)()
+    with pytest.raises(CallNotMade, match="ledger was not called: the breaker is open") as caught:
+        await way.around(retrying, script, OSError)()
+    report = report_of(caught.value)
+    assert report is not None
+    assert (script.calls, report.attempts, report.reason) == (5, 0, Reason.BREAKER)
+    assert report.retry_at is not None
+
+
+async def test_no_attempt_begins_after_the_deadline(way: Ways) -> None:
+    script = Script("done")
+    with deadline(0.0), pytest.raises(CallNotMade, match="was not called: the deadline"):
+        await way.around(Retrying(), script, OSError)()
+    assert script.calls == 0
+
+
+async def test_a_wait_that_does_not_fit_is_not_waited(way: Ways) -> None:
+    script = Script(ConnectionError("gone"))
+    policy = replace(LAVISH, deadline_s=0.5)
+    retrying = Retrying(policy, draw=lambda: 0.99)
+
+    def in_a_minute(_: Exception) -> float:
+        return 59.0
+
+    with pytest.raises(ConnectionError) as caught:
+        await way.around(retrying, script, in_a_minute)()
+    report = report_of(caught.value)
+    assert report is not None
+    assert (script.calls, report.reason) == (1, Reason.DEADLINE)
+    assert report.retry_at is not None
+
+
+async def test_a_function_that_breaks_off_says_nothing_about_the_host(way: Ways) -> None:
+    retrying = Retrying(RetryPolicy(breaker=BreakerTerms(calls_least=1, failure_share=0.01)))
+    with pytest.raises(BaseException, match="interrupted") as caught:
+        await way.around(retrying, Script(KeyboardInterrupt("interrupted")), OSError)()
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert await way.around(retrying, Script("done"), OSError)() == "done"
+
+
+async def test_two_layers_that_retry_are_one_too_many(way: Ways) -> None:
+    retrying = Retrying()
+
+    @retrying.calls("network", on=OSError)
+    def inner() -> str:
+        return "done"
+
+    class Nested(Script):
+        def __call__(self) -> Any:
+            return inner()
+
+    with pytest.raises(ProgrammerError, match="network retries, and is called inside of ledger, which retries as well"):
+        await way.around(retrying, Nested(), OSError)()
+    assert inner() == "done"
+
+
+async def test_what_happens_is_told(way: Ways, heard: list[Event]) -> None:
+    policy = RetryPolicy(budget=None, breaker=BreakerTerms(calls_least=2))
+    retrying = Retrying(policy, listener=heard.append, draw=lambda: 0.5)
+    with pytest.raises(ConnectionError):
+        await way.around(retrying, Script(ConnectionError("down")), OSError)()
+    assert [type(event) for event in heard] == [AttemptEnded, RetryPlanned, AttemptEnded, BreakerMoved, CallEnded]
+    assert heard[1] == RetryPlanned("ledger", "", 1, 0.025, throttled=False)
+    assert heard[3:] == [BreakerMoved("ledger", "open"), CallEnded("ledger", "", 2, succeeded=False, reason="breaker")]
+    heard.clear()
+    await way.around(retrying, Script("done"), OSError, to="well")()
+    assert [replace(event, elapsed_s=0.0) if isinstance(event, AttemptEnded) else event for event in heard] == [
+        AttemptEnded("well", "", 1, 0.0, succeeded=True),
+        CallEnded("well", "", 1, succeeded=True),
+    ]
+
+
+@pytest.mark.parametrize("on", [(), "OSError", None, 3])
+def test_what_to_try_again_must_be_said(on: Any) -> None:
+    with pytest.raises(ConfigurationError, match="does not say which errors to retry"):
+        Retrying().calls("ledger", on=on)
+
+
+def test_a_decorated_function_keeps_its_name_its_arguments_and_its_result() -> None:
+    @Retrying().calls("ledger", on=OSError)
+    def add(one: int, *, other: int) -> int:
+        """Adds."""
+        return one + other
+
+    assert (add(1, other=2), add.__name__, add.__doc__) == (3, "add", "Adds.")
+
+
+async def test_an_attempt_on_a_loop_is_broken_off_at_the_deadline() -> None:
+    @Retrying(RetryPolicy(deadline_s=0.05)).calls("ledger", on=ConnectionError)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError) as caught:
+        await hang()
+    report = report_of(caught.value)
+    assert report is not None
+    assert (report.attempts, report.reason) == (1, Reason.DEADLINE)
+
+
+async def test_a_cancelled_call_is_cancelled() -> None:
+    began = asyncio.Event()
+
+    @Retrying().calls("ledger", on=OSError)
+    async def hang() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(hang())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_loop_without_its_block_is_a_mistake() -> None:
+    with pytest.raises(ProgrammerError, match="write `with attempt:`"):
+        for _ in Retrying().attempts("ledger", on=OSError):
+            pass
+
+
+def test_attempts_are_numbered() -> None:
+    script, numbers = Script(ConnectionError("gone"), ConnectionError("gone"), "done"), []
+    for attempt in Retrying(LAVISH).attempts("ledger", on=OSError):
+        with attempt:
+            numbers.append(attempt.number)
+            script()
+    assert numbers == [1, 2, 3]

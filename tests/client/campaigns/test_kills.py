@@ -1,0 +1,86 @@
+"""kill -9 of a customer at every point of a call: the next process finishes it, under the same key, and it happens once.
+
+A planted mistake must be seen: a customer that forgets the intent, and with it the key, when it starts again.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import onefold, told
+from tests.client.campaigns.bank import open_bank
+from tests.client.campaigns.books import journalled, make_bank, make_journal, paid
+from tests.client.campaigns.customers import child
+from tests.client.campaigns.doomed import POINTS, paid_by
+
+INTENT = "pay:ord-42"
+PATIENCE_S = 60.0
+
+#: What the bank has done by then, and whether the journal says that the end is known.
+PAID_BY_THEN = {"committed", "half-read", "answered", "resolved"}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return make_journal(str(tmp_path / "journal.db"))
+    dsn: str = request.getfixturevalue("postgres_dsn")
+    return make_journal(dsn)
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> str:
+    return make_bank(str(tmp_path / "bank.db"))
+
+
+def unresolved(journal: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = told(onefold("intents", "--json", "-d", journal))["intents"]
+    return found
+
+
+def killed_at(point: str, kind: str, url: str, journal: str) -> None:
+    with child(paid_by, kind, url, journal, INTENT, point) as doomed:
+        assert doomed.ended(PATIENCE_S) == -signal.SIGKILL
+
+
+def is_finished_by_the_next(point: str, kind: str, bank: str, journal: str) -> None:
+    with open_bank(bank) as server:
+        killed_at(point, kind, server.url, journal)
+        [(_, key, status, _)] = journalled(journal)
+        listed = [(each["intent"], each["key"]) for each in unresolved(journal)]
+        assert listed == ([] if point == "resolved" else [(INTENT, key)])
+        assert status == (201 if point == "resolved" else None)
+        assert paid(bank)[INTENT] == (point in PAID_BY_THEN)
+
+        with child(paid_by, kind, server.url, journal, INTENT, None) as next_one:
+            answered, body, its_key, replayed = next_one.told(PATIENCE_S)
+    assert (answered, its_key, replayed) == (201, key, point in PAID_BY_THEN)
+    assert INTENT in body
+    assert paid(bank) == {INTENT: 1}
+    assert journalled(journal) == [(INTENT, key, 201, 2)]
+    assert unresolved(journal) == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_what_a_killed_customer_left_is_finished_once(point: str, bank: str, journal: str) -> None:
+    is_finished_by_the_next(point, "threads", bank, journal)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("journal", ["sqlite"], indirect=True)
+def test_so_is_what_was_killed_on_a_loop(point: str, bank: str, journal: str) -> None:
+    is_finished_by_the_next(point, "asyncio", bank, journal)
+
+
+@pytest.mark.parametrize("journal", ["sqlite"], indirect=True)
+def test_control_a_customer_that_forgets_what_it_meant_is_seen_to_pay_twice(bank: str, journal: str) -> None:
+    with open_bank(bank) as server:
+        killed_at("committed", "threads", server.url, journal)
+        assert told(onefold("intents", "-d", journal, "forget", INTENT, "--yes", "--json"))["forgotten"] == 1
+        with child(paid_by, "threads", server.url, journal, INTENT, None) as next_one:
+            assert next_one.told(PATIENCE_S)[3] is False
+    assert paid(bank) == {INTENT: 2}

@@ -1,0 +1,116 @@
+"""Ten thousand intents through a network that cuts, resets, delays and swallows: ten thousand rows.
+
+Two planted mistakes must be found by the same campaign: a new key for every try, and no keys at all.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onefold.testing.proxy import HOST, FaultProxy
+from onefold.testing.servers import PrivatePostgres
+from tests.client.campaigns.bank import open_bank
+from tests.client.campaigns.books import make_bank, make_journal, wrong_entries, wrong_payments
+from tests.client.campaigns.customers import Account, Errand, Keys, accounts, customers, together
+from tests.client.campaigns.weather import bad_weather
+
+PROCESSES = 2
+TIMEOUT_S = 0.3  # shorter than a black hole lasts
+WITHIN_S = 200.0
+
+
+class Campaign:
+    """Customers, bad weather and a bank; then the books."""
+
+    def __init__(self, bank: str, journal: str, count: int, *, keys: Keys = "intents", pause_s: float = 0.05) -> None:
+        self.bank, self.journal, self.keys, self.pause_s = bank, journal, keys, pause_s
+        self.intents = [f"pay:ord-{number}" for number in range(count)]
+        self.account = Account()
+
+    def run(self, seed: int) -> None:
+        began = time.monotonic()
+        required = "optional" if self.keys == "none" else "required"
+        with open_bank(self.bank, required) as bank, FaultProxy(HOST, bank.port) as proxy:
+            errands = [
+                Errand(
+                    url=f"http://{HOST}:{proxy.address[1]}",
+                    journal=self.journal,
+                    intents=self.intents[first::PROCESSES],
+                    keys=self.keys,
+                    timeout_s=TIMEOUT_S,
+                )
+                for first in range(PROCESSES)
+            ]
+            with customers(errands) as children:
+                with bad_weather(proxy, seed, self.pause_s) as weather:
+                    self.account = together(accounts(children, WITHIN_S))
+            print(
+                f"{len(self.intents)} intents in {time.monotonic() - began:.1f} s: {self.account.attempts} attempts, "
+                f"{self.account.again} tries again, {self.account.replayed} replays, felt {dict(self.account.faults)}, "
+                f"weather {dict(weather.done)}, cuts {proxy.traffic.cuts}, bank {bank.figures()}",
+                file=sys.stderr,
+            )
+
+    def wrong(self) -> list[str]:
+        found = wrong_payments(self.bank, self.intents)
+        return found + (wrong_entries(self.journal, self.account.keys) if self.keys == "intents" else [])
+
+    def is_one_row_per_intent(self) -> None:
+        account = self.account
+        assert self.wrong() == []
+        assert len(account.answers) == len(self.intents) == len(set(account.keys.values()))
+        # A campaign without faults has tested nothing.
+        felt = sum(account.faults.values())
+        assert felt >= len(self.intents) / 50, account.faults
+        assert account.faults["ReadTimeout"] > 0
+        assert account.replayed >= len(self.intents) / 500
+        assert account.attempts >= len(self.intents) + felt
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def bank(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a bank's database."""
+    if request.param == "sqlite":
+        return make_bank(str(tmp_path / "bank.db"))
+    server: PrivatePostgres = request.getfixturevalue("postgres")
+    return make_bank(server.fresh_database())
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    return make_journal(str(tmp_path / "journal.db"))
+
+
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+def test_ten_thousand_intents_are_ten_thousand_rows(bank: str, journal: str) -> None:
+    campaign = Campaign(bank, journal, 10_000)
+    campaign.run(seed=1)
+    campaign.is_one_row_per_intent()
+
+
+@pytest.mark.parametrize("bank", ["sqlite"], indirect=True)
+def test_an_intent_is_one_row_also_on_sqlite(bank: str, journal: str) -> None:
+    campaign = Campaign(bank, journal, 1000)
+    campaign.run(seed=2)
+    campaign.is_one_row_per_intent()
+
+
+@pytest.mark.soak
+def test_ten_thousand_intents_are_ten_thousand_rows_in_the_worst_of_weathers(bank: str, journal: str) -> None:
+    campaign = Campaign(bank, journal, 10_000, pause_s=0.01)
+    campaign.run(seed=3)
+    campaign.is_one_row_per_intent()
+
+
+@pytest.mark.parametrize("keys", ["fresh", "none"])
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+def test_control_keys_that_do_not_outlive_a_try_are_seen_to_pay_twice(bank: str, journal: str, keys: Keys) -> None:
+    campaign = Campaign(bank, journal, 400, keys=keys)
+    campaign.run(seed=4)
+    wrong = campaign.wrong()
+    assert wrong
+    assert all("was paid" in each and "0 times" not in each for each in wrong)

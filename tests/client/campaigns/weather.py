@@ -1,0 +1,69 @@
+"""Faults on a seeded schedule: what the network does between the customers and the bank, again and again.
+
+How many of them struck is not counted here but by the customers: a fault that nobody felt has tested nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from onefold.testing.proxy import FaultProxy
+
+#: Longer than a customer waits for an answer, so that a black hole is felt.
+HOLE_S = 0.5
+
+
+@dataclass(slots=True)
+class Weather:
+    """What was done to the network."""
+
+    proxy: FaultProxy
+    done: Counter[str] = field(default_factory=Counter)
+
+    def strike(self, chance: random.Random) -> tuple[str, float]:
+        """One fault; its name, and how long it lasts."""
+        match chance.choices(("cut", "lost", "reset", "delay", "black_hole"), (6, 6, 2, 2, 1))[0]:
+            case "cut":
+                self.proxy.cut_after("up", chance.randrange(400))
+                return "cut", 0.01
+            case "lost":  # the payment is made, and of its answer these bytes arrive
+                self.proxy.cut_after("down", chance.randrange(200))
+                return "lost", 0.01
+            case "reset":
+                self.proxy.switch("reset")
+                return "reset", 0.01
+            case "delay":
+                self.proxy.latency_s = chance.uniform(0.001, 0.05)
+                return "delay", 0.1
+            case _:
+                self.proxy.switch("black_hole")
+                return "black_hole", HOLE_S
+
+
+@contextmanager
+def bad_weather(proxy: FaultProxy, seed: int, pause_s: float) -> Iterator[Weather]:
+    """Until the end of the block, about one fault in every `pause_s`."""
+    weather = Weather(proxy)
+    chance, over = random.Random(seed), threading.Event()
+
+    def rage() -> None:
+        while not over.wait(chance.uniform(0.5, 1.5) * pause_s):
+            name, lasting_s = weather.strike(chance)
+            weather.done[name] += 1
+            over.wait(lasting_s)
+            if name not in ("cut", "lost"):  # a cut waits for the connection that it will be
+                proxy.heal()
+
+    thread = threading.Thread(target=rage, name="weather")
+    thread.start()
+    try:
+        yield weather
+    finally:
+        over.set()
+        thread.join()
+        proxy.heal()

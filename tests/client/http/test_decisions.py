@@ -1,0 +1,152 @@
+"""What a client does after each thing that can happen to an attempt, over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from onefold import Reason, Retrying, RetryPolicy
+from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
+from tests.client.http.clients import Kind
+
+IN_FLIGHT = b'{"type": "https://onefold.dev/problems/key-in-flight"}'
+PROBLEM = {"Content-Type": "application/problem+json"}
+OK = Answer(200, b"done")
+
+#: What comes first, and how many attempts a GET then makes.
+TABLE: dict[str, tuple[Act, int]] = {
+    "reset": (Reset(), 2),
+    "half a body": (Half(Answer(200, b"x" * 100)), 2),
+    "half a head": (Half(OK, 20), 2),
+    **{f"{status}": (Answer(status, b"no"), 2) for status in (408, 425, 429, 500, 502, 503, 504)},
+    **{
+        f"{status} and seconds": (Answer(status, headers={"Retry-After": "2"}), 2)
+        for status in (408, 425, 429, 500, 502, 503, 504)
+    },
+    "malformed Retry-After": (Answer(503, headers={"Retry-After": "soon, I hope"}), 2),
+    "negative Retry-After": (Answer(503, headers={"Retry-After": "-5"}), 2),
+    "in flight": (Answer(409, IN_FLIGHT, PROBLEM), 2),
+    "in flight, packed": (Answer(409, gzip.compress(IN_FLIGHT), {**PROBLEM, "Content-Encoding": "gzip"}), 2),
+    "in flight, in chunks": (Chunks((IN_FLIGHT[:9], IN_FLIGHT[9:]), status=409, headers=PROBLEM), 2),
+    "another conflict": (Answer(409, b'{"type": "about:blank"}', PROBLEM), 1),
+    "a conflict that is no JSON": (Answer(409, b"key-in-flight", PROBLEM), 1),
+    "a conflict of another type": (Answer(409, IN_FLIGHT, {"Content-Type": "application/json"}), 1),
+    **{f"{status}": (Answer(status, b"no"), 1) for status in (300, 304, 400, 401, 404, 410, 422, 501)},
+    "422 and Retry-After": (Answer(422, headers={"Retry-After": "1"}), 1),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_may_end_differently_is_tried_again(
+    kind: Kind, patient: RetryPolicy, case: str, method: str
+) -> None:
+    first, attempts = TABLE[case]
+    with ScriptedServer([first, OK]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            reply = await caller.send(method, server.url)
+    assert len(server.requests) == attempts
+    assert reply.report is not None
+    assert (reply.report.attempts, reply.report.reason) == (attempts, None)
+    if attempts == 2:
+        assert (reply.status, reply.body) == (200, b"done")
+    else:
+        assert isinstance(first, Answer)
+        assert reply.status == first.status
+
+
+async def test_a_refused_connection_is_tried_again_and_then_raised_with_its_report(
+    kind: Kind, patient: RetryPolicy, closed_port: int
+) -> None:
+    async with kind.opened(Retrying(patient, mint=False)) as caller:
+        with pytest.raises(kind.no_connection) as raised:
+            await caller.send("POST", f"http://127.0.0.1:{closed_port}")
+    report = getattr(raised.value, "onefold", None)
+    assert (report.attempts, report.reason) == (4, Reason.ATTEMPTS)
+    assert any("after 4 attempts" in note for note in raised.value.__notes__)
+
+
+async def test_a_server_that_always_resets_sees_as_many_requests_as_the_policy_allows(
+    kind: Kind, patient: RetryPolicy
+) -> None:
+    with ScriptedServer([Reset()]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with pytest.raises(Exception, match=r".") as raised:
+                await caller.send("GET", server.url)
+    assert len(server.requests) == 4
+    assert getattr(raised.value, "onefold", None).attempts == 4
+    assert "onefold" not in type(raised.value).__module__
+
+
+@pytest.mark.parametrize("act", [Reset(), Stall(), Answer(503), Answer(409, IN_FLIGHT, PROBLEM)], ids=repr)
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_without_a_key_a_post_is_sent_once(kind: Kind, act: Act, method: str) -> None:
+    policy = RetryPolicy(deadline_s=0.4 if isinstance(act, Stall) else 30, budget=None, breaker=None)
+    with ScriptedServer([act]) as server:
+        async with kind.opened(Retrying(policy, mint=False)) as caller:
+            try:
+                reply = await caller.send(method, server.url, content=b"1")
+            except Exception as error:
+                report = getattr(error, "onefold", None)
+            else:
+                report = reply.report
+    assert len(server.requests) == 1
+    assert "idempotency-key" not in server.requests[0].headers
+    assert report is not None
+    assert report.reason is Reason.NO_KEY
+
+
+def date(moment: datetime) -> str:
+    return moment.strftime("%a, %d %b %Y %H:%M:%S GMT")
+
+
+async def test_a_date_is_measured_against_the_date_of_its_own_answer(kind: Kind, patient: RetryPolicy) -> None:
+    long_ago = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # the server's clock, or the client's, is wrong by decades
+    headers = {"Date": date(long_ago), "Retry-After": date(long_ago + timedelta(seconds=600))}
+    with ScriptedServer([Answer(503, b"later", headers)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            before = time.time()
+            reply = await caller.send("GET", server.url)
+    report = reply.report
+    assert (reply.status, reply.body, len(server.requests)) == (503, b"later", 1)
+    assert report is not None
+    assert report.reason is Reason.RETRY_AFTER
+    assert report.retry_at is not None
+    assert before + 599 <= report.retry_at.timestamp() <= time.time() + 601
+
+
+async def test_what_is_too_long_to_wait_for_is_reported_and_not_shortened(kind: Kind, patient: RetryPolicy) -> None:
+    with ScriptedServer([Answer(429, headers={"Retry-After": "86400"})]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            before = time.time()
+            reply = await caller.send("POST", server.url)
+    report = reply.report
+    assert len(server.requests) == 1
+    assert report is not None
+    assert report.reason is Reason.RETRY_AFTER
+    assert report.retry_at is not None
+    assert report.retry_at.timestamp() >= before + 86_399
+
+
+async def test_a_wait_that_ends_past_the_deadline_is_not_begun(kind: Kind) -> None:
+    policy = RetryPolicy(deadline_s=5, budget=None, breaker=None)
+    with ScriptedServer([Answer(503, headers={"Retry-After": "10"})]) as server:
+        async with kind.opened(Retrying(policy)) as caller:
+            reply = await caller.send("GET", server.url)
+    assert len(server.requests) == 1
+    assert reply.report is not None
+    assert reply.report.reason is Reason.DEADLINE
+    assert reply.report.retry_at is not None
+
+
+async def test_a_stalled_server_is_given_up_at_the_deadline(kind: Kind) -> None:
+    policy = RetryPolicy(deadline_s=0.3, budget=None, breaker=None)
+    with ScriptedServer([Stall()]) as server:
+        async with kind.opened(Retrying(policy)) as caller:
+            with pytest.raises(kind.no_time) as raised:
+                await caller.send("GET", server.url)
+    assert len(server.requests) == 1
+    assert getattr(raised.value, "onefold", None).reason is Reason.DEADLINE

@@ -1,0 +1,164 @@
+"""One call from its first attempt to its last: who is asked, who is told, and that nobody is told twice."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onefold.policy.attempts import Attempts, Host
+from onefold.policy.breaker import BreakerTerms
+from onefold.policy.outcome import Answered, Outcome, Unanswered
+from onefold.policy.retry import Reason, RetryAfter, RetryPolicy, Stop
+from tests.policy.properties import properties
+
+GONE = Unanswered(maybe_sent=True)
+BUSY = Answered(status=503)
+WRONG = Answered(status=404)
+
+
+def host(policy: RetryPolicy | None = None) -> Host:
+    return Host(policy or RetryPolicy(), lambda: 0.5, "ledger")
+
+
+def tripped(terms: BreakerTerms | None = None) -> Host:
+    found = host(RetryPolicy(budget=None, breaker=terms or BreakerTerms()))
+    for _ in range(5):
+        attempts = Attempts(found, inf)
+        attempts.begin(0.0)
+        attempts.end(GONE, 0.0)
+    return found
+
+
+def test_a_call_that_succeeds_feeds_the_budget() -> None:
+    well = host()
+    for _ in range(20):
+        attempts = Attempts(well, inf)
+        assert attempts.begin(0.0) is None
+        attempts.succeed(0.0)
+    assert well.budget is not None
+    assert well.budget.tokens(0.0) == 2.0
+
+
+@pytest.mark.parametrize("status", [200, 204, 301, 304])
+def test_an_answer_that_is_a_success_is_final_and_counts_as_one(status: int) -> None:
+    well = host()
+    attempts = Attempts(well, inf)
+    attempts.begin(0.0)
+    assert attempts.end(Answered(status=status), 0.0) == Stop(Reason.FINAL)
+    assert well.budget is not None
+    for _ in range(9):
+        well.budget.succeed(0.0)
+    assert well.budget.take(0.0)
+
+
+def test_attempts_are_counted_as_they_begin() -> None:
+    attempts = Attempts(host(RetryPolicy(budget=None, breaker=None)), inf, method="GET", has_key=False)
+    waits: list[float] = []
+    while attempts.begin(0.0) is None:
+        decision = attempts.end(BUSY, 0.0)
+        if isinstance(decision, Stop):
+            break
+        waits.append(decision.wait_s)
+    assert decision == Stop(Reason.ATTEMPTS)
+    assert (attempts.made, waits) == (4, [0.025, 0.05, 0.1])
+
+
+@pytest.mark.parametrize("attempts_max", [1, 2, 7])
+def test_a_call_may_have_its_own_number_of_attempts(attempts_max: int) -> None:
+    attempts = Attempts(host(RetryPolicy(budget=None, breaker=None)), inf, attempts_max=attempts_max)
+    while attempts.begin(0.0) is None and isinstance(attempts.end(BUSY, 0.0), RetryAfter):
+        pass
+    assert attempts.made == attempts_max
+
+
+def test_nothing_begins_at_the_deadline() -> None:
+    attempts = Attempts(host(), 10.0)
+    assert attempts.begin(9.9) is None
+    assert attempts.begin(10.0) == Stop(Reason.DEADLINE)
+    assert attempts.made == 1
+
+
+def test_nothing_begins_while_the_breaker_is_open() -> None:
+    attempts = Attempts(tripped(), inf)
+    stop = attempts.begin(0.1)
+    assert isinstance(stop, Stop)
+    assert stop.reason is Reason.BREAKER
+    assert stop.retry_at is not None
+    assert attempts.made == 0
+    assert attempts.begin(stop.retry_at) is None
+
+
+def test_without_a_breaker_everything_begins() -> None:
+    down = host(RetryPolicy(breaker=None))
+    for _ in range(100):
+        attempts = Attempts(down, inf)
+        assert attempts.begin(0.0) is None
+        attempts.end(GONE, 0.0)
+
+
+@pytest.mark.parametrize("ending", ["excuse", "client error"])
+def test_what_says_nothing_about_the_host_frees_the_place_of_its_probe(ending: str) -> None:
+    down = tripped(BreakerTerms(probes=1))
+    first = Attempts(down, inf)
+    assert first.begin(100.0) is None
+    assert isinstance(Attempts(down, inf).begin(100.0), Stop)
+    if ending == "excuse":
+        first.excuse()
+    else:
+        first.end(WRONG, 100.0)
+    assert Attempts(down, inf).begin(100.0) is None
+
+
+def test_an_attempt_is_reported_once_however_often_it_ends() -> None:
+    down = tripped(BreakerTerms(probes=2))
+    probe = Attempts(down, inf)
+    probe.begin(100.0)
+    probe.succeed(100.0)
+    probe.succeed(100.0)
+    probe.excuse()
+    assert down.breaker is not None
+    assert down.breaker.state(100.0) == "half-open"
+
+
+def test_a_host_tells_each_move_of_its_breaker_once() -> None:
+    down = tripped(BreakerTerms(probes=1))
+    assert [down.moved(0.1), down.moved(0.1), down.moved(100.0), down.moved(100.0)] == ["open", None, "half-open", None]
+    probe = Attempts(down, inf)
+    probe.begin(100.0)
+    probe.succeed(100.0)
+    assert [down.moved(100.0), down.moved(100.0)] == ["closed", None]
+
+
+def test_a_host_without_a_breaker_never_moves() -> None:
+    assert host(RetryPolicy(breaker=None)).moved(0.0) is None
+
+
+OUTCOMES = st.sampled_from([GONE, BUSY, WRONG, Answered(status=429, retry_after_s=3.0), Answered(status=200)])
+
+
+@properties
+@given(
+    calls=st.lists(st.tuples(st.floats(0, 20), st.lists(OUTCOMES, min_size=1, max_size=6)), max_size=20),
+    deadline_s=st.floats(0.01, 60),
+)
+def test_whatever_happens_no_wait_passes_the_deadline_and_no_retry_the_budget(
+    calls: list[tuple[float, list[Outcome]]], deadline_s: float
+) -> None:
+    shared, now, retries, successes = host(), 0.0, 0, 0
+    for pause_s, outcomes in calls:
+        now += pause_s
+        attempts = Attempts(shared, now + deadline_s)
+        for outcome in outcomes:
+            if attempts.begin(now) is not None:
+                break
+            decision = attempts.end(outcome, now)
+            successes += outcome == Answered(status=200)
+            if isinstance(decision, Stop):
+                break
+            retries += 1
+            now += decision.wait_s
+            assert now < attempts.deadline_at
+        assert 10 * retries <= 10 + successes
