@@ -26,7 +26,7 @@ from onefold.client.context import current_intent, refuse_nesting
 from onefold.client.journal import Journal, intent_of
 from onefold.client.report import CallReport, attach, attach_to_error, moment
 from onefold.client.store import JournalStore
-from onefold.errors import BodyNotReplayable, CallNotMade, ConfigurationError, StoreError
+from onefold.errors import BodyNotReplayable, CallNotMade, ConfigurationError, OnefoldError
 from onefold.policy.attempts import Attempts, Host
 from onefold.policy.hosts import Hosts
 from onefold.policy.outcome import Answered, Unanswered
@@ -278,7 +278,7 @@ class _Course:
         """What cannot be noted costs at most a replay: it must not cost the caller his answer."""
         try:
             await note
-        except StoreError:
+        except OnefoldError:
             _log.warning("intent %r: how its call ended could not be noted", self._intent, exc_info=True)
 
     def _report(self, stop: Stop | None, now: float) -> CallReport:

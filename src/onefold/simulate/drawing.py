@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STALL_S = 10
 SHOWN_AFTER_S = 60
 DPI = 72
-COLOURS = 48
+COLOURS = 128
 
 
 def drawn(storm: Storm) -> Mapping[str, bytes]:
@@ -45,7 +45,8 @@ def _png(figure: Figure) -> bytes:
     whole, small = BytesIO(), BytesIO()
     figure.savefig(whole, format="png", dpi=DPI)
     # A few lines need a few colours: that is a third of the size.
-    Image.open(whole).convert("RGB").quantize(COLOURS).save(small, format="png", optimize=True)
+    image = Image.open(whole).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+    image.save(small, format="png", optimize=True)
     return small.getvalue()
 
 
@@ -99,5 +100,5 @@ def _overload(storm: Storm) -> Figure:
         axis.bar(places, [after[server] for server in servers], width, label=policy)
     axis.set_xticks([index + 0.4 - width / 2 for index in range(len(servers))], servers, fontsize="small")
     axis.set_ylabel("goodput after the overload")
-    axis.legend(fontsize="small", loc="lower right")
+    figure.legend(fontsize="small", loc="outside right upper")
     return figure

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeAlias
 
 import httpx
-import uvloop
 
 import onefold
 from onefold import RetryPolicy
@@ -29,7 +28,7 @@ from onefold._kernel.events import AttemptEnded, CallEnded
 Keys: TypeAlias = Literal["intents", "fresh", "none"]
 
 #: A child that hangs is a bug that should show, not a test run that never ends.
-CHILD_S_MAX = 240
+CHILD_S_MAX = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +62,14 @@ class Account:
     replayed: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     """Attempts that the network broke, by what the client saw."""
+    stops: Counter[str] = field(default_factory=Counter)
+    """Calls that were given up, by why."""
 
     def add(self, other: Account) -> None:
         self.answers |= other.answers
         self.keys |= other.keys
         self.faults += other.faults
+        self.stops += other.stops
         self.attempts += other.attempts
         self.calls += other.calls
         self.successes += other.successes
@@ -82,6 +84,8 @@ class Account:
                 self.faults[event.error] += 1
         elif isinstance(event, CallEnded):
             self.calls += event.attempts > 0
+            if event.reason is not None:
+                self.stops[event.reason] += 1
 
 
 async def served(errand: Errand) -> Account:
@@ -130,7 +134,7 @@ def _patience_s(ended: object) -> float:
     asked_s = 0.0
     if report is not None and report.retry_at is not None:
         asked_s = max(0.0, (report.retry_at - datetime.now(UTC)).total_seconds())
-    return asked_s + random.uniform(0.02, 0.2)
+    return asked_s + random.uniform(0.01, 0.1)
 
 
 # --- processes -----------------------------------------------------------------------------------------------
@@ -200,8 +204,7 @@ def together(accounts: Sequence[Account]) -> Account:
 
 
 def run_errand(errand: Errand) -> Account:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(served(errand))
+    return asyncio.run(served(errand))
 
 
 def _live(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:

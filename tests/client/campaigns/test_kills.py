@@ -6,6 +6,7 @@ A planted mistake must be seen: a customer that forgets the intent, and with it 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from tests.client.campaigns.books import journalled, make_bank, make_journal, pa
 from tests.client.campaigns.customers import child
 from tests.client.campaigns.doomed import POINTS, paid_by
 
-INTENT = "pay:ord-42"
 PATIENCE_S = 60.0
 
 #: What the bank has done by then, and whether the journal says that the end is known.
@@ -32,9 +32,18 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return make_journal(dsn)
 
 
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A bank for all of them: its database and its address."""
+    database = make_bank(str(tmp_path_factory.mktemp("bank") / "bank.db"))
+    with open_bank(database) as opened:
+        yield database, opened.url
+
+
 @pytest.fixture
-def bank(tmp_path: Path) -> str:
-    return make_bank(str(tmp_path / "bank.db"))
+def intent(request: pytest.FixtureRequest) -> str:
+    """One of the test's own."""
+    return f"pay:{request.node.name}"
 
 
 def unresolved(journal: str) -> list[dict[str, Any]]:
@@ -42,45 +51,48 @@ def unresolved(journal: str) -> list[dict[str, Any]]:
     return found
 
 
-def killed_at(point: str, kind: str, url: str, journal: str) -> None:
-    with child(paid_by, kind, url, journal, INTENT, point) as doomed:
+def killed_at(point: str, kind: str, url: str, journal: str, intent: str) -> None:
+    with child(paid_by, kind, url, journal, intent, point) as doomed:
         assert doomed.ended(PATIENCE_S) == -signal.SIGKILL
 
 
-def is_finished_by_the_next(point: str, kind: str, bank: str, journal: str) -> None:
-    with open_bank(bank) as server:
-        killed_at(point, kind, server.url, journal)
-        [(_, key, status, _)] = journalled(journal)
-        listed = [(each["intent"], each["key"]) for each in unresolved(journal)]
-        assert listed == ([] if point == "resolved" else [(INTENT, key)])
-        assert status == (201 if point == "resolved" else None)
-        assert paid(bank)[INTENT] == (point in PAID_BY_THEN)
+def is_finished_by_the_next(point: str, kind: str, bank: tuple[str, str], journal: str, intent: str) -> None:
+    database, url = bank
+    killed_at(point, kind, url, journal, intent)
+    [(_, key, status, _)] = journalled(journal)
+    listed = [(each["intent"], each["key"]) for each in unresolved(journal)]
+    assert listed == ([] if point == "resolved" else [(intent, key)])
+    assert status == (201 if point == "resolved" else None)
+    assert paid(database)[intent] == (point in PAID_BY_THEN)
 
-        with child(paid_by, kind, server.url, journal, INTENT, None) as next_one:
-            answered, body, its_key, replayed = next_one.told(PATIENCE_S)
+    with child(paid_by, kind, url, journal, intent, None) as next_one:
+        answered, body, its_key, replayed = next_one.told(PATIENCE_S)
     assert (answered, its_key, replayed) == (201, key, point in PAID_BY_THEN)
-    assert INTENT in body
-    assert paid(bank) == {INTENT: 1}
-    assert journalled(journal) == [(INTENT, key, 201, 2)]
-    assert unresolved(journal) == []
+    assert intent in body
+    assert paid(database)[intent] == 1
+    assert journalled(journal) == [(intent, key, 201, 2)]
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_what_a_killed_customer_left_is_finished_once(point: str, bank: str, journal: str) -> None:
-    is_finished_by_the_next(point, "threads", bank, journal)
+def test_what_a_killed_customer_left_is_finished_once(
+    point: str, bank: tuple[str, str], journal: str, intent: str
+) -> None:
+    is_finished_by_the_next(point, "threads", bank, journal, intent)
 
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("journal", ["sqlite"], indirect=True)
-def test_so_is_what_was_killed_on_a_loop(point: str, bank: str, journal: str) -> None:
-    is_finished_by_the_next(point, "asyncio", bank, journal)
+def test_so_is_what_was_killed_on_a_loop(point: str, bank: tuple[str, str], journal: str, intent: str) -> None:
+    is_finished_by_the_next(point, "asyncio", bank, journal, intent)
 
 
 @pytest.mark.parametrize("journal", ["sqlite"], indirect=True)
-def test_control_a_customer_that_forgets_what_it_meant_is_seen_to_pay_twice(bank: str, journal: str) -> None:
-    with open_bank(bank) as server:
-        killed_at("committed", "threads", server.url, journal)
-        assert told(onefold("intents", "-d", journal, "forget", INTENT, "--yes", "--json"))["forgotten"] == 1
-        with child(paid_by, "threads", server.url, journal, INTENT, None) as next_one:
-            assert next_one.told(PATIENCE_S)[3] is False
-    assert paid(bank) == {INTENT: 2}
+def test_control_a_customer_that_forgets_what_it_meant_is_seen_to_pay_twice(
+    bank: tuple[str, str], journal: str, intent: str
+) -> None:
+    database, url = bank
+    killed_at("committed", "threads", url, journal, intent)
+    assert told(onefold("intents", "-d", journal, "forget", intent, "--yes", "--json"))["forgotten"] == 1
+    with child(paid_by, "threads", url, journal, intent, None) as next_one:
+        assert next_one.told(PATIENCE_S)[3] is False
+    assert paid(database)[intent] == 2

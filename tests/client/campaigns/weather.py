@@ -27,7 +27,7 @@ class Weather:
 
     def strike(self, chance: random.Random) -> tuple[str, float]:
         """One fault; its name, and how long it lasts."""
-        match chance.choices(("cut", "lost", "reset", "delay", "black_hole"), (6, 6, 2, 2, 1))[0]:
+        match chance.choices(("cut", "lost", "reset", "delay", "black_hole"), (12, 12, 4, 4, 1))[0]:
             case "cut":
                 self.proxy.cut_after("up", chance.randrange(400))
                 return "cut", 0.01

@@ -20,7 +20,7 @@ OK = Answer(200, b"done")
 TABLE: dict[str, tuple[Act, int]] = {
     "reset": (Reset(), 2),
     "half a body": (Half(Answer(200, b"x" * 100)), 2),
-    "half a head": (Half(OK, 20), 2),
+    "half a status line": (Half(OK, 8), 2),
     **{f"{status}": (Answer(status, b"no"), 2) for status in (408, 425, 429, 500, 502, 503, 504)},
     **{
         f"{status} and seconds": (Answer(status, headers={"Retry-After": "2"}), 2)
@@ -34,7 +34,8 @@ TABLE: dict[str, tuple[Act, int]] = {
     "another conflict": (Answer(409, b'{"type": "about:blank"}', PROBLEM), 1),
     "a conflict that is no JSON": (Answer(409, b"key-in-flight", PROBLEM), 1),
     "a conflict of another type": (Answer(409, IN_FLIGHT, {"Content-Type": "application/json"}), 1),
-    **{f"{status}": (Answer(status, b"no"), 1) for status in (300, 304, 400, 401, 404, 410, 422, 501)},
+    **{f"{status}": (Answer(status, b"no"), 1) for status in (300, 400, 401, 404, 410, 422, 501)},
+    "304": (Answer(304), 1),
     "422 and Retry-After": (Answer(422, headers={"Retry-After": "1"}), 1),
 }
 
@@ -97,6 +98,15 @@ async def test_without_a_key_a_post_is_sent_once(kind: Kind, act: Act, method: s
     assert "idempotency-key" not in server.requests[0].headers
     assert report is not None
     assert report.reason is Reason.NO_KEY
+
+
+async def test_half_a_head_is_tried_again(kind: Kind, patient: RetryPolicy) -> None:
+    if kind.name == "requests":
+        pytest.skip("http.client takes a head that breaks off for a whole one")
+    with ScriptedServer([Half(OK, 20), OK]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            assert (await caller.send("GET", server.url)).body == b"done"
+    assert len(server.requests) == 2
 
 
 def date(moment: datetime) -> str:

@@ -1,0 +1,154 @@
+"""What keeps a client from making an outage worse: budget, breaker, deadline; and what is told about it."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+
+import onefold
+from onefold import BreakerTerms, Event, Reason, Retrying, RetryPolicy, report_of
+from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
+from onefold.errors import CallNotMade, ConfigurationError
+from onefold.testing.scripted import Answer, ScriptedServer, Stall
+from tests.client.http.clients import Kind
+
+NO_BREAKER = RetryPolicy(breaker=None)
+
+
+async def test_a_host_that_always_fails_sees_no_more_retries_than_its_budget(kind: Kind) -> None:
+    with ScriptedServer([*[Answer(200)] * 20, Answer(500)]) as server:
+        async with kind.opened(Retrying(NO_BREAKER)) as caller:
+            for _ in range(20):
+                await caller.send("GET", server.url)
+            replies = [await caller.send("GET", server.url) for _ in range(30)]
+    retries = len(server.requests) - 50
+    assert 1 <= retries <= 1 + 0.1 * 20
+    last = replies[-1].report
+    assert last is not None
+    assert (last.attempts, last.reason) == (1, Reason.BUDGET)
+
+
+async def test_without_a_budget_the_same_host_sees_them_all(kind: Kind) -> None:
+    """The control of the test above."""
+    with ScriptedServer([Answer(500)]) as server:
+        async with kind.opened(Retrying(RetryPolicy(budget=None, breaker=None))) as caller:
+            for _ in range(5):
+                await caller.send("GET", server.url)
+    assert len(server.requests) == 20
+
+
+async def test_an_open_breaker_refuses_with_an_error_of_the_vendor_and_for_its_host_only(kind: Kind) -> None:
+    with ScriptedServer([Answer(500)]) as sick, ScriptedServer([Answer(200)]) as well:
+        async with kind.opened(Retrying()) as caller:
+            for _ in range(5):
+                with pytest.MonkeyPatch.context():
+                    try:
+                        await caller.send("GET", sick.url)
+                    except CallNotMade:
+                        break
+            seen = len(sick.requests)
+            with pytest.raises(CallNotMade, match="was not sent") as raised:
+                await caller.send("POST", sick.url)
+            with pytest.raises(kind.no_connection):
+                await caller.send("POST", sick.url)
+            assert (await caller.send("GET", well.url)).status == 200
+    assert len(sick.requests) == seen
+    report = report_of(raised.value)
+    assert report is not None
+    assert (report.attempts, report.reason) == (0, Reason.BREAKER)
+    assert report.retry_at is not None
+    assert report.retry_at.timestamp() > time.time()
+
+
+async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
+    events: list[Event] = []
+    terms = BreakerTerms(open_s=0.05, open_max_s=0.05)
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), listener=events.append)
+    with ScriptedServer([*[Answer(500)] * 5, Answer(200)]) as server:
+        async with kind.opened(retrying) as caller:
+            for _ in range(5):
+                await caller.send("GET", server.url)
+            time.sleep(0.06)
+            for _ in range(4):
+                assert (await caller.send("GET", server.url)).status == 200
+    assert [event.state for event in events if isinstance(event, BreakerMoved)] == ["open", "half-open", "closed"]
+
+
+async def test_what_is_left_is_told_to_the_server_and_only_shrinks(kind: Kind, patient: RetryPolicy) -> None:
+    with ScriptedServer([Answer(503, after_s=0.01)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            await caller.send("GET", server.url)
+            with onefold.deadline(9):
+                await caller.send("GET", server.url)
+            with onefold.deadline(9_000):
+                await caller.send("GET", server.url)
+    told = [int(request.headers["request-timeout-ms"]) for request in server.requests]
+    for call, most in ((told[:4], 30_000), (told[4:8], 9_000), (told[8:], 30_000)):
+        assert most - 5_000 < call[0] <= most
+        assert all(later < sooner for sooner, later in pairwise(call))
+
+
+async def test_a_deadline_around_the_call_bounds_it(kind: Kind, patient: RetryPolicy) -> None:
+    with ScriptedServer([Stall()]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with onefold.deadline(0.3), pytest.raises(kind.no_time) as raised:
+                await caller.send("GET", server.url)
+            with onefold.deadline(0), pytest.raises(CallNotMade, match="deadline"):
+                await caller.send("GET", server.url)
+    assert len(server.requests) == 1
+    report = report_of(raised.value)
+    assert report is not None
+    assert report.reason is Reason.DEADLINE
+
+
+async def test_a_request_may_have_a_deadline_and_a_number_of_attempts_of_its_own(
+    kind: Kind, patient: RetryPolicy
+) -> None:
+    if not kind.has_options:
+        pytest.skip("it has no place for options")
+    with ScriptedServer([Answer(503)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            await caller.send("GET", server.url, options={"attempts_max": 2, "deadline_s": 7.0})
+            await caller.send("GET", server.url, options={"attempts_max": 6})
+            with pytest.raises(CallNotMade, match="deadline"):
+                await caller.send("GET", server.url, options={"deadline_s": 0})
+            for wrong in ({"attempts_max": 0}, {"attempts_max": "3"}, {"deadline_s": -1}):
+                with pytest.raises(ConfigurationError, match="must be a number"):
+                    await caller.send("GET", server.url, options=wrong)
+    assert len(server.requests) == 8
+    assert int(server.requests[0].headers["request-timeout-ms"]) <= 7000
+
+
+async def test_events_tell_effective_from_actual_success(kind: Kind, patient: RetryPolicy) -> None:
+    events: list[Event] = []
+    script = [Answer(503, headers={"Retry-After": "1"}), Answer(500), Answer(200), Answer(200), Answer(404)]
+    with ScriptedServer(script) as server:
+        async with kind.opened(Retrying(patient, listener=events.append)) as caller:
+            for _ in range(3):
+                await caller.send("GET", server.url)
+    host = server.url.removeprefix("http://")
+    shapes = [
+        (type(event), getattr(event, "attempt", None) or getattr(event, "attempts", None), getattr(event, "status", 0))
+        for event in events
+    ]
+    assert shapes == [
+        (AttemptEnded, 1, 503),
+        (RetryPlanned, 1, 0),
+        (AttemptEnded, 2, 500),
+        (RetryPlanned, 2, 0),
+        (AttemptEnded, 3, 200),
+        (CallEnded, 3, 0),
+        (AttemptEnded, 1, 200),
+        (CallEnded, 1, 0),
+        (AttemptEnded, 1, 404),
+        (CallEnded, 1, 0),
+    ]
+    assert {getattr(event, "host", None) for event in events} == {host}
+    planned = [event for event in events if isinstance(event, RetryPlanned)]
+    assert [event.throttled for event in planned] == [True, False]
+    assert planned[0].wait_s >= 1
+    attempts = [event.succeeded for event in events if isinstance(event, AttemptEnded)]
+    calls = [event.succeeded for event in events if isinstance(event, CallEnded)]
+    assert (sum(attempts) / len(attempts), sum(calls) / len(calls)) == (2 / 5, 2 / 3)
