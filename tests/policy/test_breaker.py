@@ -48,14 +48,15 @@ def is_open(machine: Breaker, now: float) -> bool:
     [
         pytest.param(0, 4, False, id="one call with all its attempts"),
         pytest.param(0, 5, True, id="five failures and nothing else"),
-        pytest.param(2, 8, True, id="eighty percent"),
-        pytest.param(3, 8, False, id="a little less"),
+        pytest.param(1, 4, False, id="four of five, as happens at half an outage"),
+        pytest.param(1, 9, True, id="eighty percent of ten, and one"),
+        pytest.param(2, 8, False, id="eighty percent of ten"),
         pytest.param(10, 10, False, id="half an outage"),
-        pytest.param(200, 799, False, id="just below, with much traffic"),
-        pytest.param(200, 800, True, id="just there, with much traffic"),
+        pytest.param(200, 804, False, id="just below, with much traffic"),
+        pytest.param(200, 805, True, id="just there, with much traffic"),
     ],
 )
-def test_it_opens_at_eighty_percent_of_enough_calls(successes: int, failures: int, opens: bool) -> None:
+def test_it_opens_at_eighty_percent_of_enough_calls_and_a_little(successes: int, failures: int, opens: bool) -> None:
     machine = breaker()
     for _ in range(successes):
         call(machine, Verdict.SUCCESS, 0.0)

@@ -3,7 +3,7 @@
     state       a call is        a success           a failure                      time
     ----------  ---------------  ------------------  -----------------------------  --------------------------
     closed      let through      is counted          is counted; at 80 % of the     -
-                                                     last 10 s: open
+                                                     last 10 s, and one: open
     open        refused          -                   -                              after the open time: half-open
     half-open   let through, 3   the third: closed   open, for longer               a probe unheard of for too
                 at once                                                             long is a failure
@@ -168,7 +168,7 @@ class Breaker:
         with self._lock:
             if permit is self._spell:
                 failures, calls = self._window.fail(now)
-                if calls >= self._terms.calls_least and failures >= self._terms.failure_share * calls:
+                if calls >= self._terms.calls_least and failures >= self._enough(calls):
                     self._open(now)
             elif permit in self._probes:
                 self._open(now)
@@ -179,6 +179,12 @@ class Breaker:
             return
         with self._lock:
             self._probes.pop(permit, None)
+
+    def _enough(self, calls: int) -> float:
+        """So many failures open it. Of the least number of calls all must have failed, of more the share and a little:
+        among a handful, four of five is what a host that fails half of the time does every now and then."""
+        terms = self._terms
+        return terms.failure_share * calls + (1 - terms.failure_share) * terms.calls_least
 
     def _open(self, now: float) -> None:
         calm = self._closed_at is None or now - self._closed_at >= self._terms.calm_s

@@ -121,7 +121,7 @@ async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, acco
                 account.keys[intent] = (report.key if report else None) or ""
                 account.replayed += "idempotent-replayed" in answer.headers
                 return
-            assert answer.status_code in (409, 500, 503), f"{intent}: {answer.status_code} {answer.text}"
+            assert answer.status_code in (409, 503), f"{intent}: {answer.status_code} {answer.text}"
             ended = answer
         account.again += 1
         await asyncio.sleep(_patience_s(ended))

@@ -1,4 +1,4 @@
-"""kill -9 of a customer at every point of a call: the next process finishes it, under the same key, and it happens once.
+"""kill -9 of a customer at every point of a call: the next process finishes it under the same key, and it happens once.
 
 A planted mistake must be seen: a customer that forgets the intent, and with it the key, when it starts again.
 """
@@ -20,7 +20,7 @@ from tests.client.campaigns.doomed import POINTS, paid_by
 
 PATIENCE_S = 60.0
 
-#: What the bank has done by then, and whether the journal says that the end is known.
+#: Where the bank has paid by then.
 PAID_BY_THEN = {"committed", "half-read", "answered", "resolved"}
 
 

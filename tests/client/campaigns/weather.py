@@ -17,6 +17,9 @@ from onefold.testing.proxy import FaultProxy
 #: Longer than a customer waits for an answer, so that a black hole is felt.
 HOLE_S = 0.5
 
+KINDS = ("cut", "lost", "reset", "delay", "black_hole")
+OFTEN = (12, 12, 4, 4, 1)
+
 
 @dataclass(slots=True)
 class Weather:
@@ -25,24 +28,32 @@ class Weather:
     proxy: FaultProxy
     done: Counter[str] = field(default_factory=Counter)
 
-    def strike(self, chance: random.Random) -> tuple[str, float]:
-        """One fault; its name, and how long it lasts."""
-        match chance.choices(("cut", "lost", "reset", "delay", "black_hole"), (12, 12, 4, 4, 1))[0]:
+    def strike(self, name: str, chance: random.Random) -> float:
+        """One fault; how long it lasts."""
+        self.done[name] += 1
+        match name:
             case "cut":
                 self.proxy.cut_after("up", chance.randrange(400))
-                return "cut", 0.01
+                return 0.01
             case "lost":  # the payment is made, and of its answer these bytes arrive
                 self.proxy.cut_after("down", chance.randrange(200))
-                return "lost", 0.01
+                return 0.01
             case "reset":
                 self.proxy.switch("reset")
-                return "reset", 0.01
+                return 0.01
             case "delay":
                 self.proxy.latency_s = chance.uniform(0.001, 0.05)
-                return "delay", 0.1
+                return 0.1
             case _:
                 self.proxy.switch("black_hole")
-                return "black_hole", HOLE_S
+                return HOLE_S
+
+
+def forecast(chance: random.Random) -> Iterator[str]:
+    """One of each kind, so that also a short campaign has them all; then as it comes."""
+    yield from chance.sample(KINDS, len(KINDS))
+    while True:
+        yield chance.choices(KINDS, OFTEN)[0]
 
 
 @contextmanager
@@ -52,11 +63,14 @@ def bad_weather(proxy: FaultProxy, seed: int, pause_s: float) -> Iterator[Weathe
     chance, over = random.Random(seed), threading.Event()
 
     def rage() -> None:
-        while not over.wait(chance.uniform(0.5, 1.5) * pause_s):
-            name, lasting_s = weather.strike(chance)
-            weather.done[name] += 1
-            over.wait(lasting_s)
-            if name not in ("cut", "lost"):  # a cut waits for the connection that it will be
+        while proxy.traffic.connections == 0:  # faults before the first call would be wasted
+            if over.wait(0.01):
+                return
+        for name in forecast(chance):
+            if over.wait(chance.uniform(0.5, 1.5) * pause_s):
+                return
+            over.wait(weather.strike(name, chance))
+            if name not in ("cut", "lost"):  # a cut waits for the connection that it will end
                 proxy.heal()
 
     thread = threading.Thread(target=rage, name="weather")

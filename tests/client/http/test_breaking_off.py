@@ -1,0 +1,205 @@
+"""A caller who breaks off, at whatever moment: no permit, no task and no connection stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from onefold import BreakerTerms, Retrying, RetryPolicy
+from onefold._kernel.effects import Call, Now, Sleep
+from onefold.client.exchange import Exchange
+from onefold.client.store import JournalStore
+from onefold.client.waiting import Waiting
+from onefold.errors import CallNotMade
+from onefold.policy.attempts import Host
+from onefold.policy.hosts import Hosts
+from onefold.policy.outcome import Unanswered
+from onefold.testing.scripted import Answer, ScriptedServer, Stall
+from onefold.testing.scripts import Really, play
+from tests.client.http.clients import Kind
+
+PATIENCE_S = 20.0
+
+
+async def arrived(server: ScriptedServer, count: int) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while len(server.requests) < count:
+        assert time.monotonic() < give_up_at, f"{len(server.requests)} of {count} requests arrived"
+        await asyncio.to_thread(time.sleep, 0.005)
+
+
+async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> None:
+    if not kind.on_tasks:
+        pytest.skip("a thread cannot be cancelled: see the flow")
+    # One probe only: were its permit lost, the last call would be refused.
+    terms = BreakerTerms(calls_least=1, probes=1, open_s=0.001, open_max_s=0.001)
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms, budget=None))
+    before = asyncio.all_tasks()
+    with ScriptedServer([Answer(500), Stall(), Answer(200)]) as server:
+        async with kind.opened(retrying, connections_max=1) as caller:
+            await caller.send("GET", server.url)
+            await asyncio.sleep(0.01)
+            task = asyncio.create_task(caller.send("GET", server.url))
+            await arrived(server, 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await caller.send("GET", server.url)).status == 200
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_wait_can_be_cancelled(kind: Kind, patient: RetryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kind.on_tasks:
+        pytest.skip("a thread cannot be cancelled: see the flow")
+    monkeypatch.setattr(Waiting, "skipped", False)
+    planned = asyncio.Event()
+    retrying = Retrying(patient, listener=lambda event: planned.set() if "Planned" in repr(event) else None)
+    with ScriptedServer([Answer(503, headers={"Retry-After": "20"}), Answer(200)]) as server:
+        async with kind.opened(retrying, connections_max=1) as caller:
+            task = asyncio.create_task(caller.send("GET", server.url))
+            async with asyncio.timeout(PATIENCE_S):
+                await planned.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await caller.send("GET", server.url)).status == 200
+
+
+class Line:
+    """A wire without a network: it answers what it is told to."""
+
+    method = "POST"
+    host = "host"
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self._answers = list(answers)
+        self.headers: dict[str, str] = {}
+        self.discarded = 0
+
+    def address(self) -> str:
+        return "http://host/"
+
+    def option(self, _: str) -> None:
+        return None
+
+    def header(self, name: str) -> str | None:
+        return self.headers.get(name)
+
+    def set_header(self, name: str, value: str) -> None:
+        self.headers[name] = value
+
+    def replayable(self) -> bool:
+        return True
+
+    def body(self) -> bytes:
+        return b""
+
+    def send(self, _: float) -> int:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def status(self, response: int) -> int:
+        return response
+
+    def answer_header(self, response: int, name: str) -> str | None:
+        return None
+
+    def problem(self, response: int) -> str | None:
+        return None
+
+    def discard(self, response: int) -> None:
+        self.discarded += 1
+
+    def unanswered(self, error: Exception) -> Unanswered | None:
+        return Unanswered(maybe_sent=True) if isinstance(error, OSError) else None
+
+    def not_made(self, message: str) -> CallNotMade:
+        return CallNotMade(message)
+
+
+class World:
+    """An exchange whose breaker is half-open, and lets one probe through."""
+
+    def __init__(self) -> None:
+        terms = BreakerTerms(calls_least=1, probes=1, open_s=1, open_max_s=1)
+        policy = RetryPolicy(breaker=terms, budget=None)
+        self.host = Host(policy, lambda: 0.0, "host")
+        breaker = self.breaker = self.host.breaker
+        assert breaker is not None
+        permit: Any = breaker.admit(0)
+        breaker.fail(permit, 0)
+        store = JournalStore(None, retention_s=60)
+        hosts = Hosts(lambda _: self.host)
+        self.exchange = Exchange(hosts=hosts, store=store, listener=None, mint=True, quoted=False)
+
+    def free(self, now: float) -> bool:
+        """The one probe can be had."""
+        assert self.breaker is not None
+        return not hasattr(self.breaker.admit(now), "retry_at")
+
+
+WAYS = {
+    "success": (200,),
+    "an answer that is final": (404,),
+    "an error of the programmer": (ValueError("no header can be like this"),),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_breaks_off_at_any_effect_gives_his_permit_back(way: str) -> None:
+    effects = 0
+    for stop_at in range(20):
+        world = World()
+        flow = world.exchange.run(Line(*WAYS[way]))
+        answer: Any = None
+        resume: Any = flow.send
+        try:
+            for _ in range(stop_at):
+                effect = resume(answer)
+                resume, answer = flow.send, 100.0
+                if isinstance(effect, Call):
+                    try:
+                        answer = effect.function()
+                    except ValueError as error:
+                        resume, answer = flow.throw, error
+            flow.close()
+        except (StopIteration, ValueError):
+            break
+        effects += 1
+        assert world.free(200.0), f"the permit was lost at effect {stop_at}"
+    assert effects >= 3, "the control: the call has effects to break off at"
+
+
+def test_a_permit_that_is_not_given_back_is_found() -> None:
+    """The control of the test above: a flow that is neither closed nor finished holds its probe."""
+    world = World()
+    flow = world.exchange.run(Line(200))
+    flow.send(None)
+    flow.send(100.0)
+    assert not world.free(101.0)
+    flow.close()
+    assert world.free(101.0)
+
+
+def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
+    world = World()
+    world.host.breaker = None
+    line = Line(503, 200)
+    turns = [
+        (Now, 0.0),
+        (Call, Really.CALL),
+        (Now, 0.1),
+        (Call, Really.CALL),
+        (Sleep, None),
+        (Now, 0.2),
+        (Call, Really.CALL),
+        (Now, 0.3),
+    ]
+    assert play(world.exchange.run(line), turns) == 200
+    assert line.discarded == 1
+    assert line.headers["request-timeout-ms"] == "29800"

@@ -1,0 +1,70 @@
+"""Two layers that both retry multiply their attempts: they are refused, each with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import httpx
+import httpx2
+import pytest
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
+
+from onefold import Retrying, RetryPolicy, retrying
+from onefold.errors import ConfigurationError, ProgrammerError
+from onefold.testing.scripted import Answer, ScriptedServer
+from tests.client.http.clients import Kind
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [httpx.HTTPTransport, httpx.AsyncHTTPTransport, httpx2.HTTPTransport, httpx2.AsyncHTTPTransport, HTTPAdapter],
+)
+def test_what_retries_already_is_not_made_to_retry(inner: type[httpx.HTTPTransport]) -> None:
+    with pytest.raises(ConfigurationError, match="wrap it once"):
+        retrying(retrying(inner()))
+
+
+@pytest.mark.parametrize("retries", [3, Retry(3), Retry(total=None, connect=2)])
+def test_an_adapter_with_retries_of_its_own_is_refused(retries: int | Retry) -> None:
+    with pytest.raises(ConfigurationError, match="max_retries=0"):
+        retrying(HTTPAdapter(max_retries=retries))
+
+
+@pytest.mark.parametrize(
+    "inner", [httpx.HTTPTransport, httpx.AsyncHTTPTransport, httpx2.HTTPTransport, httpx2.AsyncHTTPTransport]
+)
+def test_a_transport_that_connects_again_by_itself_is_refused(inner: type[httpx.HTTPTransport]) -> None:
+    with pytest.raises(ConfigurationError, match="retries=2"):
+        retrying(inner(retries=2))
+
+
+def test_what_is_no_transport_is_refused() -> None:
+    anything: Any = object()
+    with pytest.raises(ConfigurationError, match="middleware"):
+        retrying(anything)
+
+
+async def test_a_client_inside_of_a_function_that_retries_is_refused(kind: Kind, patient: RetryPolicy) -> None:
+    layer = Retrying(patient)
+    with ScriptedServer([Answer(200)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+
+            @layer.calls("ledger", on=OSError)
+            async def ask() -> None:
+                await caller.send("GET", server.url)
+
+            with pytest.raises(ProgrammerError, match="attempts would multiply"):
+                await ask()
+            assert (await caller.send("GET", server.url)).status == 200
+    assert len(server.requests) == 1
+
+
+async def test_two_retrying_middlewares_in_one_session_are_refused(patient: RetryPolicy) -> None:
+    both = [Retrying(patient).middleware, Retrying(patient).middleware]
+    with ScriptedServer([Answer(200)]) as server:
+        async with aiohttp.ClientSession(middlewares=both) as session:
+            with pytest.raises(ProgrammerError, match="attempts would multiply"):
+                await session.get(server.url)
+    assert server.requests == []
