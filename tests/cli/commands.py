@@ -45,7 +45,7 @@ def onefold(
         env=surroundings(environment),
         cwd=cwd,
         input=given,
-        timeout=60,
+        timeout=300,  # a bound for what hangs; a busy machine takes its time
         check=False,
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from onefold.client.waiting import Waiting, wait
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Answer, Chunks, Half, Reset, ScriptedServer, Stall
+from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
 from onefold.testing.waiting import no_waiting
 
 PATIENCE_S = 20.0
@@ -106,7 +106,7 @@ def test_the_last_chunk_waits_for_its_gate() -> None:
 
 
 def test_a_server_stops_whatever_it_is_doing() -> None:
-    steps = [Stall(), Answer(after_s=600), Chunks((b"never",), threading.Event())]
+    steps: list[Act] = [Stall(), Answer(after_s=600), Chunks((b"never",), threading.Event())]
     lines = []
     with ScriptedServer(steps) as server:
         for count in range(1, 4):

@@ -23,6 +23,7 @@ import httpx
 import onefold
 from onefold import RetryPolicy
 from onefold._kernel.events import AttemptEnded, CallEnded
+from onefold.errors import StoreBusy
 
 #: How a customer names its payments. "fresh" and "none" are planted mistakes: a new key for every try, and none at all.
 Keys: TypeAlias = Literal["intents", "fresh", "none"]
@@ -110,8 +111,11 @@ async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, acco
     for _ in range(errand.tries_max):
         try:
             answer = await client.post("/payments", json={"intent": intent}, extensions=extensions)
-        except httpx.TransportError as error:
+        except StoreBusy as error:  # the others of a SQLite journal were faster for seconds: nothing was sent
             ended: object = error
+            account.stops["journal busy"] += 1
+        except httpx.TransportError as error:
+            ended = error
             if errand.keys == "none":
                 account.faults[type(error).__name__] += 1
         else:

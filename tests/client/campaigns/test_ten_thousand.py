@@ -89,7 +89,7 @@ def journal(tmp_path: Path) -> str:
     return make_journal(str(tmp_path / "journal.db"))
 
 
-@pytest.mark.parametrize(("bank", "count"), [("sqlite", 500), ("postgres", 3000)], indirect=["bank"])
+@pytest.mark.parametrize(("bank", "count"), [("sqlite", 500), ("postgres", 2500)], indirect=["bank"])
 def test_every_intent_is_one_row_whatever_the_network_does(bank: str, journal: str, count: int) -> None:
     campaign = Campaign(bank, journal, count)
     campaign.run(seed=1)

@@ -38,14 +38,15 @@ def given(form: str, folder: Path) -> Iterator[dict[str, Any]]:
         with place.open("rb") as file:
             yield {"files": {"file": file}}
         return
-    yield {
+    bodies: dict[str, dict[str, Any]] = {
         "bytes": {"content": b"some bytes"},
         "nothing": {},
         "large": {"content": LARGE[:MEGABYTE]},
         "json": {"json": {"amount": 5, "note": "für später"}},
         "form": {"form": {"a": "1", "b": "zwei"}},
         "a file in memory": {"files": {"file": io.BytesIO(LARGE)}},
-    }[form]
+    }
+    yield bodies[form]
 
 
 FORMS = ("bytes", "nothing", "large", "json", "form", "a file in memory", "an open file")

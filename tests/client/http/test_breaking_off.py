@@ -143,7 +143,7 @@ class World:
         return not hasattr(self.breaker.admit(now), "retry_at")
 
 
-WAYS = {
+WAYS: dict[str, tuple[int | Exception, ...]] = {
     "success": (200,),
     "an answer that is final": (404,),
     "an error of the programmer": (ValueError("no header can be like this"),),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from onefold import Reason, Retrying, RetryPolicy
+from onefold import Reason, Retrying, RetryPolicy, report_of
 from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
 from tests.client.http.clients import Kind
 
@@ -65,7 +65,8 @@ async def test_a_refused_connection_is_tried_again_and_then_raised_with_its_repo
     async with kind.opened(Retrying(patient, mint=False)) as caller:
         with pytest.raises(kind.no_connection) as raised:
             await caller.send("POST", f"http://127.0.0.1:{closed_port}")
-    report = getattr(raised.value, "onefold", None)
+    report = report_of(raised.value)
+    assert report is not None
     assert (report.attempts, report.reason) == (4, Reason.ATTEMPTS)
     assert any("after 4 attempts" in note for note in raised.value.__notes__)
 
@@ -78,7 +79,9 @@ async def test_a_server_that_always_resets_sees_as_many_requests_as_the_policy_a
             with pytest.raises(Exception, match=r".") as raised:
                 await caller.send("GET", server.url)
     assert len(server.requests) == 4
-    assert getattr(raised.value, "onefold", None).attempts == 4
+    report = report_of(raised.value)
+    assert report is not None
+    assert report.attempts == 4
     assert "onefold" not in type(raised.value).__module__
 
 
@@ -91,7 +94,7 @@ async def test_without_a_key_a_post_is_sent_once(kind: Kind, act: Act, method: s
             try:
                 reply = await caller.send(method, server.url, content=b"1")
             except Exception as error:
-                report = getattr(error, "onefold", None)
+                report = report_of(error)
             else:
                 report = reply.report
     assert len(server.requests) == 1
@@ -159,4 +162,6 @@ async def test_a_stalled_server_is_given_up_at_the_deadline(kind: Kind) -> None:
             with pytest.raises(kind.no_time) as raised:
                 await caller.send("GET", server.url)
     assert len(server.requests) == 1
-    assert getattr(raised.value, "onefold", None).reason is Reason.DEADLINE
+    report = report_of(raised.value)
+    assert report is not None
+    assert report.reason is Reason.DEADLINE

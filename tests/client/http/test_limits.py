@@ -151,3 +151,19 @@ async def test_events_tell_effective_from_actual_success(kind: Kind, patient: Re
     attempts = [event.succeeded for event in events if isinstance(event, AttemptEnded)]
     calls = [event.succeeded for event in events if isinstance(event, CallEnded)]
     assert (sum(attempts) / len(attempts), sum(calls) / len(calls)) == (2 / 5, 2 / 3)
+
+
+async def test_a_half_open_breaker_lets_three_through_at_once(kind: Kind) -> None:
+    if not kind.on_tasks:
+        pytest.skip("the clients for threads block the loop")
+    terms = BreakerTerms(open_s=0.01, open_max_s=0.01)
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms))
+    with ScriptedServer([*[Answer(500)] * 5, Answer(200, after_s=0.3)]) as server:
+        async with kind.opened(retrying) as caller:
+            for _ in range(5):
+                await caller.send("GET", server.url)
+            await asyncio.sleep(0.02)
+            calls = [caller.send("GET", server.url) for _ in range(10)]
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert len(server.requests) == 5 + 3
+    assert sum(isinstance(end, CallNotMade) for end in ended) == 7
