@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -73,28 +73,55 @@ def within(seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
     return _Within(_clocks.clock, seconds, awaitable)
 
 
+def finishing_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any) -> Awaitable[T]:
+    """The same for a coroutine that was sent its first None already, and waits for what that gave."""
+    return _Rest(_clocks.clock, seconds, begun, waits_for)
+
+
 class _Within(Generic[T]):
-    """An awaitable whose first step is free, and that is continued until its time is over.
+    """An awaitable whose first step is free."""
 
-    The alarm cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
-    times as much, because it must then tell its own cancellation from somebody else's.
-    """
-
-    __slots__ = ("_awaitable", "_clock", "_due", "_rang", "_seconds", "_waits_for")
+    __slots__ = ("_awaitable", "_clock", "_seconds")
 
     def __init__(self, clock: AlarmClock, seconds: float, awaitable: Awaitable[T]) -> None:
         self._clock = clock
         self._seconds = seconds
         self._awaitable = awaitable
-        self._rang = self._due = False
 
     def __await__(self) -> Generator[Any, Any, T]:
         steps: Generator[Any, Any, T] = self._awaitable.__await__()
         try:
-            self._waits_for = next(steps)
+            waits_for = next(steps)
         except StopIteration as done:
             at_once: T = done.value
             return at_once
+        return (yield from _Rest(self._clock, self._seconds, steps, waits_for).__await__())
+
+
+class _Rest(Generic[T]):
+    """What has begun, and is continued until its time is over.
+
+    The alarm cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
+    times as much, because it must then tell its own cancellation from somebody else's.
+    """
+
+    __slots__ = ("_clock", "_due", "_rang", "_seconds", "_steps", "_waits_for")
+
+    def __init__(
+        self,
+        clock: AlarmClock,
+        seconds: float,
+        steps: Generator[Any, Any, T] | Coroutine[Any, Any, T],
+        waits_for: Any,
+    ) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._steps = steps
+        self._waits_for = waits_for
+        self._rang = self._due = False
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps = self._steps
         ring = self._ring
         self._clock.set(self._seconds, ring)
         try:

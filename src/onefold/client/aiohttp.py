@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._kernel.prompt import within
 from onefold._kernel.runners import run_async
-from onefold.client.context import current_intent, enter_layer, leave_layer
+from onefold.client.context import current_intent, layer
 from onefold.client.exchange import KEY_HEADER, Exchange, is_problem, not_made_as, problem_type, reads_whole
 from onefold.client.report import attach_to_error, report_of
 from onefold.client.waiting import AsyncCallLane
@@ -56,7 +56,7 @@ class RetryingMiddleware:
 class _Wire:
     """One request, as the exchange sees it. aiohttp has no place for options: intents come from the context."""
 
-    __slots__ = ("_handler", "_read", "_request", "host", "method")
+    __slots__ = ("_handler", "_read", "_request", "host", "method", "options")
 
     def __init__(self, request: ClientRequest, handler: Handler) -> None:
         self._request = request
@@ -64,12 +64,10 @@ class _Wire:
         self._read: bytes | None = None
         self.method = request.method
         self.host = f"{request.url.host}:{request.url.port}"
+        self.options: Mapping[str, Any] = {}
 
     def address(self) -> str:
         return str(self._request.url)
-
-    def option(self, _: str) -> None:
-        return None
 
     def header(self, name: str) -> str | None:
         return self._request.headers.get(name)
@@ -93,6 +91,9 @@ class _Wire:
     async def body(self) -> bytes:
         body = self._request.body
         return body if isinstance(body, bytes) else await body.as_bytes()
+
+    def patience_s(self, left_s: float) -> float:
+        return left_s  # the limits of a session are not told to its middlewares
 
     async def send(self, seconds: float) -> ClientResponse:
         return await within(seconds, self._attempt())
@@ -128,11 +129,11 @@ class _Wire:
     async def _attempt(self) -> ClientResponse:
         self._read = None
         await self._request.close()  # what still writes the body of the attempt before must not share it with this one
-        layer = enter_layer("a retrying middleware of the same session")
+        token = layer.set("another retrying middleware of the same session")
         try:
             response = await self._handler(self._request)
         finally:
-            leave_layer(layer)
+            layer.reset(token)
         if reads_whole(response.headers.get("Content-Length"), response.headers.get("Content-Type")):
             try:
                 self._read = await _whole(response)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar, cast
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar, cast
 
-from onefold._kernel import deadlines
+from onefold._kernel.deadlines import shortened
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
-from onefold._kernel.prompt import within
-from onefold.client.context import enter_layer, leave_layer
+from onefold._kernel.prompt import finishing_within
+from onefold.client.context import layer, refuse_nesting
 from onefold.client.outcomes import On, outcome_on
 from onefold.client.report import CallReport, attach_to_error, moment
 from onefold.client.waiting import wait, wait_async
@@ -43,12 +44,16 @@ class Calls:
         """The function, retried."""
         if inspect.iscoroutinefunction(function):
             return cast("Callable[P, T]", self._around_async(function))
+        name, host, listener, deadline_s = self.name, self._host, self._listener, self._host.policy.deadline_s
 
         @functools.wraps(function)
         def retried(*args: P.args, **kwargs: P.kwargs) -> T:
-            now = time.monotonic()
-            attempts = self.attempts(now)
-            layer = enter_layer(self.name)
+            result: T
+            now = monotonic()
+            attempts = Attempts(host, shortened(now + deadline_s))
+            if layer.get() is not None:
+                refuse_nesting(name)
+            token = layer.set(name)
             try:
                 while True:
                     if (stop := attempts.begin(now)) is not None:
@@ -63,27 +68,41 @@ class Calls:
                         attempts.excuse()
                         raise
                     else:
-                        self.succeeded(attempts, now)
+                        if listener is None:
+                            attempts.succeed(monotonic())
+                        else:
+                            self.succeeded(attempts, now)
                         return result
                     wait(wait_s)
-                    now = time.monotonic()
+                    now = monotonic()
             finally:
-                leave_layer(layer)
+                layer.reset(token)
 
         return retried
 
-    def _around_async(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    def _around_async(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        name, host, listener, deadline_s = self.name, self._host, self._listener, self._host.policy.deadline_s
+
         @functools.wraps(function)
         async def retried(*args: P.args, **kwargs: P.kwargs) -> T:
-            now = time.monotonic()
-            attempts = self.attempts(now)
-            layer = enter_layer(self.name)
+            result: T
+            now = monotonic()
+            attempts = Attempts(host, shortened(now + deadline_s))
+            if layer.get() is not None:
+                refuse_nesting(name)
+            token = layer.set(name)
             try:
                 while True:
                     if (stop := attempts.begin(now)) is not None:
                         raise self.refused(stop, attempts, now)
                     try:
-                        result = await within(attempts.deadline_at - now, function(*args, **kwargs))
+                        attempt = function(*args, **kwargs)
+                        try:
+                            waits_for = attempt.send(None)
+                        except StopIteration as done:
+                            result = done.value  # at once: no alarm was needed
+                        else:
+                            result = await finishing_within(attempts.deadline_at - now, attempt, waits_for)
                     except Exception as error:
                         wait_s = self.failed(attempts, error, now)
                         if wait_s is None:
@@ -92,22 +111,25 @@ class Calls:
                         attempts.excuse()
                         raise
                     else:
-                        self.succeeded(attempts, now)
+                        if listener is None:
+                            attempts.succeed(monotonic())
+                        else:
+                            self.succeeded(attempts, now)
                         return result
                     await wait_async(wait_s)
-                    now = time.monotonic()
+                    now = monotonic()
             finally:
-                leave_layer(layer)
+                layer.reset(token)
 
         return retried
 
     def attempts(self, now: float) -> Attempts:
         """A call that begins now."""
-        return Attempts(self._host, deadlines.shortened(now + self._host.policy.deadline_s))
+        return Attempts(self._host, shortened(now + self._host.policy.deadline_s))
 
     def succeeded(self, attempts: Attempts, began: float) -> None:
         """The attempt that began then has done what it should."""
-        now = time.monotonic()
+        now = monotonic()
         attempts.succeed(now)
         if self._listener is not None:
             self._tell_attempt(attempts, began, now, None)
@@ -115,7 +137,7 @@ class Calls:
 
     def failed(self, attempts: Attempts, error: Exception, began: float) -> float | None:
         """How long to wait before the next attempt; None: there is none, and the error is the caller's."""
-        now = time.monotonic()
+        now = monotonic()
         outcome = self.outcome(error)
         if outcome is None and isinstance(error, TimeoutError) and now >= attempts.deadline_at:
             outcome = Unanswered(maybe_sent=True)  # the attempt was broken off by its deadline, whatever `on` says

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 
 from onefold.errors import ProgrammerError
 
 _intent: ContextVar[str | None] = ContextVar("onefold.intent", default=None)
-_layer: ContextVar[str | None] = ContextVar("onefold.retrying", default=None)
+
+#: Whose calls are being retried here. Two layers that both retry multiply: 4 times 4 is 16 attempts.
+layer: ContextVar[str | None] = ContextVar("onefold.retrying", default=None)
 
 
 @contextmanager
@@ -28,21 +30,11 @@ def current_intent() -> str | None:
     return _intent.get()
 
 
-def enter_layer(name: str) -> Token[str | None]:
-    """From here on somebody retries what is done. Two layers that both retry multiply: 4 times 4 is 16 attempts."""
-    if _layer.get() is not None:
-        refuse_nesting(name)
-    return _layer.set(name)
-
-
-#: Give back what `enter_layer` gave.
-leave_layer = _layer.reset
-
-
 def refuse_nesting(name: str) -> None:
     """Fail where a layer above retries already."""
-    if (outer := _layer.get()) is not None:
+    if (outer := layer.get()) is not None:
         raise ProgrammerError(
-            f"{name} retries, and is called inside of {outer}, which retries as well: attempts would multiply, and "
-            "each of the outer ones would get a key of its own. Keep one of the two layers: the one next to the network"
+            f"calls of {name} are retried, and this one is made inside of a call of {outer}, which is retried as well: "
+            "attempts would multiply, and each of the outer ones would get a key of its own. Keep one of the two "
+            "layers: the one next to the network"
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
@@ -55,13 +56,14 @@ class Wire(Protocol[R_contra]):
     method: str
     host: str
 
-    def address(self) -> str:
-        """The whole URL."""
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What the caller said about this very request, where the client has a place for it: "intent", "deadline_s",
+        "attempts_max". Empty where nothing was said."""
         ...
 
-    def option(self, name: str) -> Any:
-        """What the caller said about this very request, where the client has a place for it: "intent", "deadline_s",
-        "attempts_max"."""
+    def address(self) -> str:
+        """The whole URL."""
         ...
 
     def header(self, name: str) -> str | None: ...
@@ -73,6 +75,10 @@ class Wire(Protocol[R_contra]):
 
     def body(self) -> Any:
         """The whole body, as bytes; it can still be sent afterwards."""
+        ...
+
+    def patience_s(self, left_s: float) -> float:
+        """How long an attempt waits for its answer: what is left, or the client's own limit where that is shorter."""
         ...
 
     def send(self, seconds: float) -> Any:
@@ -102,7 +108,7 @@ class Wire(Protocol[R_contra]):
 class Exchange:
     """What the exchanges of one retrying client share."""
 
-    __slots__ = ("_hosts", "_listener", "_mint", "_quoted", "store")
+    __slots__ = ("_hosts", "_listener", "_mint", "_quoted", "heard", "store")
 
     def __init__(
         self, *, hosts: Hosts[Host], store: JournalStore, listener: Listener | None, mint: bool, quoted: bool
@@ -110,19 +116,22 @@ class Exchange:
         self._hosts = hosts
         self.store = store
         self._listener = listener
+        self.heard = listener is not None
         self._mint = mint
         self._quoted = quoted
 
     async def run(self, wire: Wire[R]) -> R:
         """The response of the last attempt, or the error it raised."""
-        refuse_nesting(f"the client that calls {wire.host}")
+        refuse_nesting(wire.host)
         now = await Now()
         host = self._hosts.of(wire.host, now)
-        attempts_max = _checked(wire, "attempts_max", least=1)
-        deadline_s = _checked(wire, "deadline_s", least=0)
-        intent = wire.option("intent") or current_intent()
-        given = wire.header(KEY_HEADER)
         idempotent = wire.method in IDEMPOTENT_METHODS
+        intent, deadline_s, attempts_max = current_intent(), None, None
+        if wire.options:
+            deadline_s, attempts_max = _checked(wire, "deadline_s", least=0), _checked(wire, "attempts_max", least=1)
+            intent = wire.options.get("intent") or intent
+        # What is idempotent by itself needs no key, and nobody looks for one.
+        given = None if idempotent and intent is None else wire.header(KEY_HEADER)
         keyed = given is not None or intent is not None or (self._mint and not idempotent)
         if (keyed or idempotent) and (attempts_max or host.policy.attempts_max) > 1 and not wire.replayable():
             raise BodyNotReplayable(
@@ -134,15 +143,13 @@ class Exchange:
             wire.set_header(KEY_HEADER, f'"{given}"' if self._quoted else given)
         elif intent is not None:
             await self._same_call(wire, intent, given)
-        attempts = Attempts(
-            host,
-            deadlines.shortened(now + (host.policy.deadline_s if deadline_s is None else deadline_s)),
-            method=wire.method,
-            has_key=keyed,
-            attempts_max=attempts_max,
-        )
+        until = now + (host.policy.deadline_s if deadline_s is None else deadline_s)
+        attempts = Attempts(host, deadlines.shortened(until), wire.method, keyed, attempts_max)
+        # The deadline is told with every write, and to readers who set one. A reader who set none says nothing at
+        # first: that header would be most of what the call costs.
+        told = not idempotent or deadline_s is not None or deadlines.current() is not None
         try:
-            response: R = await _Course(self, wire, host, attempts, given, intent).run(now)
+            response: R = await _Course(self, wire, host, attempts, given, intent, told).run(now)
             return response
         finally:
             # Whoever breaks off, at whatever effect, leaves no attempt behind that the breaker waits for.
@@ -169,18 +176,21 @@ class Exchange:
     def tell(self, event: Event) -> None:
         tell(self._listener, event)
 
-    @property
-    def heard(self) -> bool:
-        return self._listener is not None
-
 
 class _Course:
     """One call on its way through its attempts."""
 
-    __slots__ = ("_attempts", "_exchange", "_host", "_intent", "_key", "_wire")
+    __slots__ = ("_attempts", "_exchange", "_host", "_intent", "_key", "_tells_deadline", "_wire")
 
     def __init__(
-        self, exchange: Exchange, wire: Wire[Any], host: Host, attempts: Attempts, key: str | None, intent: str | None
+        self,
+        exchange: Exchange,
+        wire: Wire[Any],
+        host: Host,
+        attempts: Attempts,
+        key: str | None,
+        intent: str | None,
+        tells_deadline: bool,
     ) -> None:
         self._exchange = exchange
         self._wire = wire
@@ -188,6 +198,7 @@ class _Course:
         self._attempts = attempts
         self._key = key
         self._intent = intent
+        self._tells_deadline = tells_deadline
 
     async def run(self, now: float) -> Any:
         wire, attempts = self._wire, self._attempts
@@ -198,7 +209,8 @@ class _Course:
                 raise await self._refused(stop, now) from last
             began = now
             left_s = attempts.deadline_at - now
-            wire.set_header(deadlines.HEADER, deadlines.format_ms(left_s))
+            if attempts.made > 1 or self._tells_deadline:
+                wire.set_header(deadlines.HEADER, deadlines.format_ms(wire.patience_s(left_s)))
             try:
                 response = await Call(partial(wire.send, left_s))
             except Exception as error:
@@ -207,7 +219,8 @@ class _Course:
                 if outcome is None:
                     raise
                 decision = attempts.end(outcome, now)
-                self._told_attempt(began, now, error=type(error).__name__)
+                if self._exchange.heard:
+                    self._told_attempt(began, now, error=type(error).__name__)
                 if isinstance(decision, Stop):
                     await self._failed(decision, now, error)
                     raise
@@ -217,11 +230,13 @@ class _Course:
                 status = wire.status(response)
                 if status < 400:
                     attempts.succeed(now)
-                    self._told_attempt(began, now, status=status, succeeded=True)
+                    if self._exchange.heard:
+                        self._told_attempt(began, now, status=status, succeeded=True)
                     await self._answered(response, status, None, now)
                     return response
                 decision = attempts.end(self._meaning(response, status), now)
-                self._told_attempt(began, now, status=status)
+                if self._exchange.heard:
+                    self._told_attempt(began, now, status=status)
                 if isinstance(decision, Stop):
                     await self._answered(response, status, decision, now)
                     return response
@@ -255,16 +270,18 @@ class _Course:
                 await self._noted(self._exchange.journal.resolve(self._intent, status))
             else:
                 await self._noted(self._exchange.journal.leave(self._intent, f"{status}: {stop.reason.value}"))
-        attach(self._report(stop, now), response)
-        self._told_end(stop, succeeded=status < 400)
+        attach(partial(self._report, stop, now, time.time()), response)
+        if self._exchange.heard:
+            self._told_end(stop, succeeded=status < 400)
 
     async def _failed(self, stop: Stop, now: float, error: Exception) -> None:
         """The caller gets this error."""
         if self._intent is not None:
             reason = f"{type(error).__name__}: {stop.reason.value}"
             await self._noted(self._exchange.journal.leave(self._intent, reason))
-        attach_to_error(self._report(stop, now), error)
-        self._told_end(stop, succeeded=False)
+        attach_to_error(self._report(stop, now, time.time()), error)
+        if self._exchange.heard:
+            self._told_end(stop, succeeded=False)
 
     async def _refused(self, stop: Stop, now: float) -> CallNotMade:
         made = self._attempts.made
@@ -281,32 +298,26 @@ class _Course:
         except OnefoldError:
             _log.warning("intent %r: how its call ended could not be noted", self._intent, exc_info=True)
 
-    def _report(self, stop: Stop | None, now: float) -> CallReport:
+    def _report(self, stop: Stop | None, now: float, wall_s: float) -> CallReport:
         return CallReport(
             attempts=self._attempts.made,
             key=self._key,
             intent=self._intent,
             reason=None if stop is None else stop.reason,
-            retry_at=None if stop is None else moment(stop.retry_at, now, time.time()),
+            retry_at=None if stop is None else moment(stop.retry_at, now, wall_s),
         )
 
     def _told_attempt(
         self, began: float, now: float, *, status: int | None = None, error: str | None = None, succeeded: bool = False
     ) -> None:
-        exchange = self._exchange
-        if exchange.heard:
-            exchange.tell(
-                AttemptEnded(
-                    self._host.name, self._wire.method, self._attempts.made, now - began, status, error, succeeded
-                )
-            )
-            if (state := self._host.moved(now)) is not None:
-                exchange.tell(BreakerMoved(self._host.name, state))
+        exchange, name = self._exchange, self._host.name
+        exchange.tell(AttemptEnded(name, self._wire.method, self._attempts.made, now - began, status, error, succeeded))
+        if (state := self._host.moved(now)) is not None:
+            exchange.tell(BreakerMoved(name, state))
 
     def _told_end(self, stop: Stop | None, *, succeeded: bool) -> None:
-        if self._exchange.heard:
-            reason = None if stop is None else stop.reason.name.lower()
-            self._exchange.tell(CallEnded(self._host.name, self._wire.method, self._attempts.made, succeeded, reason))
+        reason = None if stop is None else stop.reason.name.lower()
+        self._exchange.tell(CallEnded(self._host.name, self._wire.method, self._attempts.made, succeeded, reason))
 
 
 def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
@@ -324,7 +335,7 @@ def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
 
 def _checked(wire: Wire[Any], name: str, *, least: int) -> Any:
     """An option of this request, if it is a number that makes sense; refused before anything is sent."""
-    value = wire.option(name)
+    value = wire.options.get(name)
     if value is None or (isinstance(value, int | float) and value >= least):
         return value
     raise ConfigurationError(f"{name}={value!r} of {wire.method} {wire.address()} must be a number, {least} or more")

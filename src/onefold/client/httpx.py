@@ -6,6 +6,7 @@ The two are not imported here: a transport brings its own, and whichever it come
 from __future__ import annotations
 
 import sys
+import time
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -95,24 +96,21 @@ class AsyncRetryingTransport:
 class _Wire:
     """One request, as the exchange sees it."""
 
-    __slots__ = ("_inner", "_request", "_vendor", "host", "method")
+    __slots__ = ("_inner", "_request", "_vendor", "host", "method", "options")
 
     def __init__(self, request: Request, inner: Any, vendor: Any) -> None:
         self._request = request
         self._inner = inner
         self._vendor = vendor
-        self.method = request.method
-        self.host = request.url.netloc.decode("ascii")
+        self.method: str = request.method
+        self.host: str = request.url.netloc.decode("ascii")
+        self.options: dict[str, Any] = request.extensions
 
     def address(self) -> str:
         return str(self._request.url)
 
-    def option(self, name: str) -> Any:
-        return self._request.extensions.get(name)
-
     def header(self, name: str) -> str | None:
-        value: str | None = self._request.headers.get(name)
-        return value
+        return _found(self._request.headers, name.lower().encode("ascii"))
 
     def set_header(self, name: str, value: str) -> None:
         self._request.headers[name] = value
@@ -129,8 +127,7 @@ class _Wire:
         return status
 
     def answer_header(self, response: Response, name: str) -> str | None:
-        value: str | None = response.headers.get(name)
-        return value
+        return _found(response.headers, name.lower().encode("ascii"))
 
     def problem(self, response: Response) -> str | None:
         stream = response.stream
@@ -155,12 +152,18 @@ class _Wire:
         error: CallNotMade = not_made_as(self._vendor.ConnectError)(message, request=self._request)
         return error
 
+    def patience_s(self, left_s: float) -> float:
+        limit: float | None = (self.options.get("timeout") or {}).get("read")
+        return left_s if limit is None or limit > left_s else limit
+
     def _bound(self, seconds: float) -> None:
         """No part of the attempt may take longer than what is left for all of it."""
-        limits = self._request.extensions.get("timeout") or {}
-        self._request.extensions["timeout"] = {
-            phase: seconds if (limit := limits.get(phase)) is None else min(limit, seconds) for phase in _PHASES
-        }
+        limits = self.options.get("timeout") or {}
+        if None in (found := [limits.get(phase) for phase in _PHASES]) or max(found) > seconds:
+            self.options["timeout"] = {
+                phase: seconds if limit is None else min(limit, seconds)
+                for phase, limit in zip(_PHASES, found, strict=True)
+            }
 
 
 class _ThreadWire(_Wire):
@@ -170,22 +173,26 @@ class _ThreadWire(_Wire):
         return b"".join(self._request.stream)
 
     def send(self, seconds: float) -> Response:
+        until = time.monotonic() + seconds
         self._bound(seconds)
         response: Response = self._inner.handle_request(self._request)
         if _reads_whole(response):
-            self._whole(response)
+            self._whole(response, until)
         return response
 
     def discard(self, response: Response) -> None:
         response.stream.close()
 
-    def _whole(self, response: Response) -> None:
-        stream = response.stream
+    def _whole(self, response: Response, until: float) -> None:
+        stream, chunks = response.stream, list[bytes]()
         try:
-            raw = b"".join(stream)
+            for chunk in stream:
+                chunks.append(chunk)
+                if time.monotonic() > until:  # every read was in time, all of them together were not
+                    raise self._vendor.ReadTimeout("the answer is not whole in time", request=self._request)
         finally:
             stream.close()
-        response.stream = self._vendor.ByteStream(raw)
+        response.stream = self._vendor.ByteStream(b"".join(chunks))
 
 
 class _TaskWire(_Wire):
@@ -228,9 +235,19 @@ def vendor_of(inner: object) -> ModuleType | None:
     return None
 
 
+def _found(headers: Any, name: bytes) -> str | None:
+    """The header of this name, in lower case. Not `headers.get`: it finds out first how all of them are encoded, and
+    takes longer than all that is decided about a call."""
+    raw = dict(headers.raw)
+    value: bytes | None = raw.get(name) or raw.get(name.title())
+    if value is None:  # neither as HTTP/2 writes it, nor as nearly everybody else does
+        value = next((value for found, value in raw.items() if found.lower() == name), None)
+    return None if value is None else value.decode("latin-1")
+
+
 def _reads_whole(response: Response) -> bool:
-    headers = response.headers
-    return reads_whole(headers.get("content-length"), headers.get("content-type"))
+    length = _found(response.headers, b"content-length")
+    return reads_whole(length, None if length is not None else _found(response.headers, b"content-type"))
 
 
 def _refuse_retries(inner: object) -> None:

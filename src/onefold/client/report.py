@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from onefold.policy.retry import Reason
 
-_ATTRIBUTE = "onefold"
+_ATTRIBUTE = "onefold_report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +35,19 @@ class CallReport:
 
 def report_of(ended: object) -> CallReport | None:
     """The report of a call, from its response or from the error it raised; None for calls that were not retrying."""
-    found = getattr(ended, _ATTRIBUTE, None)
-    return found if isinstance(found, CallReport) else None
+    made: Callable[[], CallReport] | None = getattr(ended, _ATTRIBUTE, None)
+    return made() if callable(made) else None
 
 
-def attach(report: CallReport, ended: object) -> None:
-    """Leave a report where `report_of` finds it."""
-    with contextlib.suppress(AttributeError):  # an object that takes no attributes is handed on as it is
+def attach(report: Callable[[], CallReport], ended: object) -> None:
+    """Leave a report where `report_of` finds it. It is made when somebody asks: hardly anybody does."""
+    with suppress(AttributeError):  # an object that takes no attributes is handed on as it is
         setattr(ended, _ATTRIBUTE, report)
 
 
 def attach_to_error(report: CallReport, error: BaseException) -> None:
     """The same, and in the traceback."""
-    attach(report, error)
+    attach(lambda: report, error)
     error.add_note(f"onefold: {report}")
 
 

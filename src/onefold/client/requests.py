@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -53,7 +54,7 @@ class RetryingAdapter:
 class _Wire:
     """One request, as the exchange sees it. requests has no place for options: intents come from the context."""
 
-    __slots__ = ("_inner", "_more", "_request", "_stream", "_timeout", "host", "method")
+    __slots__ = ("_inner", "_more", "_request", "_stream", "_timeout", "host", "method", "options")
 
     def __init__(self, request: PreparedRequest, inner: BaseAdapter, *, stream: bool, timeout: Any, more: Any) -> None:
         self._request: Any = request
@@ -63,12 +64,10 @@ class _Wire:
         self._more = more
         self.method = request.method or "GET"
         self.host = urlsplit(request.url or "").netloc.rpartition("@")[2]
+        self.options: Mapping[str, Any] = {}
 
     def address(self) -> str:
         return self._request.url or ""
-
-    def option(self, _: str) -> None:
-        return None
 
     def header(self, name: str) -> str | None:
         value = self._request.headers.get(name)
@@ -88,6 +87,9 @@ class _Wire:
             body.seek(self._position())
             body = found
         return body.encode() if isinstance(body, str) else body or b""
+
+    def patience_s(self, left_s: float) -> float:
+        return _bounded(self._timeout, left_s)[1]
 
     def send(self, seconds: float) -> Response:
         body: Any = self._request.body

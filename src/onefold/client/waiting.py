@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from onefold._kernel.lanes import TaskLane, ThreadLane
@@ -33,6 +34,9 @@ class CallLane(ThreadLane[Any]):
 
     def sleep(self, seconds: float) -> None:
         wait(seconds)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()  # the adapters' own, which are known to be no coroutine functions
 
 
 class AsyncCallLane(TaskLane[Any]):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onefold.policy.backoff import Draw
-from onefold.policy.breaker import Breaker, Permit, Refused, State
+from onefold.policy.breaker import Admission, Breaker, Permit, Refused, State
 from onefold.policy.budget import Budget
 from onefold.policy.deadline import Deadline
 from onefold.policy.outcome import Outcome, Verdict, verdict
@@ -66,7 +66,7 @@ class Attempts:
             return Stop(Reason.DEADLINE)
         breaker = self._host.breaker
         if breaker is not None:
-            admission = breaker.admit(now)
+            admission: Admission = breaker.spell or breaker.admit(now)
             if isinstance(admission, Refused):
                 return Stop(Reason.BREAKER, admission.retry_at)
             self._permit = admission

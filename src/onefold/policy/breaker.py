@@ -95,9 +95,9 @@ class Breaker:
         "_openings",
         "_probes",
         "_proven",
-        "_spell",
-        "_terms",
+                "_terms",
         "_window",
+        "spell",
     )
 
     def __init__(self, draw: Draw, terms: BreakerTerms = STANDARD_TERMS) -> None:
@@ -105,7 +105,8 @@ class Breaker:
         self._terms = terms
         self._lock = Lock()
         self._window = Window(terms.window_s, terms.slices)
-        self._spell: Permit | None = Permit()
+        #: While it is closed, the permit that all calls share. Who finds it need not ask `admit`.
+        self.spell: Permit | None = Permit()
         self._closed_at: float | None = None
         self._open_until = 0.0
         self._openings = 0
@@ -114,12 +115,12 @@ class Breaker:
 
     def admit(self, now: float) -> Admission:
         """Ask before each attempt."""
-        spell = self._spell
+        spell = self.spell
         if spell is not None:
             return spell
         with self._lock:
-            if self._spell is not None:  # closed meanwhile
-                return self._spell
+            if self.spell is not None:  # closed meanwhile
+                return self.spell
             if any(now - began >= self._terms.probe_s for began in self._probes.values()):
                 self._open(now)
             if now < self._open_until:
@@ -132,13 +133,13 @@ class Breaker:
 
     def state(self, now: float) -> State:
         """For whoever watches; it may be another a moment later."""
-        if self._spell is not None:
+        if self.spell is not None:
             return "closed"
         return "open" if now < self._open_until else "half-open"
 
     def ready_at(self, now: float) -> float:
         """When a call could be let through: now, or the end of the open time."""
-        return now if self._spell is not None else max(now, self._open_until)
+        return now if self.spell is not None else max(now, self._open_until)
 
     def report(self, permit: Permit, verdict: Verdict, now: float) -> None:
         """Tell what became of the attempt."""
@@ -152,11 +153,12 @@ class Breaker:
 
     def succeed(self, permit: Permit, now: float) -> None:
         """The server did what it was asked."""
-        if permit is self._spell and now < self._window.ends_at:
-            self._window.succeed(now)
+        window = self._window
+        if permit is self.spell and now < window.ends_at:
+            window.successes.append(None)
             return
         with self._lock:
-            if permit is self._spell:
+            if permit is self.spell:
                 self._window.succeed(now)
             elif self._probes.pop(permit, None) is not None:
                 self._proven += 1
@@ -166,7 +168,7 @@ class Breaker:
     def fail(self, permit: Permit, now: float) -> None:
         """The server, or the way to it, failed."""
         with self._lock:
-            if permit is self._spell:
+            if permit is self.spell:
                 failures, calls = self._window.fail(now)
                 if calls >= self._terms.calls_least and failures >= self._enough(calls):
                     self._open(now)
@@ -175,7 +177,7 @@ class Breaker:
 
     def excuse(self, permit: Permit) -> None:
         """The attempt says nothing about the server: a 4xx, a cancellation, a call that was never made."""
-        if permit is self._spell:
+        if permit is self.spell:
             return
         with self._lock:
             self._probes.pop(permit, None)
@@ -188,12 +190,12 @@ class Breaker:
 
     def _open(self, now: float) -> None:
         calm = self._closed_at is None or now - self._closed_at >= self._terms.calm_s
-        self._openings = 1 if self._spell is not None and calm else self._openings + 1
+        self._openings = 1 if self.spell is not None and calm else self._openings + 1
         growth = ldexp(1.0, min(self._openings - 1, DOUBLINGS_MAX))
         longest_s = min(self._terms.open_max_s, self._terms.open_s * growth)
         # Between half and all of it: spread, but never so short that an open breaker is none.
         self._open_until = now + longest_s * (0.5 + 0.5 * self._draw())
-        self._spell = None
+        self.spell = None
         self._probes.clear()
         self._proven = 0
 
@@ -201,4 +203,4 @@ class Breaker:
         self._closed_at = now
         self._probes.clear()
         self._window.clear()
-        self._spell = Permit()  # last: whoever admits without the lock sees this and nothing else
+        self.spell = Permit()  # last: whoever admits without the lock sees this and nothing else

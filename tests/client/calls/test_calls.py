@@ -126,7 +126,9 @@ async def test_two_layers_that_retry_are_one_too_many(way: Ways) -> None:
         def __call__(self) -> Any:
             return inner()
 
-    with pytest.raises(ProgrammerError, match="network retries, and is called inside of ledger, which retries as well"):
+    with pytest.raises(
+        ProgrammerError, match="calls of network are retried, and this one is made inside of a call of ledger"
+    ):
         await way.around(retrying, Nested(), OSError)()
     assert inner() == "done"
 

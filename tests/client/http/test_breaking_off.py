@@ -77,13 +77,11 @@ class Line:
     def __init__(self, *answers: int | Exception) -> None:
         self._answers = list(answers)
         self.headers: dict[str, str] = {}
+        self.options: dict[str, object] = {}
         self.discarded = 0
 
     def address(self) -> str:
         return "http://host/"
-
-    def option(self, _: str) -> None:
-        return None
 
     def header(self, name: str) -> str | None:
         return self.headers.get(name)
@@ -96,6 +94,9 @@ class Line:
 
     def body(self) -> bytes:
         return b""
+
+    def patience_s(self, left_s: float) -> float:
+        return left_s
 
     def send(self, _: float) -> int:
         answer = self._answers.pop(0)
