@@ -11,7 +11,7 @@ Invariant: whoever sets a deadline can only shorten the one that is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from math import ceil
@@ -30,9 +30,8 @@ _DIGITS_MAX = len(str(int(LONGEST_S * 1000)))
 _current: ContextVar[float | None] = ContextVar("onefold_deadline", default=None)
 
 
-def current() -> float | None:
-    """The moment on the monotonic clock (`time.monotonic`) by which all must be over; None: there is none."""
-    return _current.get()
+#: The moment on the monotonic clock (`time.monotonic`) by which all must be over; None: there is none.
+current: Callable[[], float | None] = _current.get
 
 
 def left_s() -> float | None:

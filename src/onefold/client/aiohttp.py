@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onefold._kernel.prompt import within
 from onefold._kernel.runners import run_async
-from onefold.client.context import current_intent, layer
-from onefold.client.exchange import KEY_HEADER, Exchange, is_problem, not_made_as, problem_type, reads_whole
+from onefold.client.context import current_intent
+from onefold.client.exchange import Exchange
 from onefold.client.report import attach_to_error, report_of
 from onefold.client.waiting import AsyncCallLane
-from onefold.errors import CallNotMade
+from onefold.client.wire import KEY_HEADER, is_problem, not_made_as, problem_type, reads_whole
+from onefold.errors import CallNotMade, ProgrammerError
 from onefold.policy.outcome import Unanswered
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 #: that a middleware has set; it does so in the same task, so the next request finds this.
 _moved: ContextVar[tuple[str, str] | None] = ContextVar("onefold.moved", default=None)
 
+#: Whether this task is in the middle of an attempt of some session's.
+_inside: ContextVar[bool] = ContextVar("onefold.inside", default=False)
+
 
 class RetryingMiddleware:
     """A middleware for `aiohttp.ClientSession`. Put it last: what comes after it is done again with every attempt."""
@@ -37,6 +41,8 @@ class RetryingMiddleware:
     async def __call__(self, request: ClientRequest, handler: Handler) -> ClientResponse:
         import aiohttp
 
+        if _inside.get():
+            raise ProgrammerError("the session has two middlewares that retry, and attempts would multiply: keep one")
         wire = _Wire(request, handler)
         intent = current_intent()
         _follow(wire, intent)
@@ -129,11 +135,11 @@ class _Wire:
     async def _attempt(self) -> ClientResponse:
         self._read = None
         await self._request.close()  # what still writes the body of the attempt before must not share it with this one
-        token = layer.set("another retrying middleware of the same session")
+        token = _inside.set(True)
         try:
             response = await self._handler(self._request)
         finally:
-            layer.reset(token)
+            _inside.reset(token)
         if reads_whole(response.headers.get("Content-Length"), response.headers.get("Content-Type")):
             try:
                 self._read = await _whole(response)

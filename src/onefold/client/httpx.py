@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from onefold._kernel.effects import Flow
 from onefold._kernel.prompt import within
 from onefold._kernel.runners import run, run_async
-from onefold.client.exchange import Exchange, is_problem, not_made_as, problem_type, reads_whole
+from onefold.client.exchange import Exchange
 from onefold.client.waiting import AsyncCallLane, CallLane
+from onefold.client.wire import is_problem, is_short, not_made_as, problem_type
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.policy.outcome import Unanswered
 
@@ -27,6 +30,10 @@ Response: TypeAlias = Any
 
 #: The parts of a time limit. httpx waits for each of them by itself.
 _PHASES = ("connect", "read", "write", "pool")
+_NO_LIMITS: Mapping[str, None] = dict.fromkeys(_PHASES)
+
+#: As nearly everybody writes it.
+_LENGTH = frozenset({b"content-length", b"Content-Length"})
 
 
 class RetryingTransport:
@@ -41,8 +48,25 @@ class RetryingTransport:
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         wire = _ThreadWire(request, self._inner, self._vendor)
-        response: httpx.Response = run(self._exchange.run(wire), CallLane(self._exchange.store.threads))
-        return response
+        course = self._exchange.begin(wire, time.monotonic())
+        left_s = course.begin_first()
+        if left_s is None:
+            return self._run(course.run())
+        try:
+            ended: Any = wire.send(left_s)
+        except Exception as error:
+            ended = error
+        except BaseException:
+            course.excuse()
+            raise
+        else:
+            if course.succeeded(ended, time.monotonic()):
+                response: httpx.Response = ended
+                return response
+        return self._run(course.finish(ended))
+
+    def _run(self, rest: Flow[httpx.Response]) -> httpx.Response:
+        return run(rest, CallLane(self._exchange.store.threads))
 
     def close(self) -> None:
         self._inner.close()
@@ -73,8 +97,25 @@ class AsyncRetryingTransport:
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         wire = _TaskWire(request, self._inner, self._vendor)
-        response: httpx.Response = await run_async(self._exchange.run(wire), AsyncCallLane(self._exchange.store.tasks))
-        return response
+        course = self._exchange.begin(wire, time.monotonic())
+        left_s = course.begin_first()
+        if left_s is None:
+            return await self._run(course.run())
+        try:
+            ended: Any = await wire.send(left_s)
+        except Exception as error:
+            ended = error
+        except BaseException:
+            course.excuse()
+            raise
+        else:
+            if course.succeeded(ended, time.monotonic()):
+                response: httpx.Response = ended
+                return response
+        return await self._run(course.finish(ended))
+
+    async def _run(self, rest: Flow[httpx.Response]) -> httpx.Response:
+        return await run_async(rest, AsyncCallLane(self._exchange.store.tasks))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -158,12 +199,15 @@ class _Wire:
 
     def _bound(self, seconds: float) -> None:
         """No part of the attempt may take longer than what is left for all of it."""
-        limits = self.options.get("timeout") or {}
-        if None in (found := [limits.get(phase) for phase in _PHASES]) or max(found) > seconds:
-            self.options["timeout"] = {
-                phase: seconds if limit is None else min(limit, seconds)
-                for phase, limit in zip(_PHASES, found, strict=True)
-            }
+        limits: Mapping[str, float | None] = self.options.get("timeout") or _NO_LIMITS
+        for limit in limits.values():
+            if limit is None or limit > seconds:
+                break
+        else:
+            return
+        self.options["timeout"] = {
+            phase: seconds if (limit := limits.get(phase)) is None else min(limit, seconds) for phase in _PHASES
+        }
 
 
 class _ThreadWire(_Wire):
@@ -184,12 +228,13 @@ class _ThreadWire(_Wire):
         response.stream.close()
 
     def _whole(self, response: Response, until: float) -> None:
-        stream, chunks = response.stream, list[bytes]()
+        stream = response.stream
+        chunks: list[bytes] = []
         try:
             for chunk in stream:
-                chunks.append(chunk)
-                if time.monotonic() > until:  # every read was in time, all of them together were not
+                if chunks and time.monotonic() > until:  # every read was in time, all of them together were not
                     raise self._vendor.ReadTimeout("the answer is not whole in time", request=self._request)
+                chunks.append(chunk)
         finally:
             stream.close()
         response.stream = self._vendor.ByteStream(b"".join(chunks))
@@ -236,18 +281,21 @@ def vendor_of(inner: object) -> ModuleType | None:
 
 
 def _found(headers: Any, name: bytes) -> str | None:
-    """The header of this name, in lower case. Not `headers.get`: it finds out first how all of them are encoded, and
-    takes longer than all that is decided about a call."""
-    raw = dict(headers.raw)
-    value: bytes | None = raw.get(name) or raw.get(name.title())
-    if value is None:  # neither as HTTP/2 writes it, nor as nearly everybody else does
-        value = next((value for found, value in raw.items() if found.lower() == name), None)
-    return None if value is None else value.decode("latin-1")
+    """The header of this name, which is in lower case. Not `headers.get`: it finds out first how all of them are
+    encoded, and takes longer than all that is decided about a call."""
+    for found, value in headers.raw:
+        if found.lower() == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
 
 
 def _reads_whole(response: Response) -> bool:
+    for name, value in response.headers.raw:
+        if name in _LENGTH:
+            return is_short(value)
     length = _found(response.headers, b"content-length")
-    return reads_whole(length, None if length is not None else _found(response.headers, b"content-type"))
+    return is_problem(_found(response.headers, b"content-type")) if length is None else is_short(length)
 
 
 def _refuse_retries(inner: object) -> None:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from onefold.client.calls import Calls
-from onefold.client.context import layer, refuse_nesting
 from onefold.client.waiting import wait, wait_async
 from onefold.errors import ProgrammerError
 from onefold.policy.attempts import Attempts
@@ -36,14 +35,11 @@ class Attempt:
         return self._attempts.made
 
     def __enter__(self) -> Attempt:
-        refuse_nesting(self._calls.name)
-        self._token = layer.set(self._calls.name)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        layer.reset(self._token)
         self._over = True
         if error is None:
             self._calls.succeeded(self._attempts, self._began)

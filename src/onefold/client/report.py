@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from onefold.policy.retry import Reason
 
 _ATTRIBUTE = "onefold_report"
+_CHAIN_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +33,48 @@ class CallReport:
         return text
 
 
+class _Left:
+    """A report that some layer has left on an error."""
+
+    __slots__ = ("layer", "report")
+
+    def __init__(self, report: CallReport, layer: object) -> None:
+        self.report = report
+        self.layer = layer
+
+    def __call__(self) -> CallReport:
+        return self.report
+
+
 def report_of(ended: object) -> CallReport | None:
     """The report of a call, from its response or from the error it raised; None for calls that were not retrying."""
     made: Callable[[], CallReport] | None = getattr(ended, _ATTRIBUTE, None)
-    return made() if callable(made) else None
+    return None if made is None else made()
+
+
+def retried_below(error: BaseException, layer: object) -> bool:
+    """Whether another layer has retried what ended with this error, or with what it came from, and has given up."""
+    seen: BaseException | None = error
+    for _ in range(_CHAIN_MAX):
+        if seen is None:
+            return False
+        for ended in (seen, getattr(seen, "response", None)):
+            made = getattr(ended, _ATTRIBUTE, None)
+            if made is not None and getattr(made, "layer", None) is not layer:
+                return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def attach(report: Callable[[], CallReport], ended: object) -> None:
     """Leave a report where `report_of` finds it. It is made when somebody asks: hardly anybody does."""
-    with suppress(AttributeError):  # an object that takes no attributes is handed on as it is
-        setattr(ended, _ATTRIBUTE, report)
+    if (attributes := getattr(ended, "__dict__", None)) is not None:  # what takes none is handed on as it is
+        attributes[_ATTRIBUTE] = report
 
 
-def attach_to_error(report: CallReport, error: BaseException) -> None:
+def attach_to_error(report: CallReport, error: BaseException, layer: object = None) -> None:
     """The same, and in the traceback."""
-    attach(lambda: report, error)
+    attach(_Left(report, layer), error)
     error.add_note(f"onefold: {report}")
 
 

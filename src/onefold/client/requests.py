@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from onefold._kernel.runners import run
-from onefold.client.exchange import Exchange, is_problem, not_made_as, problem_type
+from onefold.client.exchange import Exchange
 from onefold.client.waiting import CallLane
+from onefold.client.wire import is_problem, not_made_as, problem_type
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.policy.outcome import Unanswered
 

@@ -95,7 +95,7 @@ class Breaker:
         "_openings",
         "_probes",
         "_proven",
-                "_terms",
+        "_terms",
         "_window",
         "spell",
     )

@@ -58,6 +58,7 @@ class Ways:
                     async for attempt in retrying.attempts(to, on=on):
                         with attempt:
                             return script()
+            raise AssertionError("a loop of attempts ended without a result and without an error")
 
         return call
 

@@ -115,22 +115,43 @@ async def test_a_function_that_breaks_off_says_nothing_about_the_host(way: Ways)
     assert await way.around(retrying, Script("done"), OSError)() == "done"
 
 
-async def test_two_layers_that_retry_are_one_too_many(way: Ways) -> None:
-    retrying = Retrying()
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "as the cause of another"])
+async def test_what_a_layer_below_has_given_up_is_not_tried_again(
+    way: Ways, wrapped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = Script(ConnectionError("down"))
 
-    @retrying.calls("network", on=OSError)
-    def inner() -> str:
-        return "done"
+    @Retrying(LAVISH).calls("network", on=OSError)
+    def inner() -> Any:
+        return network()
+
+    class Nested(Script):
+        def __call__(self) -> Any:
+            try:
+                return inner()
+            except ConnectionError as error:
+                raise (OSError("no ledger") if wrapped else error) from error
+
+    outer = Retrying(LAVISH)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no ledger" if wrapped else "down"):
+            await way.around(outer, Nested(), OSError)()
+    assert network.calls == 2 * 4
+    assert caplog.text.count("attempts would multiply") == 2  # once for each decorated function
+
+
+async def test_what_a_layer_below_has_mended_is_fine(way: Ways) -> None:
+    network = Script(ConnectionError("gone"), "done")
+
+    @Retrying(LAVISH).calls("network", on=OSError)
+    def inner() -> Any:
+        return network()
 
     class Nested(Script):
         def __call__(self) -> Any:
             return inner()
 
-    with pytest.raises(
-        ProgrammerError, match="calls of network are retried, and this one is made inside of a call of ledger"
-    ):
-        await way.around(retrying, Nested(), OSError)()
-    assert inner() == "done"
+    assert await way.around(Retrying(LAVISH), Nested(), OSError)() == "done"
 
 
 async def test_what_happens_is_told(way: Ways, heard: list[Event]) -> None:

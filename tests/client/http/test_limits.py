@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import httpx
+import httpx2
 import pytest
 
 import onefold
@@ -77,16 +82,48 @@ async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
 
 async def test_what_is_left_is_told_to_the_server_and_only_shrinks(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(503, after_s=0.01)]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
-            await caller.send("GET", server.url)
-            with onefold.deadline(9):
+        async with kind.opened(Retrying(replace(patient, deadline_s=4.0))) as caller:
+            await caller.send("POST", server.url)
+            with onefold.deadline(2):
                 await caller.send("GET", server.url)
             with onefold.deadline(9_000):
                 await caller.send("GET", server.url)
     told = [int(request.headers["request-timeout-ms"]) for request in server.requests]
-    for call, most in ((told[:4], 30_000), (told[4:8], 9_000), (told[8:], 30_000)):
-        assert most - 5_000 < call[0] <= most
+    for call, most in ((told[:4], 4_000), (told[4:8], 2_000), (told[8:], 4_000)):
+        assert most - 1_500 < call[0] <= most
         assert all(later < sooner for sooner, later in pairwise(call))
+
+
+@pytest.mark.parametrize("vendor", [httpx, httpx2])
+def test_an_attempt_tells_how_long_it_waits_itself_where_that_is_less(vendor: Any) -> None:
+    transport = onefold.retrying(vendor.HTTPTransport())
+    with ScriptedServer([Answer(200)]) as server, vendor.Client(transport=transport, timeout=1.5) as client:
+        client.post(server.url)
+    assert server.requests[0].headers["request-timeout-ms"] == "1500"
+
+
+@pytest.mark.parametrize("vendor", [httpx, httpx2])
+def test_an_answer_that_trickles_in_is_given_up_on_threads_too(vendor: Any) -> None:
+    class Trickle(vendor.SyncByteStream):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[bytes]:
+            for _ in range(100):
+                time.sleep(0.02)
+                yield b"."
+
+    class Slow(vendor.BaseTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            return vendor.Response(200, headers={"Content-Length": "100"}, stream=Trickle())
+
+    policy = RetryPolicy(deadline_s=0.1)
+    with vendor.Client(transport=onefold.retrying(Slow(), policy)) as client, pytest.raises(vendor.ReadTimeout):
+        client.get("http://slow.test")
+
+
+async def test_who_only_reads_and_set_no_deadline_tells_none_at_first(kind: Kind, patient: RetryPolicy) -> None:
+    with ScriptedServer([Answer(503), Answer(200)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            await caller.send("GET", server.url)
+    assert ["request-timeout-ms" in request.headers for request in server.requests] == [False, True]
 
 
 async def test_a_deadline_around_the_call_bounds_it(kind: Kind, patient: RetryPolicy) -> None:
