@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from benchmarks.client.__main__ import run as run_client
 from benchmarks.guards import Verdict, run_guards
 from benchmarks.messages import parts as messages
 from benchmarks.messages.comparison import Outcome
@@ -81,10 +82,14 @@ def main() -> int:
     found: dict[str, list[Outcome]] = {}
     usual = messages.QUICK if told.quick else messages.THOROUGH
     messages_effort = replace(usual, rounds=told.rounds or usual.rounds)
-    for part in [told.only] if told.only else [*COMPARISONS, "guards", "messages"]:
+    client_code = 0
+    for part in [told.only] if told.only else [*COMPARISONS, "guards", "client", "messages"]:
         if part == "guards":
             verdicts = run_guards(_progress)
             print(guards_of(verdicts), end="\n\n")
+        elif part == "client":
+            client_code = run_client(quick=told.quick, json_file=None, floors=not told.no_floors)
+            print()
         elif part == "messages":
             found = messages.measured(list(messages.PARTS), messages_effort, _progress)
         else:
@@ -96,7 +101,7 @@ def main() -> int:
         Path(told.json).write_text(json.dumps(document, indent=1) + "\n")
     print(f"{time.monotonic() - started:.0f} s; {machine()}")
     floors = not told.no_floors
-    return max(_exit_code(tables, verdicts, floors=floors), messages.exit_code(found, floors=floors))
+    return max(_exit_code(tables, verdicts, floors=floors), client_code, messages.exit_code(found, floors=floors))
 
 
 def _run(comparison: Comparison, effort: Effort) -> list[Measured]:
@@ -140,7 +145,7 @@ def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *
 def _told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
-    parser.add_argument("--only", choices=[*COMPARISONS, "guards", "messages"], help="one part only")
+    parser.add_argument("--only", choices=[*COMPARISONS, "guards", "client", "messages"], help="one part only")
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
     parser.add_argument("--pool", type=int, help="connections in each pool")

@@ -15,7 +15,7 @@ from benchmarks.client import costs, loopback
 from benchmarks.report import aligned, busy, machine
 
 #: Function calls of one call that succeeds, Python's and C's. A change of it is a change of the protocol.
-STEPS_MOST = 26
+STEPS_MOST = 14
 
 
 def main() -> int:

@@ -232,8 +232,8 @@ class MessageUnreadable(OnefoldError):
 
 
 class CallNotMade(OnefoldError):
-    """A call, or its next attempt, was not made: the breaker is open, or the deadline has passed. The HTTP clients raise
-    it as an error of their own kind as well, so that `except httpx.ConnectError` sees it."""
+    """A call, or its next attempt, was not made: the breaker is open, or the deadline has passed. The HTTP clients
+    raise it as an error of their own kind as well, so that `except httpx.ConnectError` sees it."""
 
 
 class BodyNotReplayable(ProgrammerError):

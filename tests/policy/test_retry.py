@@ -255,7 +255,13 @@ class Truncating(RetryPolicy):
     __slots__ = ()
 
     def decide(
-        self, situation: Situation, *, now: float, draw: Draw, budget: Budget, breaker: Breaker | None = None
+        self,
+        situation: Situation,
+        *,
+        now: float,
+        draw: Draw,
+        budget: Budget | None = None,
+        breaker: Breaker | None = None,
     ) -> Decision:
         outcome = situation.outcome
         if isinstance(outcome, Answered) and outcome.retry_after_s is not None:
@@ -270,7 +276,13 @@ class Overshooting(RetryPolicy):
     __slots__ = ()
 
     def decide(
-        self, situation: Situation, *, now: float, draw: Draw, budget: Budget, breaker: Breaker | None = None
+        self,
+        situation: Situation,
+        *,
+        now: float,
+        draw: Draw,
+        budget: Budget | None = None,
+        breaker: Breaker | None = None,
     ) -> Decision:
         situation = replace(situation, deadline=Deadline.NEVER)
         return RetryPolicy.decide(self, situation, now=now, draw=draw, budget=budget, breaker=breaker)

@@ -74,6 +74,17 @@ def test_the_console_session_happens_as_printed(payments_url: str) -> None:
         assert ("idempotent-replayed" in answer.headers) == ("idempotent-replayed" in head)
 
 
+def test_the_customer_pays_once_however_often_he_is_started(payments_url: str, tmp_path: Path) -> None:
+    program = block("python", "# customer.py").replace("http://localhost:8000", payments_url)
+    (tmp_path / "customer.py").write_text(program)
+    command = [sys.executable, "customer.py"]
+    printed = [
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+        for _ in range(2)
+    ]
+    assert printed == ["201 {'id': 1, 'amount': 500}\n"] * 2
+
+
 def _curl(command: str, url: str) -> httpx.Response:
     words = shlex.split(command)
     address = next(word for word in words if word.startswith("localhost:8000"))
@@ -105,7 +116,7 @@ def test_the_events_program_ships_its_order(tmp_path: Path) -> None:
 
 
 def test_every_program_is_run_by_a_test() -> None:
-    assert set(re.findall(r"```python\n# (\w+)\.py", README)) == {"payments", "shop", "orders"}
+    assert set(re.findall(r"```python\n# (\w+)\.py", README)) == {"payments", "shop", "orders", "customer"}
 
 
 def test_the_settings_table_has_every_setting_with_its_default() -> None:

@@ -15,7 +15,8 @@ spell share a permit; every probe has its own. A permit that is neither the pres
 belongs to a state that is gone, and its report is ignored: a call that began before the breaker opened can neither
 close it nor open it again. What is not the server's fault (`excuse`) frees the probe's place and counts nothing.
 
-Shared by threads; while it is closed, admitting and succeeding take no lock. Invariant: no more than `probes` probes are outstanding.
+Shared by threads; while it is closed, admitting and succeeding take no lock. Invariant: no more than `probes` probes
+are outstanding.
 """
 
 from __future__ import annotations
