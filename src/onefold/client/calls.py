@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from time import monotonic
+from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from onefold._kernel.deadlines import shortened
@@ -20,7 +21,7 @@ from onefold._kernel.prompt import finishing_within
 from onefold.client.outcomes import On, outcome_on
 from onefold.client.report import CallReport, attach_to_error, moment, retried_below
 from onefold.client.waiting import wait, wait_async
-from onefold.errors import CallNotMade
+from onefold.errors import CallNotMade, ProgrammerError
 from onefold.policy.attempts import Attempts, Host
 from onefold.policy.outcome import Outcome, Unanswered
 from onefold.policy.retry import Stop
@@ -67,6 +68,8 @@ class Calls:
                     attempts.excuse()
                     raise
                 else:
+                    if result.__class__ is CoroutineType:
+                        raise self._not_awaited(attempts, result)
                     if listener is None:
                         attempts.succeed(monotonic())
                     else:
@@ -156,6 +159,14 @@ class Calls:
                 RetryPlanned(self.name, "", attempts.made, decision.wait_s, decision.throttled),
             )
         return decision.wait_s
+
+    def _not_awaited(self, attempts: Attempts, coroutine: Any) -> ProgrammerError:
+        attempts.excuse()
+        coroutine.close()
+        return ProgrammerError(
+            f"a call of {self.name} returned a coroutine, whose errors would come too late to be retried: decorate a "
+            "function that is written with `async def`"
+        )
 
     def _warn_of_layers(self) -> None:
         if not self._warned:

@@ -212,6 +212,17 @@ async def test_a_cancelled_call_is_cancelled() -> None:
         await task
 
 
+def test_a_function_that_only_makes_a_coroutine_is_a_mistake() -> None:
+    async def late() -> None: ...
+
+    @Retrying().calls("ledger", on=OSError)
+    def early() -> Any:
+        return late()
+
+    with pytest.raises(ProgrammerError, match="ledger returned a coroutine"):
+        early()
+
+
 async def test_a_loop_without_its_block_is_a_mistake() -> None:
     with pytest.raises(ProgrammerError, match="write `with attempt:`"):
         for _ in Retrying().attempts("ledger", on=OSError):

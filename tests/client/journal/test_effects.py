@@ -8,7 +8,7 @@ import pytest
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Effect, Fetch, Now, Release
 from onefold.client.journal import Journal, Named
-from onefold.client.journal.flow import BUSY_S_MAX
+from onefold.client.journal.flow import BUSY_S_MAX, CLAIM_TRIES
 from onefold.client.journal.sql import STATEMENTS
 from onefold.errors import ConnectionLost, IntentReused, StoreBusy
 from onefold.testing.scripts import ScriptDiffers, Turn, play
@@ -51,8 +51,22 @@ def test_a_row_that_vanishes_while_it_is_looked_at_is_written_anew() -> None:
 
 def test_a_row_that_vanishes_again_and_again_is_not_looked_for_for_ever() -> None:
     again: list[Turn] = [(Batch((INSERT,)), 0), (LOOK, [])]
+    end: list[Turn] = [(Batch((Boundary.ROLLBACK,)), 0), (Release(), None)]
     with pytest.raises(StoreBusy, match=PAY):
-        play(claim(), [(Acquire(), None), BEGIN, (LOOK, []), *again, *again, (Discard(), None)])
+        play(claim(), [(Acquire(), None), BEGIN, (LOOK, []), *again, *again, *end])
+
+
+BUSY: list[Turn] = [(Acquire(), None), (BEGIN[0], StoreBusy("busy")), (Discard(), None)]
+
+
+def test_a_claim_that_finds_the_journal_busy_insists() -> None:
+    turns: list[Turn] = [(Acquire(), None), (BEGIN[0], 1), (commits, 0), (Release(), None)]
+    assert play(claim(), [*BUSY * (CLAIM_TRIES - 1), *turns]) == Named("k", known=False)
+
+
+def test_a_claim_does_not_insist_for_ever() -> None:
+    with pytest.raises(StoreBusy):
+        play(claim(), BUSY * CLAIM_TRIES)
 
 
 def test_a_refused_call_costs_no_connection() -> None:

@@ -40,6 +40,10 @@ from onefold.errors import ConfigurationError, IntentExpired, IntentReused, Stor
 #: How long the end of a call waits for the write lock, in all.
 BUSY_S_MAX: Final = 5.0
 
+#: How often a claim asks for the write lock. Each time it waits as long as the driver does, five seconds on SQLite,
+#: whose lock is not fair: under a crowd of processes somebody can be passed over for that long.
+CLAIM_TRIES: Final = 4
+
 #: One claim in so many sweeps, the first one included: also a process that claims once does its part.
 SWEEP_EVERY: Final = 64
 #: More than one row per claim, or the journal would grow for ever.
@@ -81,7 +85,13 @@ class Journal:
         """
         checked_intent(intent)
         asked = (checked_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
-        found = await borrowing(lambda: self._claim(intent, *asked))
+        for last in (*[False] * (CLAIM_TRIES - 1), True):
+            try:
+                found = await borrowing(lambda: self._claim(intent, *asked))
+                break
+            except StoreBusy:  # nothing was written, and nothing is sent before it is
+                if last:
+                    raise
         if isinstance(found, Named):
             return found
         raise found
@@ -98,7 +108,9 @@ class Journal:
         """Forget intents that were resolved longer ago than the retention; how many. Claims do this by and by."""
         return await borrowing(lambda: _changed(self._sql.sweep(self._retention_ms, limit)))
 
-    async def _claim(self, intent: str, fingerprint: bytes, target: str) -> Named | IntentReused | IntentExpired:
+    async def _claim(
+        self, intent: str, fingerprint: bytes, target: str
+    ) -> Named | IntentReused | IntentExpired | StoreBusy:
         sql, key = self._sql, self._new_key()
         insert = sql.insert(intent, key, fingerprint, target)
         steps: tuple[Step, ...] = (
@@ -120,7 +132,8 @@ class Journal:
                 await Batch((sql.tried(intent), Boundary.COMMIT))
                 return Named(entry.key, known=True)
             steps = (insert,)
-        raise StoreBusy(f"intent {intent!r} was forgotten {_LOOKS_MAX} times while it was being claimed; try again")
+        await Batch((Boundary.ROLLBACK,))
+        return StoreBusy(f"intent {intent!r} was forgotten {_LOOKS_MAX} times while it was being claimed; try again")
 
     def _sweeping(self) -> tuple[Statement, ...]:
         """Last in its transaction: on Postgres it holds locks on other intents, and must wait for none."""
