@@ -13,14 +13,18 @@ import httpx
 
 from examples.shop.database import execute
 from examples.shop.settings import LEASE_S, PROCESSOR_URL, broker, database, listener
-from onefold import AsyncOnefold, Message, Transaction
+from onefold import AsyncOnefold, Message, RetryPolicy, Transaction, retrying
 
 # No UNIQUE (order_id) on purpose: that there is one row per order is onefold's doing.
 TABLES = ["CREATE TABLE IF NOT EXISTS payments (order_id TEXT, state TEXT, correlation TEXT)"]
 
 once = AsyncOnefold(database("payments"), source="payments", broker=broker(), listener=listener("payments"))
-# The database waits while the processor works, so it does not wait for long.
-processor = httpx.AsyncClient(base_url=PROCESSOR_URL, timeout=0.25)
+# The database waits while the processor works, so neither an attempt nor all of them together take long. What is given
+# up here is tried again by the consumer, under the same key.
+patience = RetryPolicy(deadline_s=0.6)
+processor = httpx.AsyncClient(
+    base_url=PROCESSOR_URL, timeout=0.25, transport=retrying(httpx.AsyncHTTPTransport(), patience)
+)
 
 
 @once.consumer("payments", topic="order.placed", order="strict", retry_base_s=0.1, retry_cap_s=1.0, lease_s=LEASE_S)
