@@ -145,6 +145,37 @@ class BodyTooSlow(CallerError):
     retryable = True
 
 
+class Overloaded(CallerError):
+    """The service has more work than it can do. Nothing was done."""
+
+    status = 503
+    slug = "overloaded"
+    title = "The service is overloaded"
+    retryable = True
+
+
+class TooManyRequests(CallerError):
+    """The same, where the application says that its caller is the cause."""
+
+    status = 429
+    slug = "too-many-requests"
+    title = "Too many requests"
+    retryable = True
+
+
+class DeadlinePassed(CallerError):
+    """The time that the client had granted was over before the request could run. Nothing was done.
+
+    504 rather than 503: operators and clients can tell work that came too late from work that was too much, and gRPC
+    gateways map an exceeded deadline to the same. Whoever still wants it may ask again, with more time.
+    """
+
+    status = 504
+    slug = "deadline-passed"
+    title = "The deadline of the request has passed"
+    retryable = True
+
+
 # --- the operator must act -------------------------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ _PROBLEMS = (
     (410, "answer-not-kept", "The request completed, but its answer was too large to be kept."),
     (413, "body-too-large", "The body is larger than the route accepts; nothing was done."),
     (422, "key-reused", "The key already names another request. Use a new key for a new request."),
+    (429, "too-many-requests", "You ask for more than your share; nothing was done. Wait for Retry-After."),
     (500, "handler-broken", "The application broke its own promise; nothing was stored."),
     (500, "statement-refused", "The database refused what the application wrote; nothing was stored."),
     (503, "store-unavailable", "Nothing was decided. Retry later with the same key."),
@@ -45,6 +46,8 @@ _PROBLEMS = (
     (503, "answer-unreadable", "The request completed; its stored answer cannot be read. The operator must act first."),
     (503, "outcome-unknown", "The outcome is unknown. Retry later with the same key: it happens once."),
     (503, "outcome-unknowable", "The outcome is unknown and the request had no key: look before you repeat it."),
+    (503, "overloaded", "There is more to do than can be done; nothing was done. Wait for Retry-After."),
+    (504, "deadline-passed", "The time you granted was over before the request could run; nothing was done."),
 )
 
 

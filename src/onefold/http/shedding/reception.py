@@ -13,7 +13,7 @@ from random import random
 from time import monotonic
 
 from onefold._kernel.events import LimitMoved, Listener, Shed, ShedReason, tell
-from onefold.errors import CallerError, ProgrammerError
+from onefold.errors import CallerError, DeadlinePassed, Overloaded, ProgrammerError, TooManyRequests
 from onefold.http.messages import Request, Response
 from onefold.http.problems import problem
 from onefold.http.shedding.door import Door, Ticket, Verdict
@@ -25,37 +25,6 @@ EVENT_STREAM = "text/event-stream"
 
 #: Answers that say that something behind the handler was overloaded, or too late.
 DROPPED = frozenset({503, 504})
-
-
-class Overloaded(CallerError):
-    """The service has more work than it can do. Nothing was done."""
-
-    status = 503
-    slug = "overloaded"
-    title = "The service is overloaded"
-    retryable = True
-
-
-class TooManyRequests(CallerError):
-    """The same, where the application says that its caller is the cause."""
-
-    status = 429
-    slug = "too-many-requests"
-    title = "Too many requests"
-    retryable = True
-
-
-class DeadlinePassed(CallerError):
-    """The time that the client had granted was over before the request could run. Nothing was done.
-
-    504 rather than 503: operators and clients can tell work that came too late from work that was too much, and gRPC
-    gateways map an exceeded deadline to the same. Whoever still wants it may ask again, with more time.
-    """
-
-    status = 504
-    slug = "deadline-passed"
-    title = "The deadline of the request has passed"
-    retryable = True
 
 
 _DETAILS: dict[ShedReason, str] = {
