@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import aiohttp
 import httpx
 import httpx2
+import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
@@ -206,3 +207,8 @@ _OPENERS = {
     "requests": _open_requests,
     "aiohttp": _open_aiohttp,
 }
+
+
+def only(chosen: Callable[[Kind], bool]) -> pytest.MarkDecorator:
+    """For tests that make sense with some of the clients."""
+    return pytest.mark.parametrize("kind", [kind for kind in KINDS if chosen(kind)], ids=lambda kind: kind.name)

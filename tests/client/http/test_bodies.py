@@ -16,7 +16,7 @@ import pytest
 
 from onefold import Retrying, RetryPolicy
 from onefold.testing.scripted import Act, Answer, Chunks, Half, Received, Reset, ScriptedServer
-from tests.client.http.clients import Kind
+from tests.client.http.clients import Kind, only
 
 LARGE = bytes(range(256)) * 12_000  # 3 MB: more than the buffers between two sockets hold
 MEGABYTE = 1_000_000  # aiohttp warns of more bytes than that: the loop would stand still
@@ -77,11 +77,11 @@ async def test_a_body_of_which_only_a_part_was_taken_is_sent_again_from_its_begi
     assert (LARGE[:MEGABYTE] if form == "large" else LARGE) in server.requests[-1].body
 
 
+# httpx takes a file for a stream, which is refused: see the tests of keys.
+@only(lambda kind: not kind.has_options)
 async def test_a_file_as_the_whole_body_is_sent_again_where_the_client_can_rewind_it(
     kind: Kind, patient: RetryPolicy
 ) -> None:
-    if kind.has_options:
-        pytest.skip("httpx takes a file for a stream, which is refused: see the tests of keys")
     with ScriptedServer(INTERRUPTED) as server, tempfile.TemporaryFile() as file:
         file.write(b"skipped" + LARGE)
         file.seek(len(b"skipped"))

@@ -19,7 +19,7 @@ from onefold.policy.hosts import Hosts
 from onefold.policy.outcome import Unanswered
 from onefold.testing.scripted import Answer, ScriptedServer, Stall
 from onefold.testing.scripts import Really, play
-from tests.client.http.clients import Kind
+from tests.client.http.clients import Kind, only
 
 PATIENCE_S = 20.0
 
@@ -31,9 +31,9 @@ async def arrived(server: ScriptedServer, count: int) -> None:
         await asyncio.to_thread(time.sleep, 0.005)
 
 
+# A thread cannot be cancelled: see the flow.
+@only(lambda kind: kind.on_tasks)
 async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> None:
-    if not kind.on_tasks:
-        pytest.skip("a thread cannot be cancelled: see the flow")
     # One probe only: were its permit lost, the last call would be refused.
     terms = BreakerTerms(calls_least=1, probes=1, open_s=0.001, open_max_s=0.001)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms, budget=None))
@@ -51,9 +51,9 @@ async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> Non
     assert asyncio.all_tasks() == before
 
 
+# A thread cannot be cancelled: see the flow.
+@only(lambda kind: kind.on_tasks)
 async def test_a_wait_can_be_cancelled(kind: Kind, patient: RetryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kind.on_tasks:
-        pytest.skip("a thread cannot be cancelled: see the flow")
     monkeypatch.setattr(Waiting, "skipped", False)
     planned = asyncio.Event()
     retrying = Retrying(patient, listener=lambda event: planned.set() if "Planned" in repr(event) else None)

@@ -19,7 +19,7 @@ from onefold.client.journal import IntentView, intents
 from onefold.db.connect import sync_database
 from onefold.errors import BodyNotReplayable, ConfigurationError, IntentReused, StoreError
 from onefold.testing.scripted import Answer, Received, Reset, ScriptedServer
-from tests.client.http.clients import Kind
+from tests.client.http.clients import Kind, only
 
 FAILING_TWICE = (Reset(), Answer(503), Answer(201, b"{}"))
 
@@ -181,9 +181,9 @@ async def test_an_intent_and_a_key_of_ones_own_are_refused_and_leave_nothing(
     assert noted(journal) == {}
 
 
+# The others have no place for options.
+@only(lambda kind: kind.has_options)
 async def test_an_intent_can_be_an_option_of_the_request(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
-    if not kind.has_options:
-        pytest.skip("it has no place for options")
     retrying = Retrying(patient, journal=journal)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:

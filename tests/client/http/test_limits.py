@@ -19,7 +19,7 @@ from onefold import BreakerTerms, Event, Reason, Retrying, RetryPolicy, report_o
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.testing.scripted import Answer, ScriptedServer, Stall
-from tests.client.http.clients import Kind
+from tests.client.http.clients import Kind, only
 
 NO_BREAKER = RetryPolicy(breaker=None)
 
@@ -139,11 +139,11 @@ async def test_a_deadline_around_the_call_bounds_it(kind: Kind, patient: RetryPo
     assert report.reason is Reason.DEADLINE
 
 
+# The others have no place for options.
+@only(lambda kind: kind.has_options)
 async def test_a_request_may_have_a_deadline_and_a_number_of_attempts_of_its_own(
     kind: Kind, patient: RetryPolicy
 ) -> None:
-    if not kind.has_options:
-        pytest.skip("it has no place for options")
     with ScriptedServer([Answer(503)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             await caller.send("GET", server.url, options={"attempts_max": 2, "deadline_s": 7.0})
@@ -190,9 +190,9 @@ async def test_events_tell_effective_from_actual_success(kind: Kind, patient: Re
     assert (sum(attempts) / len(attempts), sum(calls) / len(calls)) == (2 / 5, 2 / 3)
 
 
+# The clients for threads block the loop.
+@only(lambda kind: kind.on_tasks)
 async def test_a_half_open_breaker_lets_three_through_at_once(kind: Kind) -> None:
-    if not kind.on_tasks:
-        pytest.skip("the clients for threads block the loop")
     terms = BreakerTerms(open_s=0.01, open_max_s=0.01)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms))
     with ScriptedServer([*[Answer(500)] * 5, Answer(200, after_s=0.3)]) as server:
