@@ -47,18 +47,6 @@ _LOCK = Statement("SELECT pg_advisory_xact_lock(6018373285120474114)")
 
 _LEASE = "clock_timestamp() + $2::bigint * interval '1 millisecond'"
 
-#: Again, where the answer to the first time was lost.
-_ENTER = f"""
-INSERT INTO onefold_relay (relay, leased_until) VALUES ($1::text, {_LEASE})
-ON CONFLICT (relay) DO UPDATE SET leased_until = excluded.leased_until
-"""
-
-_RENEW = f"UPDATE onefold_relay SET leased_until = {_LEASE} WHERE relay = $1::text"
-
-_BURY = """
-DELETE FROM onefold_relay WHERE leased_until < clock_timestamp() RETURNING array_to_json(trying)::text
-"""
-
 _SUSPECT = f"""
 WITH suspected AS (
     UPDATE onefold_outbox SET
@@ -70,10 +58,6 @@ WITH suspected AS (
 SELECT id, topic FROM suspected WHERE due_at = 'infinity'
 """
 
-_ASSIGN = """
-UPDATE onefold_bucket AS b SET relay = given.value
-FROM json_each_text($1::text::json) AS given WHERE b.bucket = given.key::smallint
-"""
 
 #: One round trip. What is noted as tried is exactly what is returned, and nothing is returned to a relay whose row is
 #: gone. The rows of a bucket must come from the ready index in their order, and stopped streams be looked up one by
@@ -105,13 +89,38 @@ noted AS (
 SELECT bucket, {COLUMNS} FROM taken CROSS JOIN noted ORDER BY position
 """
 
-_FORGET_TRYING = "UPDATE onefold_relay SET trying = '{}' WHERE relay = $1::text"
+_PAST = "published_at IS NOT NULL AND published_at < now() - $1::bigint * interval '1 millisecond'"
 
-_DELETE = "DELETE FROM onefold_outbox WHERE position = ANY ($1::text::bigint[])"
+# --- what operators ask -----------------------------------------------------------------------------------------
 
-_KEEP = "UPDATE onefold_outbox SET published_at = now() WHERE position = ANY ($1::text::bigint[])"
+_READY = "published_at IS NULL AND due_at IS NULL"
 
-_FAIL = """
+_STOPPED = "published_at IS NULL AND due_at IS NOT NULL AND error IS NOT NULL"
+
+_CHOSEN = f"{_STOPPED} AND id IN (SELECT json_array_elements_text($1::text::json))"
+
+
+class Postgres(Statements):
+    """What the outbox asks of Postgres."""
+
+    #: Again, where the answer to the first time was lost.
+    ENTER = f"""
+INSERT INTO onefold_relay (relay, leased_until) VALUES ($1::text, {_LEASE})
+ON CONFLICT (relay) DO UPDATE SET leased_until = excluded.leased_until
+"""
+
+    RENEW = f"UPDATE onefold_relay SET leased_until = {_LEASE} WHERE relay = $1::text"
+
+    BURY = """
+DELETE FROM onefold_relay WHERE leased_until < clock_timestamp() RETURNING array_to_json(trying)::text
+"""
+
+    ASSIGN = """
+UPDATE onefold_bucket AS b SET relay = given.value
+FROM json_each_text($1::text::json) AS given WHERE b.bucket = given.key::smallint
+"""
+
+    FAIL = """
 UPDATE onefold_outbox AS o SET
     started = started + 1, finished = finished + 1, error = f.error,
     due_at = clock_timestamp() + f.wait_ms * interval '1 millisecond'
@@ -120,97 +129,70 @@ WHERE o.position = f.position AND o.published_at IS NULL AND o.due_at IS NULL
   AND EXISTS (SELECT FROM onefold_relay WHERE relay = $1::text)
 """
 
-_NEXT_DUE = """
+    NEXT_DUE = """
 SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint FROM onefold_outbox
 WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at < 'infinity' ORDER BY due_at LIMIT 1
 """
 
-_RELEASE_DUE = """
+    RELEASE_DUE = """
 UPDATE onefold_outbox SET due_at = NULL WHERE position IN (
     SELECT position FROM onefold_outbox WHERE published_at IS NULL AND due_at <= clock_timestamp()
     ORDER BY due_at LIMIT $1::integer FOR UPDATE SKIP LOCKED)
 """
 
-_PAST = "published_at IS NOT NULL AND published_at < now() - $1::bigint * interval '1 millisecond'"
+    FORGETTABLE = f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1"
 
-_FORGETTABLE = f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1"
-
-_FORGET = f"""
+    FORGET = f"""
 DELETE FROM onefold_outbox WHERE position IN (
     SELECT position FROM onefold_outbox WHERE {_PAST} ORDER BY published_at LIMIT $2::integer)
 """
 
-# --- what operators ask -----------------------------------------------------------------------------------------
-
-_READY = "published_at IS NULL AND due_at IS NULL"
-
-_PENDING = f"""
+    PENDING = f"""
 SELECT topic, count(*) FROM (SELECT topic FROM onefold_outbox WHERE {_READY} LIMIT $1::integer) AS counted
 GROUP BY topic ORDER BY topic
 """
 
-#: A bucket's first row is its oldest, or near it: positions are drawn a moment before they commit.
-_OLDEST = f"""
+    #: A bucket's first row is its oldest, or near it: positions are drawn a moment before they commit.
+    OLDEST = f"""
 SELECT (extract(epoch FROM clock_timestamp() - min(o.written_at)) * 1000)::bigint FROM onefold_bucket AS b
 CROSS JOIN LATERAL (
     SELECT w.written_at FROM onefold_outbox AS w WHERE w.bucket = b.bucket AND {_READY}
     ORDER BY w.position LIMIT 1) AS o
 """
 
-_STOPPED = "published_at IS NULL AND due_at IS NOT NULL AND error IS NOT NULL"
-
-_DELAYED = """
+    DELAYED = """
 SELECT count(*) FROM (
     SELECT FROM onefold_outbox WHERE published_at IS NULL AND due_at IS NOT NULL AND error IS NULL
     LIMIT $1::integer) AS counted
 """
 
-_LIST_STOPPED = f"""
+    LIST_STOPPED = f"""
 SELECT id, topic, key, started, error,
        CASE WHEN due_at < 'infinity' THEN (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint END
 FROM onefold_outbox WHERE {_STOPPED} ORDER BY due_at LIMIT $1::integer
 """
 
-_RELAYS_SEEN = """
+    RELAYS_SEEN = """
 SELECT relay, (SELECT count(*) FROM onefold_bucket AS b WHERE b.relay = r.relay),
        (extract(epoch FROM leased_until - clock_timestamp()) * 1000)::bigint
 FROM onefold_relay AS r ORDER BY relay
 """
 
-_CHOSEN = f"{_STOPPED} AND id IN (SELECT json_array_elements_text($1::text::json))"
+    #: What was at hand when relays died stays suspect, with fewer deaths to its name.
+    RETRY = f"UPDATE onefold_outbox SET due_at = NULL, started = least(started, finished + 1) WHERE {_CHOSEN}"
 
-#: What was at hand when relays died stays suspect, with fewer deaths to its name.
-_RETRY = f"UPDATE onefold_outbox SET due_at = NULL, started = least(started, finished + 1) WHERE {_CHOSEN}"
-
-_RETRY_TOPICS = f"""
+    RETRY_TOPICS = f"""
 UPDATE onefold_outbox SET due_at = NULL
 WHERE {_STOPPED} AND due_at < 'infinity' AND topic IN (SELECT json_array_elements_text($1::text::json))
 """
 
+    FORGET_TRYING = "UPDATE onefold_relay SET trying = '{}' WHERE relay = $1::text"
 
-class Postgres(Statements):
-    """What the outbox asks of Postgres."""
-
-    ENTER = _ENTER
-    RENEW = _RENEW
-    BURY = _BURY
-    ASSIGN = _ASSIGN
-    FAIL = _FAIL
-    NEXT_DUE = _NEXT_DUE
-    RELEASE_DUE = _RELEASE_DUE
-    FORGETTABLE = _FORGETTABLE
-    FORGET = _FORGET
-    PENDING = _PENDING
-    OLDEST = _OLDEST
-    DELAYED = _DELAYED
-    LIST_STOPPED = _LIST_STOPPED
-    RELAYS_SEEN = _RELAYS_SEEN
-    RETRY = _RETRY
-    RETRY_TOPICS = _RETRY_TOPICS
-    FORGET_TRYING = _FORGET_TRYING
     LEAVE = "DELETE FROM onefold_relay WHERE relay = $1::text"
-    DELETE = _DELETE
-    KEEP = _KEEP
+    DELETE = "DELETE FROM onefold_outbox WHERE position = ANY ($1::text::bigint[])"
+
+    KEEP = "UPDATE onefold_outbox SET published_at = now() WHERE position = ANY ($1::text::bigint[])"
+
     DISCARD = f"DELETE FROM onefold_outbox WHERE {_CHOSEN}"
 
     def write(self, draft: Draft) -> tuple[Statement, ...]:

@@ -32,16 +32,6 @@ NEVER_MS = 2**62
 
 _LEASE = f"{_NOW} + ?2"
 
-#: Again, where the answer to the first time was lost.
-_ENTER = f"""
-INSERT INTO onefold_relay (relay, leased_until_ms) VALUES (?1, {_LEASE})
-ON CONFLICT (relay) DO UPDATE SET leased_until_ms = excluded.leased_until_ms
-"""
-
-_RENEW = f"UPDATE onefold_relay SET leased_until_ms = {_LEASE} WHERE relay = ?1"
-
-_BURY = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
-
 _SUSPECT = f"""
 UPDATE onefold_outbox SET
     started = started + 1,
@@ -53,11 +43,6 @@ WHERE position IN (SELECT value FROM json_each(?1)) AND published_at_ms IS NULL
 _SET_ASIDE = f"""
 SELECT id, topic FROM onefold_outbox
 WHERE position IN (SELECT value FROM json_each(?1)) AND due_at_ms = {NEVER_MS}
-"""
-
-_ASSIGN = """
-UPDATE onefold_bucket SET relay = (SELECT value FROM json_each(?1) WHERE CAST(key AS INTEGER) = bucket)
-WHERE bucket IN (SELECT CAST(key AS INTEGER) FROM json_each(?1))
 """
 
 _READY = "published_at_ms IS NULL AND due_at_ms IS NULL"
@@ -91,7 +76,36 @@ WHERE place = 1 OR (suspects = 0 AND place <= ?3 AND bytes <= ?4) ORDER BY posit
 
 _NOTE = f"UPDATE onefold_relay SET trying = ?3, leased_until_ms = {_LEASE} WHERE relay = ?1"
 
-_FAIL = f"""
+_PAST = f"published_at_ms IS NOT NULL AND published_at_ms < {_NOW} - ?1"
+
+# --- what operators ask -----------------------------------------------------------------------------------------
+
+_HELD_BACK = "published_at_ms IS NULL AND due_at_ms IS NOT NULL"
+
+_CHOSEN = f"{_HELD_BACK} AND error IS NOT NULL AND id IN (SELECT value FROM json_each(?1))"
+
+_THESE = "position IN (SELECT value FROM json_each(?1))"
+
+
+class Sqlite(Statements):
+    """What the outbox asks of SQLite."""
+
+    #: Again, where the answer to the first time was lost.
+    ENTER = f"""
+INSERT INTO onefold_relay (relay, leased_until_ms) VALUES (?1, {_LEASE})
+ON CONFLICT (relay) DO UPDATE SET leased_until_ms = excluded.leased_until_ms
+"""
+
+    RENEW = f"UPDATE onefold_relay SET leased_until_ms = {_LEASE} WHERE relay = ?1"
+
+    BURY = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
+
+    ASSIGN = """
+UPDATE onefold_bucket SET relay = (SELECT value FROM json_each(?1) WHERE CAST(key AS INTEGER) = bucket)
+WHERE bucket IN (SELECT CAST(key AS INTEGER) FROM json_each(?1))
+"""
+
+    FAIL = f"""
 UPDATE onefold_outbox SET
     started = started + 1, finished = finished + 1,
     error = (SELECT value ->> 'error' FROM json_each(?2) WHERE value ->> 'position' = onefold_outbox.position),
@@ -101,86 +115,56 @@ WHERE position IN (SELECT value ->> 'position' FROM json_each(?2)) AND {_READY}
   AND EXISTS (SELECT 1 FROM onefold_relay WHERE relay = ?1)
 """
 
-_NEXT_DUE = f"""
+    NEXT_DUE = f"""
 SELECT due_at_ms - {_NOW} FROM onefold_outbox
 WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND due_at_ms < {NEVER_MS} ORDER BY due_at_ms LIMIT 1
 """
 
-_RELEASE_DUE = f"""
+    RELEASE_DUE = f"""
 UPDATE onefold_outbox SET due_at_ms = NULL WHERE position IN (
     SELECT position FROM onefold_outbox
     WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND due_at_ms <= {_NOW} ORDER BY due_at_ms LIMIT ?1)
 """
 
-_PAST = f"published_at_ms IS NOT NULL AND published_at_ms < {_NOW} - ?1"
+    FORGETTABLE = f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1"
 
-_FORGETTABLE = f"SELECT 1 FROM onefold_outbox WHERE {_PAST} LIMIT 1"
-
-_FORGET = f"""
+    FORGET = f"""
 DELETE FROM onefold_outbox WHERE position IN (
     SELECT position FROM onefold_outbox WHERE {_PAST} ORDER BY published_at_ms LIMIT ?2)
 """
 
-# --- what operators ask -----------------------------------------------------------------------------------------
-
-_PENDING = f"""
+    PENDING = f"""
 SELECT topic, count(*) FROM (SELECT topic FROM onefold_outbox WHERE {_READY} LIMIT ?1) GROUP BY topic ORDER BY topic
 """
 
-_OLDEST = f"""
+    OLDEST = f"""
 SELECT {_NOW} - min(o.written_at_ms) FROM onefold_bucket AS b JOIN onefold_outbox AS o ON o.position = (
     SELECT w.position FROM onefold_outbox AS w
     WHERE w.bucket = b.bucket AND w.published_at_ms IS NULL AND w.due_at_ms IS NULL ORDER BY w.position LIMIT 1)
 """
 
-_HELD_BACK = "published_at_ms IS NULL AND due_at_ms IS NOT NULL"
-
-_DELAYED = f"""
+    DELAYED = f"""
 SELECT count(*) FROM (SELECT 1 FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NULL LIMIT ?1)
 """
 
-_LIST_STOPPED = f"""
+    LIST_STOPPED = f"""
 SELECT id, topic, key, started, error, CASE WHEN due_at_ms < {NEVER_MS} THEN due_at_ms - {_NOW} END
 FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NOT NULL ORDER BY due_at_ms LIMIT ?1
 """
 
-_RELAYS_SEEN = f"""
+    RELAYS_SEEN = f"""
 SELECT relay, (SELECT count(*) FROM onefold_bucket AS b WHERE b.relay = r.relay), leased_until_ms - {_NOW}
 FROM onefold_relay AS r ORDER BY relay
 """
 
-_CHOSEN = f"{_HELD_BACK} AND error IS NOT NULL AND id IN (SELECT value FROM json_each(?1))"
+    #: What was at hand when relays died stays suspect, with fewer deaths to its name.
+    RETRY = f"UPDATE onefold_outbox SET due_at_ms = NULL, started = min(started, finished + 1) WHERE {_CHOSEN}"
 
-#: What was at hand when relays died stays suspect, with fewer deaths to its name.
-_RETRY = f"UPDATE onefold_outbox SET due_at_ms = NULL, started = min(started, finished + 1) WHERE {_CHOSEN}"
-
-_RETRY_TOPICS = f"""
+    RETRY_TOPICS = f"""
 UPDATE onefold_outbox SET due_at_ms = NULL
 WHERE {_HELD_BACK} AND error IS NOT NULL AND due_at_ms < {NEVER_MS} AND topic IN (SELECT value FROM json_each(?1))
 """
 
-_THESE = "position IN (SELECT value FROM json_each(?1))"
-
-
-class Sqlite(Statements):
-    """What the outbox asks of SQLite."""
-
-    ENTER = _ENTER
-    RENEW = _RENEW
-    BURY = _BURY
-    ASSIGN = _ASSIGN
-    FAIL = _FAIL
-    NEXT_DUE = _NEXT_DUE
-    RELEASE_DUE = _RELEASE_DUE
-    FORGETTABLE = _FORGETTABLE
-    FORGET = _FORGET
-    PENDING = _PENDING
-    OLDEST = _OLDEST
-    DELAYED = _DELAYED
-    LIST_STOPPED = _LIST_STOPPED
-    RELAYS_SEEN = _RELAYS_SEEN
-    RETRY = _RETRY
-    RETRY_TOPICS = _RETRY_TOPICS
     FORGET_TRYING = "UPDATE onefold_relay SET trying = '[]' WHERE relay = ?1"
     LEAVE = "DELETE FROM onefold_relay WHERE relay = ?1"
     DELETE = f"DELETE FROM onefold_outbox WHERE {_THESE}"
