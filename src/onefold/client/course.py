@@ -107,9 +107,11 @@ class Course:
     async def run(self) -> Any:
         """The response of the last attempt, or the error it raised."""
         try:
+            now = self._began
             if self.intent is not None:
                 await self._ask_journal(self.intent)
-            return await self._finish(await self._attempt(self._began, None))
+                now = await Now()
+            return await self._finish(await self._attempt(now, None))
         finally:
             # Whoever breaks off, at whatever effect, leaves no attempt behind that the breaker waits for.
             self._attempts.excuse()

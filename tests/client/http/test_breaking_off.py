@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from onefold import BreakerTerms, Retrying, RetryPolicy
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold.client.exchange import Exchange
+from onefold.client.journal import Named
 from onefold.client.store import JournalStore
 from onefold.client.waiting import Waiting
 from onefold.errors import CallNotMade
@@ -204,3 +206,27 @@ def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
     assert play(world.exchange.run(line), turns) == 200
     assert line.discarded == 1
     assert line.headers["request-timeout-ms"] == "29800"
+
+
+class SlowJournal:
+    """A journal that takes two seconds to write a key down."""
+
+    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+        await Sleep(2.0)
+        return Named("k", known=False)
+
+    async def resolve(self, intent: str, status: int) -> None:
+        """At once."""
+
+
+def test_the_time_that_the_journal_takes_is_not_given_to_the_attempt() -> None:
+    world = World()
+    world.host.breaker = None
+    line = Line(200)
+    line.options["intent"] = "pay:1"
+    store: Any = SimpleNamespace(journal=SlowJournal())
+    hosts = Hosts(lambda _: world.host)
+    exchange = Exchange(hosts=hosts, store=store, listener=None, mint=True, quoted=False)
+    turns = [(Now, 0.0), (Call, Really.CALL), (Sleep, None), (Now, 2.0), (Call, Really.CALL), (Now, 2.1)]
+    assert play(exchange.run(line), turns) == 200
+    assert line.headers["request-timeout-ms"] == "28000"
