@@ -5,8 +5,9 @@ A client that serves no intents never touches a disk. What was given may serve t
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from onefold._kernel.lanes import ThreadLane
@@ -22,7 +23,8 @@ class JournalStore:
     def __init__(self, given: object | None, *, retention_s: float) -> None:
         self._given = given
         self._retention_s = retention_s
-        self._lock = Lock()
+        self._lock = RLock()
+        self.ready = False
         self._journal: Journal | None = None
         self._sync: Database[Any] | None = None
         self._async: AsyncDatabase[Any] | None = None
@@ -39,14 +41,28 @@ class JournalStore:
     def sync_database(self) -> Database[Any]:
         with self._lock:
             if self._sync is None:
-                self._sync = sync_database(self._ready())
+                self.make_ready()
+                self._sync = sync_database(self._place())
             return self._sync
 
     def async_database(self) -> AsyncDatabase[Any]:
         with self._lock:
             if self._async is None:
-                self._async = async_database(self._ready())
+                self.make_ready()
+                self._async = async_database(self._place())
             return self._async
+
+    def make_ready(self) -> None:
+        """Make the file and its table, where it is one. This waits for the disk: on asyncio, ask a thread to do it."""
+        with self._lock:
+            place = self._place()
+            if not self.ready and isinstance(place, str | Path) and (file := file_of(place)) is not None:
+                database = sync_database(made_private(file))
+                try:
+                    run(prepare(database.dialect), ThreadLane(database))
+                finally:
+                    database.close()
+            self.ready = True
 
     def close(self) -> None:
         """Close what was opened here for threads. A pool that was given is its owner's to close."""
@@ -65,16 +81,6 @@ class JournalStore:
         if self._given is None:
             self._given = default_journal()
         return self._given
-
-    def _ready(self) -> object:
-        place = self._place()
-        if isinstance(place, str | Path) and (file := file_of(place)) is not None:
-            database = sync_database(made_private(file))
-            try:
-                run(prepare(database.dialect), ThreadLane(database))
-            finally:
-                database.close()
-        return place
 
     def _is_ours(self) -> bool:
         return self._given is None or isinstance(self._given, str | Path)
@@ -108,6 +114,8 @@ class _Tasks:
         return self._store.async_database().dialect
 
     async def acquire(self) -> AsyncConnection[Any]:
+        if not self._store.ready:
+            await asyncio.to_thread(self._store.make_ready)
         return await self._store.async_database().acquire()
 
     async def close(self) -> None:

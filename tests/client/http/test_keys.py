@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from onefold import Reason, Retrying, RetryPolicy
 from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.runners import run
 from onefold.client.journal import IntentView, intents
+from onefold.client.store import JournalStore
 from onefold.db.connect import sync_database
 from onefold.errors import BodyNotReplayable, ConfigurationError, IntentReused, StoreError
 from onefold.testing.scripted import Answer, Received, Reset, ScriptedServer
@@ -319,3 +321,25 @@ async def test_another_amount_is_another_call(kind: Kind, patient: RetryPolicy, 
                     await caller.send("POST", server.url, json={"amount": 2})
     await retrying.aclose()
     assert [json.loads(seen.body) for seen in server.requests] == [{"amount": 1}]
+
+
+@only(lambda kind: kind.on_tasks)
+async def test_a_journal_is_made_without_holding_up_the_loop(
+    kind: Kind, patient: RetryPolicy, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    made = JournalStore.make_ready
+
+    def watched(store: JournalStore) -> None:
+        if not store.ready:
+            threads.append(threading.current_thread() is threading.main_thread())
+        made(store)
+
+    monkeypatch.setattr(JournalStore, "make_ready", watched)
+    retrying = Retrying(patient, journal=journal)
+    with ScriptedServer([Answer(200)]) as server:
+        async with kind.opened(retrying) as caller:
+            with onefold.intent("pay:1"):
+                await caller.send("POST", server.url, content=b"1")
+    await retrying.aclose()
+    assert threads == [False]
