@@ -8,7 +8,7 @@ connection, because parsing them again each time costs more than running them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -34,6 +34,7 @@ _VENDOR_ERRORS = (
 
 #: How asyncpg's reset of a session begins: the part of it that is cheaper when it is prepared.
 _UNLOCK = Statement("SELECT pg_advisory_unlock_all()")
+_NO_RESET: tuple[tuple[Statement, ...], str] = (), ""
 
 #: How often a connection passes from one request to the next before the pool gets it back.
 PASSES_MAX = 32
@@ -71,7 +72,7 @@ class AsyncpgDatabase:
         session = self._sessions.get(id(connection))
         if session is None or session.connection() is not connection:
             gone = partial(self._forget, id(connection))
-            session = self._sessions[id(connection)] = _Session(ref(connection, gone), type(connection), turns.pool)
+            session = self._sessions[id(connection)] = _Session(connection, gone, turns.pool)
         return AsyncpgConnection(self, turns, proxy, session)
 
     def _forget(self, number: int, gone: ref[Any]) -> None:
@@ -97,16 +98,22 @@ class AsyncpgDatabase:
 class _Session:
     """What outlives a request on a connection of the pool."""
 
-    __slots__ = ("connection", "passed", "prepared", "resets_as_usual")
+    __slots__ = ("connection", "passed", "prepared", "prepares", "reset", "resets_as_usual")
 
-    def __init__(self, connection: ref[Any], kind: type[Any], pool: Any) -> None:
-        self.connection = connection  # an id may be used again, a reference tells
+    def __init__(self, connection: Any, gone: Callable[[ref[Any]], None], pool: Any) -> None:
+        self.connection = ref(connection, gone)  # an id may be used again, a reference tells
+        #: A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
+        self.prepares = connection._stmt_cache.get_max_size() > 0
         self.prepared: set[str] = set()
         #: How often it went from request to request without the pool.
         self.passed = 0
         #: A pool or a connection class with hooks of its own keeps them.
-        usual = kind.get_reset_query is asyncpg.Connection.get_reset_query
+        usual = type(connection).get_reset_query is asyncpg.Connection.get_reset_query
         self.resets_as_usual = usual and getattr(pool, "_reset", None) is None and getattr(pool, "_setup", None) is None
+        reset: str = connection.get_reset_query() if self.resets_as_usual else ""
+        rest = reset.removeprefix(_UNLOCK.sql)
+        #: The reset, which the pool would send in a round trip of its own: statements, and the text that follows them.
+        self.reset: tuple[tuple[Statement, ...], str] = ((), reset) if rest == reset else ((_UNLOCK,), rest)
 
 
 class _BegunByBatch:
@@ -143,26 +150,33 @@ class AsyncpgConnection:
         return handle
 
     async def batch(self, steps: Sequence[Step]) -> int:
-        connection = self._connection
+        connection, session, database = self._connection, self._session, self._database
         last = steps[-1]
         ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
-        purifies = ends and not self._pure and self._session.resets_as_usual
-        query, new = self._query_and_reset(steps) if purifies else self._query(steps)
+        purifies = ends and not self._pure and session.resets_as_usual
+        also, rest = session.reset if purifies else _NO_RESET
+        new: Collection[str] = ()
+        if database.prepares and session.prepares and not self._broken:
+            query, new = database.preparer.query((*steps, *also), session.prepared)
+        else:
+            query = unprepared((*steps, *also))
+        if rest:
+            query = f"{query};{rest}"
         protocol = connection._protocol  # None once it is closed
         sent = 0 if protocol is None else protocol.queries_count + 1
         try:
             status: str = await connection.execute(query)
         except _VENDOR_ERRORS as error:
             if getattr(error, "sqlstate", None) in NOT_AS_PREPARED:
-                self._database.prepares = False
+                database.prepares = False
             # Which of the new statements exist by now is unknown: prepare no more here, and do not reuse it.
-            self._broken = self._broken or bool(new) or not self._database.prepares
+            self._broken = self._broken or bool(new) or not database.prepares
             raise self._mapped(error) from error
         finally:
             if connection._top_xact is not None and (ends or not self._in_transaction()):
                 connection._top_xact = None  # what we told asyncpg is over
         if new:
-            self._session.prepared.update(new)
+            session.prepared.update(new)
         if purifies:
             self._pure = True
         if ends and protocol is not None and protocol.queries_count != sent:
@@ -213,21 +227,6 @@ class AsyncpgConnection:
 
     def _in_transaction(self) -> bool:
         return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
-
-    def _query(self, steps: Sequence[Step]) -> tuple[str, Collection[str]]:
-        """The batch as one simple query, and the names of the statements it prepares first."""
-        database = self._database
-        # A pool set up for PgBouncer has no statement cache, and SQL PREPARE would not survive there either.
-        if database.prepares and not self._broken and self._connection._stmt_cache.get_max_size() > 0:
-            return database.preparer.query(steps, self._session.prepared)
-        return unprepared(steps), ()
-
-    def _query_and_reset(self, steps: Sequence[Step]) -> tuple[str, Collection[str]]:
-        """The same, with the reset of the session, which the pool would send in a round trip of its own."""
-        reset: str = self._connection.get_reset_query()
-        rest = reset.removeprefix(_UNLOCK.sql)
-        query, new = self._query(steps if rest == reset else (*steps, _UNLOCK))
-        return f"{query};{rest}", new
 
     def _mapped(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)

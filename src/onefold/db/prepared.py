@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_hex
 
-from onefold._kernel.effects import Boundary, Statement, Step
+from onefold._kernel.effects import Boundary, Statement, Step, Value
 from onefold.db.postgres import BOUNDARIES, literals, placeholders, rendered, script
 
 #: SQLSTATEs: a prepared statement is missing, or there already. Not the session it was, or a pooler is in between.
@@ -39,16 +39,25 @@ class Preparer:
 
     def query(self, steps: Sequence[Step], prepared: set[str]) -> tuple[str, Collection[str]]:
         """The batch for a session that has `prepared` some, and the names of those it prepares first."""
-        shape = tuple([step.sql if isinstance(step, Statement) else step for step in steps])
+        shape: list[str | Boundary] = []
+        values: list[Value] = []
+        for step in steps:
+            if isinstance(step, Statement):
+                shape.append(step.sql)
+                values += step.values
+            else:
+                shape.append(step)
+        known = tuple(shape)
         try:
-            plan = self._plans[shape]
+            plan = self._plans[known]
         except KeyError:  # once for each place in onefold that sends a batch
-            plan = self._plans.setdefault(shape, _planned(steps, self._mark))
+            plan = self._plans.setdefault(known, _planned(steps, self._mark))
         if plan is None:
             return unprepared(steps), ()
-        values = literals([value for step in steps if isinstance(step, Statement) for value in step.values])
-        new = plan.prepares.keys() - prepared
-        return (plan.template_preparing(new) if new else plan.template) % values, new
+        if plan.names <= prepared:
+            return plan.template % literals(values), ()
+        new = plan.names - prepared
+        return plan.template_preparing(new) % literals(values), new
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class _Plan:
     parts: tuple[tuple[str, str | None], ...]
     """Each step as text, and the name of the statement it executes."""
     prepares: dict[str, str]
+    names: frozenset[str]
     template: str
 
     def template_preparing(self, new: Collection[str]) -> str:
@@ -88,4 +98,4 @@ def _planned(steps: Sequence[Step], mark: str) -> _Plan | None:
         prepares[name] = step.sql
         holes = ",".join(["%s"] * placeholders(step.sql))
         parts.append((f"EXECUTE {name}({holes})" if holes else f"EXECUTE {name}", name))
-    return _Plan(tuple(parts), prepares, script(text for text, _ in parts))
+    return _Plan(tuple(parts), prepares, frozenset(prepares), script(text for text, _ in parts))

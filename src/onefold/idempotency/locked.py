@@ -5,7 +5,9 @@ the record are written in between and commit together. Two advisory locks are ta
 payload) first, then (key). Whoever is refused the first meets the same request in flight; whoever holds the first
 and is refused the second meets another payload under the same key. (In the reverse order two equal requests that
 cross would call each other a mismatch.) The locks are courtesy: what guarantees one execution is the record's
-primary key, on which the loser's settle breaks, inside its batch, before COMMIT.
+primary key, on which the loser's settle breaks, inside its batch, before COMMIT. The savepoint that the handler works
+on dies with the transaction that claimed, so a settle whose first step cannot end it knows that the handler has
+committed by itself. (A row count, checked after a merged COMMIT, would come too late.)
 
 Failure windows. A crash before COMMIT is a rollback: locks and rows vanish together. A crash after COMMIT finds
 the record. A connection lost during COMMIT is neither, so the outcome is looked up on a fresh connection.
@@ -13,7 +15,6 @@ the record. A connection lost during COMMIT is neither, so the outcome is looked
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Protocol
 
 from onefold._kernel.borrow import borrowing, guarding, undoing
@@ -27,6 +28,7 @@ from onefold.errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    TransactionEnded,
     TransactionMisused,
     UniqueViolated,
 )
@@ -56,7 +58,6 @@ class LockedStatements(Protocol):
     def find(self, digest: bytes) -> Statement: ...
     def forget(self, digest: bytes) -> Statement: ...
     def settle(self, ask: Ask, answer: Answer) -> Statement: ...
-    def ended(self, ask: Ask) -> Statement: ...
     def status(self, digest: bytes) -> Statement: ...
     def reap(self, limit: int) -> Statement: ...
 
@@ -86,10 +87,10 @@ class LockedStore:
     async def settle(
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
     ) -> Claim | None:
-        undo = () if keep_rows else (Boundary.ROLLBACK_TO_SAVEPOINT,)
+        # First what finds out whether the transaction is still ours: nothing may be written outside of it.
+        proof = Boundary.RELEASE_SAVEPOINT if keep_rows else Boundary.ROLLBACK_TO_SAVEPOINT
         try:
-            # First what finds out whether the transaction is still ours: nothing else may be written outside of it.
-            await Batch((*undo, self._sql.settle(ask, answer), *also, Boundary.COMMIT))
+            await Batch((proof, self._sql.settle(ask, answer), *also, Boundary.COMMIT))
         except (UniqueViolated, SerializationFailed) as error:
             return await self._after_lost_race(ask, error)
         except ConnectionLost:
@@ -103,10 +104,14 @@ class LockedStore:
         return None
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        ended = 0
+        ended = False
         if touched:
-            with suppress(OnefoldError):  # aborted, or lost: then the server has undone it, or does so now
-                ended = await Batch((self._sql.ended(ask),))
+            try:
+                await Batch((Boundary.RELEASE_SAVEPOINT,))
+            except TransactionEnded:
+                ended = True
+            except OnefoldError:
+                pass  # aborted, or lost: then the server has undone it, or does so now
         await undoing()
         if ended:
             raise TransactionMisused(COMMITTED_BY_HANDLER)

@@ -2,9 +2,7 @@
 
 `LOCK` and `LOOK` travel in one round trip but are two statements, because under READ COMMITTED each statement
 sees its own snapshot: one that locked and looked at once would look at the world before its lock, and run keys
-twice. `LOCK` leaves its verdict in a transaction-local setting. That setting dies with the transaction, so
-`SETTLE` can tell from it, inside its own batch, whether the transaction it is about to commit is still the one
-that claimed.
+twice. A lock that is refused leaves word of it in a transaction-local setting, where `LOOK` finds it.
 """
 
 from __future__ import annotations
@@ -15,29 +13,27 @@ from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement
 from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask, key_lock
 
-#: Verdicts of LOCK, beside the digest itself, which means: both locks held.
+#: What LOCK says when it was refused one. Nothing, or an empty text, means: both are held.
 SAME_IN_FLIGHT = "same"
 OTHER_IN_FLIGHT = "other"
 
 #: The timeout is the lease: a stopped or half-open peer would otherwise hold its locks for ever. Where there is one for
-#: the whole transaction it covers the idle time too. No row is returned: nobody reads it.
+#: the whole transaction it covers the idle time too. Neither comparison ever holds: a row would be read by nobody.
 _LOCK = """
 SELECT
 WHERE set_config(CASE WHEN current_setting('server_version_num')::int >= 170000 THEN 'transaction_timeout'
                       ELSE 'idle_in_transaction_session_timeout' END,
                  $1::text, true) IS NULL
-   OR set_config('onefold.claim',
-                 CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN 'same'
-                      WHEN NOT pg_try_advisory_xact_lock($3::bigint) THEN 'other'
-                      ELSE $4::text END,
-                 true) IS NULL
+   OR CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN set_config('onefold.refused', 'same', true)
+           WHEN NOT pg_try_advisory_xact_lock($3::bigint) THEN set_config('onefold.refused', 'other', true)
+      END = ''
 """
 
 #: No row means: run. Any row means: look closer.
 _LOOK = """
-SELECT FROM onefold_record WHERE digest = decode($1::text, 'hex')
+SELECT FROM onefold_record WHERE digest = $1::bytea
 UNION ALL
-SELECT WHERE current_setting('onefold.claim') <> $1::text
+SELECT WHERE current_setting('onefold.refused', true) <> ''
 """
 
 _LOOK_LATE = (
@@ -51,7 +47,7 @@ SELECT WHERE extract(epoch FROM now()) * 1000 > $2::bigint
 _RECORD = "fingerprint, schema_version, status, headers, body, expires_at <= now()"
 
 _SEE = f"""
-SELECT current_setting('onefold.claim', true),
+SELECT current_setting('onefold.refused', true),
        extract(epoch FROM now()) * 1000 > $2::bigint,
        {_RECORD}
 FROM (SELECT 1) AS one LEFT JOIN onefold_record ON digest = $1::bytea
@@ -61,19 +57,14 @@ _FIND = f"SELECT {_RECORD} FROM onefold_record WHERE digest = $1::bytea"
 
 _FORGET = "DELETE FROM onefold_record WHERE digest = $1::bytea AND expires_at <= now()"
 
-#: A digest of NULL is refused by the table: that error, raised before COMMIT, is how a claim lost to a commit
-#: behind our back stops the batch. A row count checked after a merged COMMIT would come too late.
 _SETTLE = f"""
 INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at)
-VALUES (CASE WHEN current_setting('onefold.claim', true) = $1::text THEN decode($1::text, 'hex') END,
-        $2::bytea, $3::text, {SCHEMA_VERSION}, $4::smallint, $5::bytea, $6::bytea, now() + $7::text::interval)
+VALUES ($1::bytea, $2::bytea, $3::text, {SCHEMA_VERSION}, $4::smallint, $5::bytea, $6::bytea,
+        now() + $7::text::interval)
 """
 
 #: A key that is dated is remembered from its own date on, if that lies ahead.
 _SETTLE_DATED = _SETTLE.replace("now()", "greatest(now(), to_timestamp($8::bigint / 1000.0))")
-
-#: A row if the transaction that claimed is over.
-_ENDED = "SELECT WHERE current_setting('onefold.claim', true) IS DISTINCT FROM $1::text"
 
 #: Reads the lock table; trying the lock instead would make an honest request see "in flight".
 _STATUS = """
@@ -95,13 +86,13 @@ DELETE FROM onefold_record WHERE digest IN (
 
 
 def lock(ask: Ask) -> Statement:
-    return Statement(_LOCK, (_span(ask.lease_s), ask.request_lock, ask.key_lock, token(ask)))
+    return Statement(_LOCK, (_span(ask.lease_s), ask.request_lock, ask.key_lock))
 
 
 def look(ask: Ask) -> Statement:
     if ask.key_ms is None:
-        return Statement(_LOOK, (token(ask),))
-    return Statement(_LOOK_LATE, (token(ask), ask.late_after_ms))
+        return Statement(_LOOK, (ask.digest,))
+    return Statement(_LOOK_LATE, (ask.digest, ask.late_after_ms))
 
 
 def see(ask: Ask) -> Statement:
@@ -120,7 +111,7 @@ def forget(digest: bytes) -> Statement:
 
 def settle(ask: Ask, answer: Answer) -> Statement:
     values = (
-        token(ask),
+        ask.digest,
         ask.fingerprint,
         ask.operation,
         answer.status,
@@ -129,10 +120,6 @@ def settle(ask: Ask, answer: Answer) -> Statement:
         _span(ask.retention_s),
     )
     return Statement(_SETTLE, values) if ask.key_ms is None else Statement(_SETTLE_DATED, (*values, ask.key_ms))
-
-
-def ended(ask: Ask) -> Statement:
-    return Statement(_ENDED, (token(ask),))
 
 
 def status(digest: bytes) -> Statement:
@@ -146,10 +133,6 @@ def reap(limit: int) -> Statement:
 def reap_script(limit: int) -> str:
     """The same as plain SQL, for schedulers inside the database."""
     return _REAP.replace("$1::int", str(limit))
-
-
-def token(ask: Ask) -> str:
-    return ask.digest.hex()
 
 
 @lru_cache(maxsize=256)
