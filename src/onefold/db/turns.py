@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -31,7 +30,9 @@ class Turns:
         self.pool: Any = pool
         self.patience_s = patience_s
         self._clock = AlarmClock()
-        self._line: deque[asyncio.Future[Any]] = deque()
+        #: Who waits, and until when. All have the same patience, so the first in line is the first to lose it.
+        self._line: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
     async def take(self) -> Any:
@@ -39,15 +40,17 @@ class Turns:
         pool = self.pool
         if not self._line and pool._queue._queue:
             return await self._clock.within(self.patience_s, pool.acquire())
-        turn: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Any] = loop.create_future()
+        until = loop.time() + self.patience_s
+        self._line.append((turn, until))
+        if self._timer is None:
+            self._timer = loop.call_at(until, self._dismiss, loop)
         # One asks for all, unless there is something to be had for another: then the first may be busy connecting.
         if not self._asking or (pool._queue._queue and len(self._asking) < pool.get_max_size()):
             task = asyncio.create_task(self._ask())
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
-        give_up = partial(_give_up, turn)
-        self._clock.set(self.patience_s, give_up)
         try:
             return await turn
         except BaseException:
@@ -55,8 +58,6 @@ class Turns:
                 self._return(turn.result())  # it came at the moment we were cancelled
             self._stop_asking_for_nobody()
             raise
-        finally:
-            self._clock.stop(give_up)
 
     def pass_on(self, proxy: Any) -> bool:
         """Give a connection, in the state the pool would leave it in, to the first in line. False: nobody waits, or
@@ -92,23 +93,27 @@ class Turns:
 
     def _first(self) -> asyncio.Future[Any] | None:
         while self._line:
-            turn = self._line.popleft()
+            turn, _ = self._line.popleft()
             if not turn.done():  # done: it has given up
                 return turn
         return None
+
+    def _dismiss(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell those whose patience is over. Under load the timer is set all the time, and rarely finds anybody."""
+        now = loop.time()
+        while self._line and (self._line[0][0].done() or self._line[0][1] <= now):
+            turn, _ = self._line.popleft()
+            if not turn.done():
+                turn.set_exception(TimeoutError())
+        self._timer = loop.call_at(self._line[0][1], self._dismiss, loop) if self._line else None
 
     def _return(self, proxy: Any) -> None:
         if not self.pass_on(proxy):
             in_background(self.pool.release(proxy))
 
     def _stop_asking_for_nobody(self) -> None:
-        while self._line and self._line[0].done():
+        while self._line and self._line[0][0].done():
             del self._line[0]
         if not self._line:
             while self._asking:
                 self._asking.pop().cancel()
-
-
-def _give_up(turn: asyncio.Future[Any]) -> None:
-    if not turn.done():
-        turn.set_exception(TimeoutError())

@@ -46,11 +46,14 @@ def stored(
 ) -> Answer:
     """What is kept of a response. With `kept` false its body is not: the record becomes a tombstone."""
     allowed = _allowed(headers_kept)
-    head = b"\r\n".join([name + b":" + value for name, value in response.headers if name in allowed])
+    head = b"\r\n".join([b"%b:%b" % line for line in response.headers if line[0] in allowed])
+    body = response.body if kept else None
+    if sealer is None:
+        return Answer(response.status, _PLAIN + head, None if body is None else _PLAIN + body)
     return Answer(
         response.status,
-        _close(head, digest + _HEADERS, sealer),
-        _close(response.body, digest + _BODY, sealer) if kept else None,
+        _SEALED + sealer.seal(head, digest + _HEADERS),
+        None if body is None else _SEALED + sealer.seal(body, digest + _BODY),
     )
 
 
@@ -71,10 +74,6 @@ def replayed(answer: Answer, *, digest: bytes, sealer: Sealer | None) -> Respons
     headers = tuple((name, value) for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")) if name)
     length = () if answer.status in _BODILESS else ((b"content-length", str(len(body)).encode()),)
     return Response(answer.status, headers + length + REPLAYED, body)
-
-
-def _close(plain: bytes, context: bytes, sealer: Sealer | None) -> bytes:
-    return _PLAIN + plain if sealer is None else _SEALED + sealer.seal(plain, context)
 
 
 def _open(closed: bytes, context: bytes, sealer: Sealer | None) -> bytes:

@@ -19,7 +19,7 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
 from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
 from onefold.http.exchange import Gate, Passage, passing
-from onefold.http.messages import Headers, Request, Response
+from onefold.http.messages import Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
 from onefold.http.pulse import TaskPulse
@@ -72,7 +72,7 @@ class IdempotencyMiddleware:
             scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope
         )
         lane: TaskLane[Any] = TaskLane(self._database)
-        if self._pages is not None and (page := self._pages.find(request)) is not None:
+        if request.method == "GET" and self._pages is not None and (page := self._pages.find(request)) is not None:
             return await send_whole(await run_async(page(), lane), send)
         tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
@@ -127,20 +127,21 @@ class IdempotencyMiddleware:
             await run_async(passage.abort("no answer"), lane)
 
     async def _whole_body(self, receive: Receive, policy: Policy) -> bytes:
-        body = bytearray()
         until = time.monotonic() + policy.body_timeout_s
+        before = bytearray()  # what came in messages of its own; most bodies come in one
         try:
             message = await self._clock.within(policy.body_timeout_s, receive())
             while True:
                 if message["type"] != "http.request":
                     raise ClientGone
-                body += message.get("body", b"")
-                if len(body) > policy.body_bytes_max:
+                part: bytes = message.get("body", b"")
+                if len(before) + len(part) > policy.body_bytes_max:
                     raise BodyTooLarge(
                         f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
                     )
                 if not message.get("more_body", False):
-                    return bytes(body)
+                    return bytes(before + part) if before else part
+                before += part
                 message = await self._clock.within(max(0.0, until - time.monotonic()), receive())
         except TimeoutError as error:
             raise BodyTooSlow(
@@ -210,7 +211,8 @@ class _Held:
             await self._send(message)
 
     async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
-        response = Response(start["status"], _lower(start.get("headers", ())), b"".join(self._parts))
+        headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
+        response = Response(start["status"], headers, b"".join(self._parts))
         instead = await run_async(self._passage.finish(response, kept=kept), self._lane)
         self._received.settle()
         if instead is not None:
@@ -225,7 +227,3 @@ async def send_whole(response: Response, send: Send) -> None:
     """Answer with a response of our own."""
     await send({"type": "http.response.start", "status": response.status, "headers": list(response.headers)})
     await send({"type": "http.response.body", "body": response.body})
-
-
-def _lower(headers: Any) -> Headers:
-    return tuple([(bytes(name).lower(), bytes(value)) for name, value in headers])

@@ -38,7 +38,7 @@ from onefold.errors import (
 )
 from onefold.http.answers import replayed, stored
 from onefold.http.keys import MalformedKey, parse_key
-from onefold.http.messages import Request, Response
+from onefold.http.messages import Request, Response, carried_in
 from onefold.http.policy import METHODS, Policy, Route
 from onefold.http.problems import problem
 from onefold.idempotency.fingerprint import Asked, fingerprint
@@ -78,7 +78,8 @@ class Gate:
     def transaction(self, lane: ThreadLane[Any] | TaskLane[Any], request: Request) -> Transaction[Any]:
         """The request's transaction, still closed."""
         tx = Transaction(lane, self.outbox)
-        tx.carried = request.carried
+        # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
+        tx.carried = functools.partial(carried_in, request.headers)
         return tx
 
     def screen(self, request: Request, route: Route | None, tx: Transaction[Any]) -> Passage | Response | None:
@@ -171,7 +172,11 @@ class Passage:
         """Claim the key. None: the handler runs now, and the passage must be finished or aborted."""
         gate = self._gate
         try:
-            self._ask = ask = await self._asked(body)
+            if self._key is None:
+                ask = unkeyed_ask(self.operation, self.policy.lease_s)
+            else:
+                ask = self._asked(await principal_of(self.request, self.policy, self.operation), self._key, body)
+            self._ask = ask
             claim = await self._store.claim(ask)
             if isinstance(claim, InFlight) and self.policy.wait_s > 0:
                 claim = await self._wait(ask, claim)
@@ -274,11 +279,9 @@ class Passage:
         self.over = True
         self.tx.end()
 
-    async def _asked(self, body: bytes) -> Ask:
+    def _asked(self, principal: str, key: str, body: bytes) -> Ask:
         policy, request = self.policy, self.request
-        if self._key is None:
-            return unkeyed_ask(self.operation, policy.lease_s)
-        digest = await digest_of(request, policy, self.operation, self._key)
+        digest = Scope(principal, self.operation).digest(key)
         asked = Asked(request.path, request.query, _media_type(request.header("content-type") or ""), body)
         return Ask(
             digest,
@@ -348,8 +351,8 @@ class Passage:
             tell(self._gate.listener, Claimed(self.operation, outcome))
 
 
-async def digest_of(request: Request, policy: Policy, operation: str, key: str) -> bytes:
-    """The name of the intent, for the principal the application finds in this request."""
+async def principal_of(request: Request, policy: Policy, operation: str) -> str:
+    """Who asks, as the application finds it in the request."""
     principal = policy.principal(request)
     if not isinstance(principal, str) and inspect.isawaitable(principal):
         principal = await Call(functools.partial(_same, principal))
@@ -362,7 +365,7 @@ async def digest_of(request: Request, policy: Policy, operation: str, key: str) 
             f"the principal of {operation} is {principal!r}; it must be a string that stays the same for the same "
             "account, tenant or user"
         )
-    return Scope(principal, operation).digest(key)
+    return principal
 
 
 @functools.lru_cache(maxsize=64)

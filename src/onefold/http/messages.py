@@ -48,17 +48,23 @@ class Request(NamedTuple):
 
     def header(self, name: str) -> str | None:
         """The first line of a header."""
-        wanted = _in_bytes(name)
-        for found, value in self.headers:
-            if found == wanted:
-                return value.decode("latin-1")
-        return None
+        return first_line(self.headers, name)
 
-    def carried(self) -> dict[str, str]:
-        """Trace and correlation, as the events of this request carry them on."""
-        found = {name: self.header(name) for name in CARRIED}
-        found["correlation-id"] = found["correlation-id"] or self.header("x-correlation-id")
-        return carried(found)
+
+def first_line(headers: Headers, name: str) -> str | None:
+    """The first line of a header among these."""
+    wanted = _in_bytes(name)
+    for found, value in headers:
+        if found == wanted:
+            return value.decode("latin-1")
+    return None
+
+
+def carried_in(headers: Headers) -> dict[str, str]:
+    """Trace and correlation, as the events of a request carry them on."""
+    found = {name: first_line(headers, name) for name in CARRIED}
+    found["correlation-id"] = found["correlation-id"] or first_line(headers, "x-correlation-id")
+    return carried(found)
 
 
 class Response(NamedTuple):

@@ -15,10 +15,11 @@ from urllib.parse import parse_qs
 
 from onefold._kernel.effects import Flow
 from onefold.errors import CallerError, KeyMissing
-from onefold.http.exchange import HEADER, Gate, digest_of
+from onefold.http.exchange import HEADER, Gate, principal_of
 from onefold.http.messages import Request, Response
 from onefold.http.policy import Policy
 from onefold.http.problems import TYPE_PREFIX
+from onefold.idempotency.model import Scope
 
 Page: TypeAlias = Callable[[], Flow[Response]]
 
@@ -95,7 +96,8 @@ class Pages:
             if not lines:
                 raise KeyMissing("Send the Idempotency-Key header of the request you are asking about.")
             key, _ = self.gate.read_key(lines, policy)
-            found = await self.gate.store.status(await digest_of(request, policy, operation, key))
+            scope = Scope(await principal_of(request, policy, operation), operation)
+            found = await self.gate.store.status(scope.digest(key))
         except CallerError as error:
             return self.gate.refusal(error, request)
         body: dict[str, str | int | None] = {"operation": operation, "state": found.state}

@@ -54,12 +54,11 @@ def fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
     if not isinstance(form, bytes):
         raise TypeError(f"fingerprint strategy {strategy!r} returned {type(form).__name__}, not bytes")
     ours = strategy is canonical_json or strategy is raw_bytes or isinstance(strategy, _SelectedFields)
-    tag = b"onefold" if ours else b"custom"
     # A path may carry undecodable bytes as surrogates; they must neither raise nor be replaced.
-    path = asked.path.encode("utf-8", "surrogatepass")
+    path, query = asked.path.encode("utf-8", "surrogatepass"), asked.query
     # Each part with its length: no byte can move from one part to the next unnoticed.
-    head = b"%d:%b%d:%b" % (len(tag), tag, len(path), path)
-    framed = b"%b%d:%b%d:%b" % (head, len(asked.query), asked.query, len(form), form)
+    lengths = len(path), path, len(query), query, len(form), form
+    framed = (b"7:onefold%d:%b%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b%d:%b") % lengths
     return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=_VERSION).digest()
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from onefold._kernel.clock import milliseconds
@@ -29,6 +30,8 @@ from onefold._kernel.clock import milliseconds
 SCHEMA_VERSION = 1
 
 DIGEST_BYTES = 16
+
+_64_BITS = Struct(">q")
 
 _NEVER_LATE = 2**62
 
@@ -139,4 +142,5 @@ def key_lock(digest: bytes) -> int:
 def _lock_id(hashed: bytes) -> int:
     # 64 bits of a hash: no two of our locks, nor ours and the application's, meet by accident. (A class of 32 bits
     # and an id of 32 bits would meet about once in a day of heavy traffic: a false 422.)
-    return int.from_bytes(hashed[:8], "big", signed=True)
+    number: int = _64_BITS.unpack_from(hashed)[0]
+    return number

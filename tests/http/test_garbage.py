@@ -1,0 +1,196 @@
+"""A request leaves nothing behind that only the garbage collector could free.
+
+What lies in a cycle stays, with its body, until the next collection; under load those come often and stop everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from psycopg_pool import ConnectionPool
+
+from onefold import AsyncOnefold, Onefold
+from onefold.http import asgi, wsgi
+from tests.http.stages import account_of
+
+REQUESTS = 10
+OPERATION = "POST /orders"
+
+#: Key, body and the status that answers it: a first request, its replay, and what is refused.
+ASKED = [
+    (b'"first-%d"', b'{"n": %d}', 201),
+    (b'"first-%d"', b'{"n": %d}', 201),
+    (b'"first-%d"', b'{"other": %d}', 422),
+    (b'"never-%d"', b'{"refused": %d}', 402),
+    (b"", b'{"n": %d}', 400),
+]
+
+
+@contextlib.contextmanager
+def unfreed() -> Iterator[list[object]]:
+    """What the block leaves to the collector."""
+    gc.collect()
+    gc.disable()
+    left: list[object] = []
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield left
+        gc.collect()
+        left += gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def kinds(left: list[object]) -> list[str]:
+    return sorted({type(each).__qualname__ for each in left})
+
+
+def status_for(body: bytes) -> int:
+    return 402 if b"refused" in body else 201
+
+
+async def order(scope: Any, receive: Any, send: Any) -> None:
+    body = (await receive())["body"]
+    tx = scope[asgi.TRANSACTION]
+    await tx.connection.execute("INSERT INTO orders VALUES ('book')")
+    tx.publish("ordered", {"item": "book"}, key="book")
+    await send({"type": "http.response.start", "status": status_for(body), "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+def order_on_a_thread(environ: Any, start_response: Any) -> list[bytes]:
+    body = environ["wsgi.input"].read()
+    tx = environ[wsgi.TRANSACTION]
+    tx.connection.execute("INSERT INTO orders VALUES ('book')")
+    tx.publish("ordered", {"item": "book"}, key="book")
+    start_response(f"{status_for(body)} .", [])
+    return [b"{}"]
+
+
+async def ask(app: asgi.Application, key: bytes, body: bytes) -> int:
+    statuses = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"x-account", b"acme"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/orders",
+        "headers": [*headers, (b"idempotency-key", key)] if key else headers,
+    }
+    await app(scope, receive, send)
+    [status] = statuses
+    return int(status)
+
+
+def ask_on_a_thread(app: wsgi.Application, key: bytes, body: bytes) -> int:
+    statuses = []
+
+    def start_response(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], object]:
+        statuses.append(status)
+        return lambda _: None
+
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/orders",
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": str(len(body)),
+        "HTTP_X_ACCOUNT": "acme",
+        "wsgi.input": io.BytesIO(body),
+    }
+    if key:
+        environ["HTTP_IDEMPOTENCY_KEY"] = key.decode()
+    chunks = app(environ, start_response)
+    list(chunks)
+    getattr(chunks, "close", lambda: None)()
+    [status] = statuses
+    return int(status[:3])
+
+
+def numbered(template: bytes, number: int) -> bytes:
+    return template % number if b"%d" in template else template
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def once(request: pytest.FixtureRequest, sqlite_path: Path) -> AsyncIterator[AsyncOnefold]:
+    async with contextlib.AsyncExitStack() as stack:
+        database: Any = str(sqlite_path)
+        if request.param == "postgres":
+            dsn = request.getfixturevalue("postgres_dsn")
+            database = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=2))
+        once = AsyncOnefold(database, principal=account_of, source="shop")
+        stack.push_async_callback(once.close)
+        await once.migrate()
+        async with once.transaction() as tx:
+            await tx.connection.execute("CREATE TABLE orders (item text)")
+        yield once
+
+
+async def asked_on_asgi(app: asgi.Application, start: int) -> None:
+    for key, body, expected in ASKED:
+        for number in range(start, start + REQUESTS):
+            assert await ask(app, numbered(key, number), body % number) == expected
+
+
+async def test_an_asgi_request_leaves_nothing_to_the_collector(once: AsyncOnefold) -> None:
+    app = once.asgi(order, {OPERATION: once.policy(required=True)})
+    await asked_on_asgi(app, 0)
+    with unfreed() as left:
+        await asked_on_asgi(app, REQUESTS)
+    assert kinds(left) == []
+
+
+@pytest.mark.parametrize("once", ["sqlite"], indirect=True)
+async def test_control_a_handler_that_leaves_a_cycle_is_seen(once: AsyncOnefold) -> None:
+    async def knotted(scope: Any, receive: Any, send: Any) -> None:
+        scope["itself"] = scope
+        await order(scope, receive, send)
+
+    app = once.asgi(knotted, {OPERATION: once.policy(required=True)})
+    with unfreed() as left:
+        await asked_on_asgi(app, 0)
+    assert "Transaction" in kinds(left)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def once_on_threads(request: pytest.FixtureRequest, sqlite_path: Path) -> Iterator[Onefold]:
+    with contextlib.ExitStack() as stack:
+        database: Any = str(sqlite_path)
+        if request.param == "postgres":
+            dsn = request.getfixturevalue("postgres_dsn")
+            database = stack.enter_context(ConnectionPool(dsn, min_size=1, max_size=2))
+        once = Onefold(database, principal=account_of, source="shop")
+        stack.callback(once.close)
+        once.migrate()
+        with once.transaction() as tx:
+            tx.connection.execute("CREATE TABLE orders (item text)")
+        yield once
+
+
+def test_a_wsgi_request_leaves_nothing_to_the_collector(once_on_threads: Onefold) -> None:
+    app = once_on_threads.wsgi(order_on_a_thread, {OPERATION: once_on_threads.policy(required=True)})
+
+    def asked(start: int) -> None:
+        for key, body, expected in ASKED:
+            for number in range(start, start + REQUESTS):
+                assert ask_on_a_thread(app, numbered(key, number), body % number) == expected
+
+    asked(0)
+    with unfreed() as left:
+        asked(REQUESTS)
+    assert kinds(left) == []
