@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from onefold._kernel import deadlines
 from onefold._kernel.effects import Call, Flow, Now, Sleep
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
 from onefold.client.journal import intent_of
-from onefold.client.report import CallReport, attach, attach_to_error, moment
+from onefold.client.report import CallReport, attach, attach_to_error, moment, reported
 from onefold.client.store import JournalStore
 from onefold.client.wire import KEY_HEADER, Wire, fingerprint, target
 from onefold.errors import CallNotMade, ConfigurationError, OnefoldError
@@ -95,7 +94,8 @@ class Course:
         if self._listener is not None:
             self._tell_attempt(now, status=status, succeeded=True)
             self._tell_end(None, succeeded=True)
-        response.onefold_report = self.report  # as `attach` does, without asking whether it can be done
+        # As `attach` does, without asking whether it can be done.
+        response.onefold_report = partial(reported, self._attempts.made, self.key, self.intent)
         return True
 
     def excuse(self) -> None:
@@ -200,7 +200,7 @@ class Course:
                 await self._noted(journal.resolve(self.intent, status))
             else:
                 await self._noted(journal.leave(self.intent, f"{status}: {stop.reason.value}"))
-        attach(partial(self.report, stop, moment(stop.retry_at, now, time.time()) if stop else None), response)
+        attach(self._report(stop, now), response)
         self._tell_end(stop, succeeded=status < 400)
 
     async def _failed(self, stop: Stop, now: float, error: Exception) -> None:
@@ -208,7 +208,7 @@ class Course:
         if self.intent is not None:
             reason = f"{type(error).__name__}: {stop.reason.value}"
             await self._noted(self._store.journal.leave(self.intent, reason))
-        attach_to_error(self.report(stop, moment(stop.retry_at, now, time.time())), error)
+        attach_to_error(self._report(stop, now)(), error)
         self._tell_end(stop, succeeded=False)
 
     async def _refused(self, stop: Stop, now: float) -> CallNotMade:
@@ -245,15 +245,13 @@ class Course:
 
     # --- what is told ------------------------------------------------------------------------------------
 
-    def report(self, stop: Stop | None = None, retry_at: datetime | None = None) -> CallReport:
-        """How it went."""
-        return CallReport(
-            attempts=self._attempts.made,
-            key=self.key,
-            intent=self.intent,
-            reason=None if stop is None else stop.reason,
-            retry_at=retry_at,
-        )
+    def _report(self, stop: Stop | None, now: float) -> partial[CallReport]:
+        """How it went. Not a method that would be asked later: the course knows the request and what it came through,
+        and a response must not hold on to them."""
+        known = self._attempts.made, self.key, self.intent
+        if stop is None:
+            return partial(reported, *known)
+        return partial(reported, *known, stop.reason, moment(stop.retry_at, now, time.time()))
 
     def _tell_attempt(
         self, now: float, *, status: int | None = None, error: str | None = None, succeeded: bool = False

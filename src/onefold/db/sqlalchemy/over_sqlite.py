@@ -1,0 +1,93 @@
+"""Transactions over SQLite, which SQLAlchemy and sqlite3 would begin late or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from onefold._kernel.effects import Boundary
+from onefold.db.sqlalchemy import invalidation
+from onefold.db.sqlalchemy.errors import ENDED
+from onefold.db.sqlalchemy.verbs import SqlalchemyConnection
+from onefold.errors import ConfigurationError, TransactionEnded
+
+
+class OverSqlite(SqlalchemyConnection):
+    """The same over SQLite, where a transaction must take the write lock with its first statement.
+
+    Left to themselves, sqlite3 and SQLAlchemy begin late or not at all. So SQLAlchemy's transaction always stands
+    open while the connection is out, which costs nothing, and BEGIN IMMEDIATE is sent before the first statement that
+    belongs in one: any statement of the handler, and ours between BEGIN and COMMIT. Our plain looks take no lock.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._wanted = False
+        self._writing = False
+        super().__init__(connection)
+
+    def _set_up(self) -> None:
+        driver = self._driver
+        if getattr(driver, "autocommit", -1) != -1:
+            raise ConfigurationError(
+                "the engine opens sqlite3 connections with autocommit=...; leave it out: onefold begins its own "
+                "transactions (sqlite3's default, LEGACY_TRANSACTION_CONTROL)"
+            )
+        self._isolation_level = driver.isolation_level
+        driver.isolation_level = None  # sqlite3 shall not begin by itself
+        self._rest(keep=False)
+
+    @property
+    def _driver(self) -> Any:
+        return self._connection.connection.dbapi_connection
+
+    @property
+    def _in_transaction(self) -> bool:
+        driver: Any = self._connection.connection.driver_connection
+        return bool(driver.in_transaction)
+
+    def before_statement(self, cursor: Any) -> None:
+        invalidation.note(self._connection, cursor)
+        if self._writing:
+            if not self._in_transaction:
+                raise TransactionEnded(ENDED)
+        elif self._wanted or not self._our_turn:
+            if self._in_transaction:
+                cursor.execute("ROLLBACK")  # a plain BEGIN, from a listener of the application's
+            cursor.execute("BEGIN IMMEDIATE")
+            self._writing = True
+
+    def _check(self, *, undone: bool = False) -> None:
+        super()._check(undone=undone)
+        if self._writing and not undone and not self._in_transaction:
+            raise TransactionEnded(ENDED)
+
+    def _begin(self) -> None:
+        self._wanted = True
+
+    def _commit(self) -> None:
+        super()._commit()
+        self._wanted = self._writing = False
+        self._rest(keep=False)
+
+    def _rollback(self) -> None:
+        super()._rollback()
+        self._wanted = self._writing = False
+        self._rest(keep=False)
+
+    def _savepoint(self, boundary: Boundary) -> None:
+        if boundary is Boundary.SAVEPOINT:
+            self._begin()  # the handler's first touch may be a savepoint
+        super()._savepoint(boundary)
+
+    def _rest(self, *, keep: bool) -> None:
+        if not self._wanted and not self._writing and self._in_transaction:
+            self._begun = None
+            super()._rest(keep=keep)
+        if self._begun is None:
+            self._begun = self._connection.begin()
+
+    def _restore(self) -> None:
+        self._connection.rollback()
+        self._driver.isolation_level = self._isolation_level
+        invalidation.forget(self._connection)
