@@ -1,0 +1,29 @@
+"""A message leaves nothing behind that only the garbage collector could free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onefold._kernel.events import Duplicate, Handled
+from onefold._kernel.messages import Message
+from onefold._kernel.transaction import Transaction
+from tests.collector import left_to_collector
+from tests.inbox.worlds import World, message
+
+
+async def test_a_message_that_is_handled_or_a_duplicate_is_freed(world: World) -> None:
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        await world.write(tx, given.id)
+        tx.publish("invoice.sent", {"order": given.id})
+
+    inbox = world.inbox(handler)
+
+    async def deliver(start: int) -> None:
+        for number in range(start, start + 5):
+            for expected in (Handled, Duplicate):
+                assert isinstance(await world.deliver(inbox, message(f"m{number}")), expected)
+
+    await deliver(0)
+    with left_to_collector() as left:
+        await deliver(5)
+    assert left == []
