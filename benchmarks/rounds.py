@@ -2,13 +2,13 @@
 
 A machine's speed drifts, so numbers of different minutes do not compare, but those of one round do: a variant's
 result is the median, over the rounds, of its rate divided by the bare rate of that round. The order turns from round
-to round, so that nobody always follows the same neighbour. Rows are counted at the end: a variant that answered
+to round, so that nobody always follows the same neighbour. Each round starts its servers anew: where a process's memory
+happens to lie makes it up to a tenth faster or slower for all of its life, and rounds are there to average that. Rows are counted at the end: a variant that answered
 more, or fewer, payments than it made is wrong and its speed is no news.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -89,22 +89,18 @@ def compare(
     postmaster: int | None,
     say: Callable[[str], None],
 ) -> list[Measured]:
-    """Serve all variants at once, load them in turn."""
-    with contextlib.ExitStack() as stack:
-        stands = []
-        for variant in variants:
-            place = place_for(variant.name) if variant.stores else ""
-            served = stack.enter_context(serving(variant.application, place, pool_size=effort.pool_size))
-            stands.append(_Stand(variant=variant, place=place, served=served, postmaster=postmaster))
-        for stand in stands:
-            stand.warm_up(effort)
-        for turn in range(effort.rounds):
-            say(f"round {turn + 1} of {effort.rounds}")
-            shift = turn % len(stands)
-            for stand in stands[shift:] + stands[:shift]:
-                stand.take_sample(effort)
-        for stand in stands:
-            stand.check_rows()
+    """Serve and load the variants in turn, round after round."""
+    stands = [
+        _Stand(variant=variant, place=place_for(variant.name) if variant.stores else "", postmaster=postmaster)
+        for variant in variants
+    ]
+    for turn in range(effort.rounds):
+        say(f"round {turn + 1} of {effort.rounds}")
+        shift = turn % len(stands)
+        for stand in stands[shift:] + stands[:shift]:
+            stand.take_sample(effort)
+    for stand in stands:
+        stand.check_rows()
     [bare] = [stand.samples for stand in stands if stand.variant.name == BARE]
     return [
         Measured(
@@ -117,28 +113,23 @@ def compare(
 
 
 class _Stand:
-    """A variant, its server and its database, through all rounds."""
+    """A variant and its database, through all rounds."""
 
-    def __init__(self, *, variant: Variant, place: str, served: Served, postmaster: int | None) -> None:
+    def __init__(self, *, variant: Variant, place: str, postmaster: int | None) -> None:
         self.variant = variant
         self.samples: list[Sample] = []
         self._place = place
-        self._served = served
         self._postmaster = postmaster
         self._made = 0
         self._seed = ("--seed", "00000000-0000-4000") if variant.keys == "repeated" else ()
 
-    def warm_up(self, effort: Effort) -> None:
-        """Fill caches and prepared statements; where keys are repeated, make each of them a completed one."""
-        if self.variant.keys == "repeated":
-            self._run(*self._repeated(), "--once")
-        else:
-            self._run("--seconds", "0", "--warmup", str(effort.warmup_s))
-
     def take_sample(self, effort: Effort) -> None:
-        app_from, database_from = self._used()
-        load = self._run(*self._repeated(), "--seconds", str(effort.seconds), "--warmup", str(effort.warmup_s))
-        app_to, database_to = self._used()
+        with serving(self.variant.application, self._place, pool_size=effort.pool_size) as served:
+            self._warm_up(served, effort)
+            app_from, database_from = self._used(served)
+            measured = ("--seconds", str(effort.seconds), "--warmup", str(effort.warmup_s))
+            load = self._run(served, *self._repeated(), *measured)
+            app_to, database_to = self._used(served)
         if self.variant.keys == "repeated" and load.replayed != load.answered:
             raise SystemExit(f"{self.variant.name}: {load.answered - load.replayed} answers were no replays")
         self.samples.append(
@@ -149,13 +140,20 @@ class _Stand:
             )
         )
 
+    def _warm_up(self, served: Served, effort: Effort) -> None:
+        """Fill caches and prepared statements; where keys are repeated, make each of them a completed one."""
+        if self.variant.keys == "repeated":
+            self._run(served, *self._repeated(), "--once")
+        else:
+            self._run(served, "--seconds", "0", "--warmup", str(effort.warmup_s))
+
     def check_rows(self) -> None:
         found = payments_in(self._place) if self.variant.stores else self._made
         if found != self._made:
             raise SystemExit(f"{self.variant.name}: {self._made} payments were answered, {found} were made")
 
-    def _run(self, *arguments: str) -> Load:
-        load = run_load(self._served.port, "--connections", str(CONNECTIONS), *self._seed, *arguments)
+    def _run(self, served: Served, *arguments: str) -> Load:
+        load = run_load(served.port, "--connections", str(CONNECTIONS), *self._seed, *arguments)
         if load.created != load.answered:
             raise SystemExit(f"{self.variant.name}: {load.answered - load.created} answers were not 201")
         self._made += load.answered - load.replayed
@@ -164,5 +162,5 @@ class _Stand:
     def _repeated(self) -> tuple[str, ...]:
         return ("--repeated", str(REPEATED_PER_CONNECTION)) if self.variant.keys == "repeated" else ()
 
-    def _used(self) -> tuple[float, float]:
-        return cpu_s(self._served.pid), children_cpu_s(self._postmaster) if self._postmaster else 0.0
+    def _used(self, served: Served) -> tuple[float, float]:
+        return cpu_s(served.pid), children_cpu_s(self._postmaster) if self._postmaster else 0.0

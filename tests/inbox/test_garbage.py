@@ -14,7 +14,7 @@ from tests.inbox.worlds import World, message
 async def test_a_message_that_is_handled_or_a_duplicate_is_freed(world: World) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         await world.write(tx, given.id)
-        tx.publish("invoice.sent", {"order": given.id})
+        await tx.publish("invoice.sent", {"order": given.id})
 
     inbox = world.inbox(handler)
 

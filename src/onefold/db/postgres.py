@@ -168,8 +168,16 @@ def _is_unicode(value: str) -> bool:
 
 def inlined(statement: Statement) -> str:
     """The statement with its values written in."""
+    template, places = _template(statement.sql)
     texts = literals(statement.values)
-    return _PLACEHOLDER.sub(lambda found: texts[int(found[1]) - 1], statement.sql)
+    return template % tuple([texts[place] for place in places])
+
+
+@lru_cache(maxsize=1000)
+def _template(sql: str) -> tuple[str, tuple[int, ...]]:
+    """The text with `%s` for its values, and which of them goes where."""
+    places = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
+    return _PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
 
 
 def placeholders(sql: str) -> int:

@@ -1,8 +1,10 @@
 """psycopg 3, for threads and for asyncio: each batch is one simple query, as with asyncpg.
 
-psycopg runs a query without parameters by the simple protocol, which takes several statements at once; the
-results come back one by one, and the last one is the batch's answer. A connection is in autocommit mode while it
-is out, so that the only BEGIN is ours, and goes back to its pool as it came.
+A simple query takes several statements at once; the last one's result is the batch's answer. It is sent without a
+cursor, which would cost more than the statements do. A connection is in autocommit
+mode while it is out, so that the only BEGIN is ours, and goes back to its pool as it came.
+
+The underscored names are psycopg's own; our tests fail when they change.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
-from psycopg.rows import TupleRow, tuple_row
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.postgres import (
     checked_dsn,
     error_for,
@@ -65,9 +68,7 @@ class PsycopgDatabase:
                 pool.putconn(connection)
         except _VENDOR_ERRORS as error:
             raise _not_connected(error, self._acquire_timeout_s) from error
-        was_autocommit = connection.autocommit
-        connection.autocommit = True
-        return PsycopgConnection(pool, connection, was_autocommit)
+        return PsycopgConnection(pool, connection, _set_autocommit(connection, True))
 
     def close(self) -> None:
         if self._dsn is not None and self._pool is not None:
@@ -103,12 +104,12 @@ class PsycopgConnection:
         return self._connection
 
     def batch(self, steps: Sequence[Step]) -> int:
+        connection = self._connection
         try:
-            with psycopg.RawCursor(self._connection, row_factory=tuple_row) as cursor:
-                cursor.execute(_query(self._connection, steps), prepare=False)
-                return _last_count(cursor)
+            with connection.lock:
+                return connection.wait(_batch(connection, steps))
         except _VENDOR_ERRORS as error:
-            raise _mapped(self._connection, error) from error
+            raise _mapped(connection, error) from error
 
     def fetch(self, statement: Statement) -> list[Row]:
         try:
@@ -119,7 +120,7 @@ class PsycopgConnection:
 
     def release(self) -> None:
         if _is_idle(self._connection):
-            self._connection.autocommit = self._was_autocommit
+            _set_autocommit(self._connection, self._was_autocommit)
             self._pool.putconn(self._connection)
         else:  # in a transaction, or lost
             self.discard()
@@ -151,9 +152,7 @@ class AsyncPsycopgDatabase:
                 await pool.putconn(connection)
         except _VENDOR_ERRORS as error:
             raise _not_connected(error, self._acquire_timeout_s) from error
-        was_autocommit = connection.autocommit
-        await connection.set_autocommit(True)
-        return AsyncPsycopgConnection(pool, connection, was_autocommit)
+        return AsyncPsycopgConnection(pool, connection, _set_autocommit(connection, True))
 
     async def close(self) -> None:
         if self._dsn is not None and self._pool is not None:
@@ -191,12 +190,12 @@ class AsyncPsycopgConnection:
         return self._connection
 
     async def batch(self, steps: Sequence[Step]) -> int:
+        connection = self._connection
         try:
-            async with psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) as cursor:
-                await cursor.execute(_query(self._connection, steps), prepare=False)
-                return _last_count(cursor)
+            async with connection.lock:
+                return await connection.wait(_batch(connection, steps))
         except _VENDOR_ERRORS as error:
-            raise _mapped(self._connection, error) from error
+            raise _mapped(connection, error) from error
 
     async def fetch(self, statement: Statement) -> list[Row]:
         try:
@@ -208,7 +207,7 @@ class AsyncPsycopgConnection:
 
     async def release(self) -> None:
         if _is_idle(self._connection):
-            await self._connection.set_autocommit(self._was_autocommit)
+            _set_autocommit(self._connection, self._was_autocommit)
             await self._pool.putconn(self._connection)
         else:  # in a transaction, or lost
             await self.discard()
@@ -223,17 +222,31 @@ class AsyncPsycopgConnection:
 # --- what both colours share ---------------------------------------------------------------------------------
 
 _AnyConnection: TypeAlias = Handle | AsyncHandle
-_AnyCursor: TypeAlias = psycopg.RawCursor[TupleRow] | psycopg.AsyncRawCursor[TupleRow]
+_DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_UNDOES = frozenset({Boundary.ROLLBACK, Boundary.ROLLBACK_TO_SAVEPOINT})
 
 
-def _query(connection: _AnyConnection, steps: Sequence[Step]) -> bytes:
-    return script(map(rendered, steps)).encode(connection.info.encoding)
+def _batch(connection: _AnyConnection, steps: Sequence[Step]) -> Generator[Any, Any, int]:
+    """Send the steps as one query. `wait` drives it, on a thread or on asyncio."""
+    if connection._pipeline is not None:
+        raise psycopg.ProgrammingError("the handler has left the connection in pipeline mode")
+    pgconn = connection.pgconn
+    pgconn.send_query(script(map(rendered, steps)).encode(connection.info.encoding))
+    try:
+        last = (yield from generators.execute(pgconn))[-1]
+    finally:
+        if not _UNDOES.isdisjoint(steps):
+            connection._prepared.clear()  # as psycopg does: what was prepared may rest on what is gone
+    if last.status not in _DONE:
+        raise psycopg.errors.error_from_result(last, encoding=connection.info.encoding)
+    return last.command_tuples or 0
 
 
-def _last_count(cursor: _AnyCursor) -> int:
-    while cursor.nextset():
-        pass
-    return max(cursor.rowcount, 0)
+def _set_autocommit(connection: _AnyConnection, value: bool) -> bool:
+    """What it was. The connection is idle, so there is nothing to ask the server, nor to wait for a lock for."""
+    before = connection.autocommit
+    connection._autocommit = value
+    return before
 
 
 def _is_idle(connection: _AnyConnection) -> bool:
