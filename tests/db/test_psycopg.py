@@ -11,7 +11,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
-from onefold.errors import ConfigurationError, StoreUnavailable
+from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY)")
@@ -149,5 +149,29 @@ def test_a_dsn_of_keywords_is_accepted(postgres_dsn: str) -> None:
     database = PsycopgDatabase(keywords)
     connection = database.acquire()
     assert connection.fetch(Statement("SELECT 1")) == [(1,)]
+    connection.release()
+    database.close()
+
+
+def test_a_batch_on_a_connection_that_was_left_in_pipeline_mode_is_refused(postgres_dsn: str) -> None:
+    """There its answer would come later, if at all: nobody may take that for a success."""
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    connection.batch((BEGIN,))
+    with connection.handle.pipeline(), pytest.raises(StatementRefused, match="pipeline mode"):
+        connection.batch((COMMIT,))
+    connection.batch((ROLLBACK,))
+    connection.release()
+    database.close()
+
+
+def test_what_psycopg_has_prepared_is_forgotten_with_the_transaction_it_rests_on(postgres_dsn: str) -> None:
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    for kind, value in (("int", 1), ("text", "one")):
+        connection.batch((BEGIN, Statement(f"CREATE TABLE thing AS SELECT '{value}'::{kind} AS id")))
+        found = connection.handle.execute("SELECT id FROM thing", prepare=True).fetchall()
+        assert found == [(value,)]
+        connection.batch((ROLLBACK,))
     connection.release()
     database.close()
