@@ -3,8 +3,8 @@
 A machine's speed drifts, so numbers of different minutes do not compare, but those of one round do: a variant's
 result is the median, over the rounds, of its rate divided by the bare rate of that round. The order turns from round
 to round, so that nobody always follows the same neighbour. Each round starts its servers anew: where a process's memory
-happens to lie makes it up to a tenth faster or slower for all of its life, and rounds are there to average that. Rows are counted at the end: a variant that answered
-more, or fewer, payments than it made is wrong and its speed is no news.
+happens to lie makes it faster or slower for all of its life, and rounds are there to average that. Rows are counted at
+the end: a variant that answered more, or fewer, payments than it made is wrong and its speed is no news.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ def compare(
     *,
     place_for: Callable[[str], str],
     postmaster: int | None,
+    core: int | None,
     say: Callable[[str], None],
 ) -> list[Measured]:
     """Serve and load the variants in turn, round after round."""
     stands = [
-        _Stand(variant=variant, place=place_for(variant.name) if variant.stores else "", postmaster=postmaster)
+        _Stand(variant, place=place_for(variant.name) if variant.stores else "", postmaster=postmaster, core=core)
         for variant in variants
     ]
     for turn in range(effort.rounds):
@@ -115,16 +116,18 @@ def compare(
 class _Stand:
     """A variant and its database, through all rounds."""
 
-    def __init__(self, *, variant: Variant, place: str, postmaster: int | None) -> None:
+    def __init__(self, variant: Variant, *, place: str, postmaster: int | None, core: int | None) -> None:
         self.variant = variant
         self.samples: list[Sample] = []
         self._place = place
         self._postmaster = postmaster
+        self._core = core
         self._made = 0
         self._seed = ("--seed", "00000000-0000-4000") if variant.keys == "repeated" else ()
 
     def take_sample(self, effort: Effort) -> None:
-        with serving(self.variant.application, self._place, pool_size=effort.pool_size) as served:
+        application, pool_size = self.variant.application, effort.pool_size
+        with serving(application, self._place, pool_size=pool_size, core=self._core) as served:
             self._warm_up(served, effort)
             app_from, database_from = self._used(served)
             measured = ("--seconds", str(effort.seconds), "--warmup", str(effort.warmup_s))

@@ -6,6 +6,7 @@ See README.md in this folder for what is measured, and why as ratios.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from benchmarks.client.__main__ import run as run_client
 from benchmarks.guards import Verdict, run_guards
 from benchmarks.messages import parts as messages
 from benchmarks.messages.comparison import Outcome
+from benchmarks.processes import a_core_to_itself
 from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
@@ -94,7 +96,7 @@ def main() -> int:
             found = messages.measured(list(messages.PARTS), messages_effort, _progress)
         else:
             comparison = COMPARISONS[part]
-            tables[part] = _run(comparison, effort)
+            tables[part] = _run(comparison, effort, shared=told.shared)
             print(table_of(comparison.title, tables[part]), end="\n\n")
     if told.json:
         document = {**as_json(effort, tables, verdicts), "messages": messages.as_json(messages_effort, found)}
@@ -104,23 +106,24 @@ def main() -> int:
     return max(_exit_code(tables, verdicts, floors=floors), client_code, messages.exit_code(found, floors=floors))
 
 
-def _run(comparison: Comparison, effort: Effort) -> list[Measured]:
-    if "sqlite" in comparison.variants[0].application:
-        with tempfile.TemporaryDirectory() as folder:
-            return compare(
-                comparison.variants,
-                effort,
-                place_for=lambda name: sqlite_place(Path(folder), name.replace(" ", "-")),
-                postmaster=None,
-                say=_progress,
-            )
-    with private_postgres() as server:
+def _run(comparison: Comparison, effort: Effort, *, shared: bool) -> list[Measured]:
+    with contextlib.ExitStack() as stack:
+        core = None if shared else stack.enter_context(a_core_to_itself())
+        if "sqlite" in comparison.variants[0].application:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            postmaster = None
+
+            def place_for(name: str) -> str:
+                return sqlite_place(folder, name.replace(" ", "-"))
+        else:
+            server = stack.enter_context(private_postgres())
+            postmaster = server.pid
+
+            def place_for(name: str) -> str:
+                return postgres_place(server)
+
         return compare(
-            comparison.variants,
-            effort,
-            place_for=lambda name: postgres_place(server),
-            postmaster=server.pid,
-            say=_progress,
+            comparison.variants, effort, place_for=place_for, postmaster=postmaster, core=core, say=_progress
         )
 
 
@@ -149,6 +152,7 @@ def _told() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
     parser.add_argument("--pool", type=int, help="connections in each pool")
+    parser.add_argument("--shared", action="store_true", help="the worker gets no core to itself")
     parser.add_argument("--json", metavar="FILE", help="also write every sample to FILE")
     parser.add_argument("--no-floors", action="store_true", help="a missed ratio does not fail the run")
     return parser.parse_args()

@@ -37,7 +37,10 @@ def main() -> None:
     parser.add_argument("application", choices=APPLICATIONS)
     parser.add_argument("place", help="a DSN, or the path of a SQLite file")
     parser.add_argument("--pool", type=int, default=16)
+    parser.add_argument("--core", type=int, help="run on this core only")
     told = parser.parse_args()
+    if told.core is not None:
+        os.sched_setaffinity(0, {told.core})
     listening = socket.create_server((HOST, 0), backlog=256)
     config = uvicorn.Config(
         # Made by a factory: asyncpg's pool belongs to the loop that runs when it is made.
