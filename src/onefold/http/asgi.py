@@ -140,7 +140,7 @@ class IdempotencyMiddleware:
                         f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
                     )
                 if not message.get("more_body", False):
-                    return bytes(before + part) if before else part
+                    return bytes(before + part) if before else bytes(part)
                 before += part
                 message = await self._clock.within(max(0.0, until - time.monotonic()), receive())
         except TimeoutError as error:
