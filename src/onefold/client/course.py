@@ -19,7 +19,7 @@ from onefold._kernel import deadlines
 from onefold._kernel.effects import Call, Flow, Now, Sleep
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
 from onefold.client.journal import intent_of
-from onefold.client.report import CallReport, attach, attach_to_error, moment, reported
+from onefold.client.report import CallReport, attach, attach_to_error, moment
 from onefold.client.store import JournalStore
 from onefold.client.wire import KEY_HEADER, Wire, fingerprint, target
 from onefold.errors import CallNotMade, ConfigurationError, OnefoldError
@@ -94,8 +94,7 @@ class Course:
         if self._listener is not None:
             self._tell_attempt(now, status=status, succeeded=True)
             self._tell_end(None, succeeded=True)
-        # As `attach` does, without asking whether it can be done.
-        response.onefold_report = partial(reported, self._attempts.made, self.key, self.intent)
+        response.onefold_report = self._report(None, now)  # as `attach` does, without asking whether it can be done
         return True
 
     def excuse(self) -> None:
@@ -248,10 +247,10 @@ class Course:
     def _report(self, stop: Stop | None, now: float) -> partial[CallReport]:
         """How it went. Not a method that would be asked later: the course knows the request and what it came through,
         and a response must not hold on to them."""
-        known = self._attempts.made, self.key, self.intent
+        known = partial(CallReport, attempts=self._attempts.made, key=self.key, intent=self.intent)
         if stop is None:
-            return partial(reported, *known)
-        return partial(reported, *known, stop.reason, moment(stop.retry_at, now, time.time()))
+            return known
+        return partial(known, reason=stop.reason, retry_at=moment(stop.retry_at, now, time.time()))
 
     def _tell_attempt(
         self, now: float, *, status: int | None = None, error: str | None = None, succeeded: bool = False

@@ -33,17 +33,6 @@ class CallReport:
         return text
 
 
-def reported(
-    attempts: int,
-    key: str | None,
-    intent: str | None,
-    reason: Reason | None = None,
-    retry_at: datetime | None = None,
-) -> CallReport:
-    """A report, for those who make it later, of what they know now."""
-    return CallReport(attempts=attempts, key=key, intent=intent, reason=reason, retry_at=retry_at)
-
-
 class _Left:
     """A report that some layer has left on an error."""
 

@@ -47,11 +47,11 @@ class Preparer:
                 values += step.values
             else:
                 shape.append(step)
-        known = tuple(shape)
+        form = tuple(shape)
         try:
-            plan = self._plans[known]
+            plan = self._plans[form]
         except KeyError:  # once for each place in onefold that sends a batch
-            plan = self._plans.setdefault(known, _planned(steps, self._mark))
+            plan = self._plans.setdefault(form, _planned(steps, self._mark))
         if plan is None:
             return unprepared(steps), ()
         if plan.names <= prepared:
@@ -68,6 +68,7 @@ class _Plan:
     """Each step as text, and the name of the statement it executes."""
     prepares: dict[str, str]
     names: frozenset[str]
+    """Of what it prepares: every batch asks whether its session has them all."""
     template: str
 
     def template_preparing(self, new: Collection[str]) -> str:

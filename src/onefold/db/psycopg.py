@@ -230,15 +230,15 @@ def _batch(connection: _AnyConnection, steps: Sequence[Step]) -> Generator[Any, 
     """Send the steps as one query. `wait` drives it, on a thread or on asyncio."""
     if connection._pipeline is not None:
         raise psycopg.ProgrammingError("the handler has left the connection in pipeline mode")
-    pgconn = connection.pgconn
-    pgconn.send_query(script(map(rendered, steps)).encode(connection.info.encoding))
+    pgconn, encoding = connection.pgconn, connection.info.encoding
+    pgconn.send_query(script(map(rendered, steps)).encode(encoding))
     try:
         last = (yield from generators.execute(pgconn))[-1]
     finally:
         if not _UNDOES.isdisjoint(steps):
             connection._prepared.clear()  # as psycopg does: what was prepared may rest on what is gone
     if last.status not in _DONE:
-        raise psycopg.errors.error_from_result(last, encoding=connection.info.encoding)
+        raise psycopg.errors.error_from_result(last, encoding=encoding)
     return last.command_tuples or 0
 
 

@@ -72,7 +72,7 @@ class IdempotencyMiddleware:
             scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope
         )
         lane: TaskLane[Any] = TaskLane(self._database)
-        if request.method == "GET" and self._pages is not None and (page := self._pages.find(request)) is not None:
+        if self._pages is not None and (page := self._pages.find(request)) is not None:
             return await send_whole(await run_async(page(), lane), send)
         tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)

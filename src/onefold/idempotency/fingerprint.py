@@ -57,8 +57,8 @@ def fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
     # A path may carry undecodable bytes as surrogates; they must neither raise nor be replaced.
     path, query = asked.path.encode("utf-8", "surrogatepass"), asked.query
     # Each part with its length: no byte can move from one part to the next unnoticed.
-    lengths = len(path), path, len(query), query, len(form), form
-    framed = (b"7:onefold%d:%b%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b%d:%b") % lengths
+    parts = len(path), path, len(query), query, len(form), form
+    framed = (b"7:onefold%d:%b%d:%b%d:%b" if ours else b"6:custom%d:%b%d:%b%d:%b") % parts
     return blake2b(framed, digest_size=FINGERPRINT_BYTES, key=key, person=_VERSION).digest()
 
 

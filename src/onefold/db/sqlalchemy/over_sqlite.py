@@ -1,4 +1,4 @@
-"""Transactions over SQLite, which SQLAlchemy and sqlite3 would begin late or not at all."""
+"""What a batch means on a `sqlalchemy.Connection` over SQLite: how it differs from `verbs`."""
 
 from __future__ import annotations
 
