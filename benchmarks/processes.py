@@ -43,7 +43,7 @@ def a_core_to_itself() -> Iterator[int | None]:
     if len(cores) < 2:
         yield None
         return
-    own = min(cores)
+    own = max(cores)  # the first one usually serves the interrupts of the disk
     os.sched_setaffinity(0, cores - {own})
     try:
         yield own

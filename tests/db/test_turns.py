@@ -93,25 +93,99 @@ async def test_a_handle_that_was_kept_is_worth_nothing_after_its_connection_pass
     await other.release()
 
 
-async def test_other_users_of_the_pool_get_their_turn(pool: Any) -> None:
+@pytest.mark.parametrize("many", [1, 3])
+async def test_other_users_of_the_pool_get_their_turn(pool: Any, many: int) -> None:
     database = AsyncpgDatabase(pool)
     busy, served = True, 0
 
     async def keep_busy() -> None:
         nonlocal served
-        while busy:
+        while busy and served < 1000:
             connection = await database.acquire()
             served += 1
             await connection.batch((ONE,))
             await connection.release()
 
-    crowd = [asyncio.create_task(keep_busy()) for _ in range(3)]
+    crowd = [asyncio.create_task(keep_busy()) for _ in range(many)]
     await settled()
     async with pool.acquire() as somebody:
         assert await somebody.fetchval("SELECT 1") == 1
-        assert served <= 3 * PASSES_MAX
+        assert served <= many * PASSES_MAX
         busy = False
     await asyncio.gather(*crowd)
+
+
+# What the pool does with a connection that comes and goes is done here in its place: it must come to the same.
+
+
+async def backend(database: AsyncpgDatabase) -> int:
+    """Have a connection, use it and give it back; whose it was."""
+    connection = await database.acquire()
+    try:
+        [(number,)] = await connection.fetch(Statement("SELECT pg_backend_pid()"))
+    finally:
+        await connection.release()
+    return int(number)
+
+
+async def test_the_pool_counts_what_is_out_and_what_is_back(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    first = await backend(database)
+    connection = await database.acquire()
+    assert pool.get_idle_size() == 0
+    await connection.release()
+    assert pool.get_idle_size() == 1
+    assert await backend(database) == first
+
+
+async def test_expired_connections_are_not_used_again(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    first = await backend(database)
+    await pool.expire_connections()  # while it is idle
+    second = await backend(database)
+    assert second != first
+    connection = await database.acquire()
+    await pool.expire_connections()  # while it is out
+    await connection.release()
+    assert await backend(database) != second
+
+
+async def test_a_connection_is_used_for_as_many_queries_as_the_pool_says(postgres_dsn: str) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1, max_queries=3) as pool:
+        database = AsyncpgDatabase(pool)
+        assert len({await backend(database) for _ in range(9)}) > 2
+
+
+async def test_a_connection_is_closed_when_it_was_idle_for_long_and_never_while_it_is_out(postgres_dsn: str) -> None:
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=1, max_inactive_connection_lifetime=0.05) as pool:
+        database = AsyncpgDatabase(pool)
+        first = await backend(database)
+        connection = await database.acquire()
+        await asyncio.sleep(0.15)
+        assert await connection.fetch(Statement("SELECT pg_backend_pid()")) == [(first,)]
+        await connection.release()
+        await asyncio.sleep(0.15)
+        assert pool.get_size() == 0
+
+
+async def test_a_connection_that_died_while_it_was_idle_is_replaced(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    first = await backend(database)
+    pool._holders[0]._con.terminate()
+    assert await backend(database) != first
+
+
+async def test_a_pool_that_is_closing_waits_for_what_is_out_and_gives_nothing_more(postgres_dsn: str) -> None:
+    pool: Any = await asyncpg.create_pool(postgres_dsn, min_size=2, max_size=2)
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    closing = asyncio.create_task(pool.close())
+    await settled()
+    with pytest.raises(StoreUnavailable, match="pool is closing"):
+        await database.acquire()
+    assert not closing.done()
+    await connection.release()
+    await closing
 
 
 async def test_a_pool_with_a_hook_for_every_acquisition_gets_to_call_it(postgres_dsn: str) -> None:

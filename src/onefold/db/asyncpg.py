@@ -8,7 +8,7 @@ connection, because parsing them again each time costs more than running them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -60,7 +60,7 @@ class AsyncpgDatabase:
     async def acquire(self) -> AsyncpgConnection:
         try:
             turns = self._turns or await self._opened()
-            proxy: Any = await turns.take()
+            proxy: Any = turns.at_hand() or await turns.take()
         except asyncpg.exceptions.ClientConfigurationError:
             # Not chained: asyncpg quotes what it could not read, which may be a password.
             raise ConfigurationError("asyncpg cannot read the Postgres DSN") from None
@@ -192,25 +192,16 @@ class AsyncpgConnection:
 
     async def release(self) -> None:
         if self._broken or self._in_transaction():
-            return await self.discard()
-        connection, session, turns = self._connection, self._session, self._turns
-        if not (self._pure and session.resets_as_usual):
-            return await self._to_pool(turns.pool.release(self._proxy, timeout=turns.patience_s))
-        session.passed += 1
-        if session.passed < PASSES_MAX and turns.pass_on(self._proxy):
-            return None
-        session.passed = 0
-        # No reset is sent, so nothing is waited for: the task that the pool would shield it with is spared too.
-        connection._on_release()
-        connection._reset_query = ""
+            await self.discard()
+            return
+        session, turns, proxy = self._session, self._turns, self._proxy
+        if self._pure and session.resets_as_usual and turns.may_keep(proxy):
+            session.passed = (session.passed + 1) % PASSES_MAX
+            if not (session.passed and turns.pass_on(proxy)) and turns.put_back(proxy):
+                await asyncio.sleep(0)
+            return
         try:
-            await self._to_pool(self._proxy._holder.release(turns.patience_s))
-        finally:
-            connection._reset_query = None  # found anew when it is next asked for
-
-    async def _to_pool(self, release: Awaitable[None]) -> None:
-        try:
-            await release
+            await turns.pool.release(proxy, timeout=turns.patience_s)
         except _VENDOR_ERRORS as error:
             raise self._mapped(error) from error
 

@@ -2,8 +2,9 @@
 
 asyncpg's pool is not fair. A connection that was given back is taken by whoever runs next; the waiter that was woken
 for it finds nothing and goes to the end of the queue, so that on a small and busy pool some requests wait for seconds.
-Here those who wait stand in line, and what is released passes to the first of them directly, which costs less than the
-way through the pool. Every so often it takes that way all the same, for the pool's other users and its housekeeping.
+Here those who wait stand in line, and what is released passes to the first of them directly. Every so often it goes
+back to the pool all the same, for the pool's other users and its housekeeping. And where the pool has nothing to wait
+for, what it would do in several tasks and timers is done here in one step.
 
 asyncpg has no public way to do this. The underscored names are its own; our tests fail when they change.
 """
@@ -35,6 +36,25 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
+    def at_hand(self) -> Any:
+        """A connection that nobody waits for, if the pool has one that is ready; else None."""
+        pool = self.pool
+        idle = pool._queue._queue
+        if self._line or not idle:
+            return None
+        holder = idle[-1]
+        connection = holder._con
+        if connection is None or connection.is_closed() or holder._generation != pool._generation:
+            return None  # it has to be connected first
+        if holder._setup is not None or pool._closing:
+            return None
+        idle.pop()
+        holder._maybe_cancel_inactive_callback()
+        holder._proxy = PoolConnectionProxy(holder, connection)
+        holder._in_use = pool._loop.create_future()
+        holder._timeout = None
+        return holder._proxy
+
     async def take(self) -> Any:
         """A connection as the pool hands it out, when it is our turn. TimeoutError: it was not, for too long."""
         pool = self.pool
@@ -59,21 +79,38 @@ class Turns:
             self._stop_asking_for_nobody()
             raise
 
-    def pass_on(self, proxy: Any) -> bool:
-        """Give a connection, in the state the pool would leave it in, to the first in line. False: nobody waits, or
-        there is something about it that only the pool knows how to end."""
+    def may_keep(self, proxy: Any) -> bool:
+        """Whether a connection without traces of its last use can be used on as it is. False: there is something about
+        it that only the pool knows how to end."""
         holder, connection = proxy._holder, proxy._con
         if connection.is_closed() or connection._listeners or connection._log_listeners:
             return False
+        protocol = connection._protocol
+        if protocol.queries_count >= holder._max_queries or protocol._is_cancelling():
+            return False
+        return bool(holder._generation == self.pool._generation)
+
+    def pass_on(self, proxy: Any) -> bool:
+        """Give such a connection to the first in line. False: nobody waits."""
         turn = self._first()
         if turn is None:
             return False
-        connection._on_release()
+        holder, connection = proxy._holder, proxy._con
+        connection._pool_release_ctr += 1  # cursors and prepared statements that were made with it are void
         proxy._detach()  # whoever still has it can do nothing with it
         holder._proxy = PoolConnectionProxy(holder, connection)
         turn.set_result(holder._proxy)
         self._stop_asking_for_nobody()
         return True
+
+    def put_back(self, proxy: Any) -> bool:
+        """Give such a connection to the pool. True: somebody waits there, and has to be let run to take it."""
+        holder = proxy._holder
+        waited_for = bool(self.pool._queue._getters)
+        proxy._con._pool_release_ctr += 1
+        holder._release()
+        holder._setup_inactive_callback()
+        return waited_for
 
     async def _ask(self) -> None:
         """Wait in the pool's own queue, on behalf of all who stand in line."""
@@ -108,7 +145,7 @@ class Turns:
         self._timer = loop.call_at(self._line[0][1], self._dismiss, loop) if self._line else None
 
     def _return(self, proxy: Any) -> None:
-        if not self.pass_on(proxy):
+        if not (self.may_keep(proxy) and self.pass_on(proxy)):
             in_background(self.pool.release(proxy))
 
     def _stop_asking_for_nobody(self) -> None:
