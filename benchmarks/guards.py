@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import asyncpg
 
@@ -68,12 +68,12 @@ LIMITS: Final = (
     Limit(subject="asyncpg bare", unit="transaction ids", most=1),
     Limit(subject="asyncpg first", unit="transaction ids", most=2),  # one of them for the savepoint
     Limit(subject="asyncpg replay", unit="transaction ids", most=0),
-    Limit(subject="sqlite first", unit="statements", most=10),
+    Limit(subject="sqlite first", unit="statements", most=6),
     Limit(subject="sqlite first", unit="commits", most=2),
-    Limit(subject="sqlite first", unit="hops between threads", most=5),
+    Limit(subject="sqlite first", unit="hops between threads", most=3),
     Limit(subject="sqlite replay", unit="statements", most=1),
     Limit(subject="sqlite replay", unit="commits", most=0),
-    Limit(subject="sqlite replay", unit="hops between threads", most=3),
+    Limit(subject="sqlite replay", unit="hops between threads", most=1),
 )
 
 
@@ -166,9 +166,8 @@ async def _count_sqlite(place: str, counts: Counts) -> None:
             statements.clear()
             hops.clear()
             await application.post_all(COUNTED, start=start)
-            commits = sum(statement.strip().upper().startswith("COMMIT") for statement in statements)
             counts[f"sqlite {subject}", "statements"] = len(statements) / COUNTED
-            counts[f"sqlite {subject}", "commits"] = commits / COUNTED
+            counts[f"sqlite {subject}", "commits"] = sum(map(commits, statements)) / COUNTED
             counts[f"sqlite {subject}", "hops between threads"] = len(hops) / COUNTED
 
         async with _application("sqlite_onefold", place) as ours:
@@ -177,15 +176,28 @@ async def _count_sqlite(place: str, counts: Counts) -> None:
             await count_statements("replay", ours, WARM_UP)
 
 
+class Traced(NamedTuple):
+    """A statement that SQLite begins to execute."""
+
+    sql: str
+    in_transaction: bool
+
+
+def commits(traced: Traced) -> bool:
+    """COMMIT, or a write that is a transaction of its own."""
+    verb = traced.sql.split(maxsplit=1)[0].upper()
+    return verb == "COMMIT" or (verb in ("INSERT", "UPDATE", "DELETE") and not traced.in_transaction)
+
+
 @contextmanager
-def traced_sqlite() -> Iterator[list[str]]:
+def traced_sqlite() -> Iterator[list[Traced]]:
     """Every statement that connections opened from now on execute."""
-    statements: list[str] = []
+    statements: list[Traced] = []
     connect = sqlite3.connect
 
     def traced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection: sqlite3.Connection = connect(*args, **kwargs)
-        connection.set_trace_callback(statements.append)
+        connection.set_trace_callback(lambda sql: statements.append(Traced(sql, connection.in_transaction)))
         return connection
 
     sqlite3.connect = traced  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-from benchmarks.guards import Counts, Limit, Unit, Verdict, traced_sqlite, wal_position
+from benchmarks.guards import Counts, Limit, Unit, Verdict, commits, traced_sqlite, wal_position
 from benchmarks.load import HOST
 from benchmarks.messages.brokers import NullBroker, delivery_of, messages_of
 from benchmarks.messages.comparison import Grounds, Outcome, counted_outcome
@@ -166,8 +166,7 @@ async def _count_sqlite(path: Path, counts: Counts) -> None:
     with traced_sqlite() as statements:
 
         async def read() -> Reading:
-            commits = sum(statement.strip().upper().startswith("COMMIT") for statement in statements)
-            return {"statements": len(statements), "commits": commits}
+            return {"statements": len(statements), "commits": sum(map(commits, statements))}
 
         async def write_rows(connection: Any, rows: int) -> object:
             numbers = json.dumps(list(range(rows)))

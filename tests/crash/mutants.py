@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from onefold._kernel.dialects import SQLITE_NOW_MS
 from onefold._kernel.effects import Statement
 from onefold.idempotency.model import Answer, Ask
 from onefold.idempotency.sql import postgres, sqlite
@@ -26,7 +27,8 @@ def _unfenced_settle(ask: Ask, fence: int, answer: Answer) -> Statement:
 
 def _overwriting_settle(ask: Ask, fence: int, answer: Answer) -> Statement:
     """The last writer wins, as in a cache: neither the claim nor the record's primary key stands in the way."""
-    settle = _changed(sqlite.settle(ask, fence, answer), "INSERT INTO", "INSERT OR REPLACE INTO")
+    settle = sqlite.settle(ask, fence, answer)
+    settle = _changed(settle, f"CASE WHEN expires_at_ms <= {SQLITE_NOW_MS} THEN excluded.status END", "excluded.status")
     return _changed(settle, "(SELECT digest FROM onefold_claim WHERE digest = ?1 AND fence = ?2)", "?1")
 
 

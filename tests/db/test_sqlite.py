@@ -13,6 +13,7 @@ from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlite import SqliteConnection, SqliteDatabase, async_sqlite
 from onefold.errors import (
     ConfigurationError,
+    StatementRefused,
     StoreBusy,
     StoreReadOnly,
     StoreUnavailable,
@@ -305,6 +306,16 @@ def test_a_light_transaction_spares_the_flush_and_a_durable_one_does_not(connect
         connection.batch((COMMIT,))
     assert connection.handle.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.fetch(Statement("PRAGMA journal_mode")) == [("wal",)]
+
+
+def test_a_light_statement_is_a_transaction_of_its_own(connection: SqliteConnection) -> None:
+    level = Statement("CREATE TABLE level AS SELECT synchronous FROM pragma_synchronous")
+    connection.batch((Boundary.BEGIN_LIGHT, level, COMMIT))
+    assert connection.fetch(Statement("SELECT synchronous FROM level")) == [(1,)]
+    with pytest.raises(StatementRefused, match="already exists"):
+        connection.batch((Boundary.BEGIN_LIGHT, level, COMMIT))
+    connection.batch((BEGIN, INSERT, COMMIT))  # nothing is left behind, not even the lock
+    assert connection.is_at_rest()
 
 
 @pytest.mark.parametrize("path", ["", ":memory:"])

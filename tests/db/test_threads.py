@@ -14,7 +14,7 @@ import pytest
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.sqlite import async_sqlite
-from onefold.db.threads import IDLE_MAX, LANES_MAX, ThreadedDatabase
+from onefold.db.threads import IDLE_MAX, LANES_MAX, LaneThread, ThreadedDatabase
 from onefold.errors import StoreUnavailable
 
 
@@ -217,4 +217,72 @@ async def test_those_who_wait_for_a_lock_do_not_keep_its_holder_from_letting_go(
     await asyncio.gather(*writers)
     assert await holder.fetch(Statement("SELECT count(*) FROM thing")) == [(40,)]
     await holder.release()
+    await database.close()
+
+
+# --- without a hop --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is handed to threads."""
+    handed: list[object] = []
+    hand = LaneThread.hand
+
+    def counted(thread: LaneThread, errand: Callable[[], None]) -> None:
+        handed.append(errand)
+        hand(thread, errand)
+
+    monkeypatch.setattr(LaneThread, "hand", counted)
+    return handed
+
+
+ONE = Statement("SELECT 1")
+
+
+async def test_a_connection_at_rest_comes_and_goes_without_a_hop(sqlite_path: Path, hops: list[object]) -> None:
+    database = async_sqlite(sqlite_path)
+    for _ in range(3):
+        connection = await database.acquire()
+        assert await connection.fetch(ONE) == [(1,)]
+        await connection.release()
+    assert len(hops) == 1 + 3  # it was opened once
+    await database.close()
+
+
+async def test_a_connection_in_a_transaction_is_rolled_back_on_its_thread(
+    sqlite_path: Path, hops: list[object]
+) -> None:
+    database = async_sqlite(sqlite_path)
+    connection = await database.acquire()
+    await connection.handle.execute("CREATE TABLE thing (id INTEGER)")
+    hops.clear()
+    await connection.release()
+    assert len(hops) == 1
+    connection = await database.acquire()
+    assert await connection.fetch(Statement("SELECT count(*) FROM sqlite_master WHERE name = 'thing'")) == [(0,)]
+    await connection.release()
+    await database.close()
+
+
+async def test_a_connection_that_somebody_is_still_at_is_not_given_away(sqlite_path: Path) -> None:
+    database = async_sqlite(sqlite_path)
+    connection = await database.acquire()
+    begun, let_go = threading.Event(), threading.Event()
+
+    def dawdle(_: object) -> None:
+        begun.set()
+        let_go.wait(60)
+
+    stray = asyncio.ensure_future(connection.handle.run(dawdle))
+    assert await asyncio.to_thread(begun.wait, 60)
+    await connection.release()
+    following = asyncio.ensure_future(database.acquire())
+    await asyncio.sleep(0.05)
+    assert not following.done()
+    let_go.set()
+    await stray
+    other = await following
+    assert await other.fetch(ONE) == [(1,)]
+    await other.release()
     await database.close()

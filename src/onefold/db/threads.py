@@ -44,11 +44,19 @@ class LaneThread:
     errand, and chains it to one of the loop's.
     """
 
-    __slots__ = ("_errands", "_started")
+    __slots__ = ("_begun", "_errands", "_started", "done")
 
     def __init__(self) -> None:
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._started = False
+        #: How many functions it was given and, counted over there, how many it is through with.
+        self._begun = 0
+        self.done = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """It has nothing to do, and so touches nothing."""
+        return self._begun == self.done
 
     def hand(self, errand: Callable[[], None]) -> None:
         """To be done, whether or not anybody waits for it. It must not raise."""
@@ -63,7 +71,8 @@ class LaneThread:
         more: the wait was cancelled, or its loop is closed."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self.hand(partial(_tell, loop, answer, function, unheard))
+        self._begun += 1
+        self.hand(partial(_tell, self, loop, answer, function, unheard))
         return answer
 
     def end(self) -> None:
@@ -77,6 +86,7 @@ def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _tell(
+    thread: LaneThread,
     loop: asyncio.AbstractEventLoop,
     answer: asyncio.Future[T],
     function: Callable[[], T],
@@ -84,7 +94,10 @@ def _tell(
 ) -> None:
     """Call the function here, and have the loop told what came of it."""
     try:
-        result = function()
+        try:
+            result = function()
+        finally:
+            thread.done += 1
     except BaseException as error:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(_raise, answer, error)
@@ -137,14 +150,15 @@ class ThreadedDatabase(Generic[H, A]):
         present: Callable[[Connection[H], LaneThread], A],
         *,
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
-        confined: bool = False,
+        at_rest: Callable[[Any], bool] | None = None,
     ) -> None:
-        """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread.
-        `confined` says that user code, too, reaches the connection on its thread only."""
+        """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread; `at_rest`
+        says whether one can be given back like that. Where there is an `at_rest`, user code, too, reaches the
+        connection on its thread only."""
         self._database = database
         self._present = present
         self._at_hand = at_hand
-        self._confined = confined
+        self._at_rest = at_rest
         self._room = asyncio.Semaphore(LANES_MAX)
         self._clock = AlarmClock()
         #: The one that was let go last comes last: it may still be busy with what it was handed.
@@ -156,13 +170,14 @@ class ThreadedDatabase(Generic[H, A]):
         return self._database.dialect
 
     async def acquire(self) -> ThreadedConnection[H, A]:
+        room = self._room
         try:
-            await self._clock.within(_ROOM_S, self._room.acquire())
+            await (self._clock.within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
         except TimeoutError:
             # Better one too many than one for ever: it may be the renewal that the lease of a lane's request needs.
             leave = _nothing
         else:
-            leave = self._room.release
+            leave = room.release
         thread = self._idle.popleft() if self._idle else LaneThread()
         try:
             connection = self._at_hand()
@@ -174,7 +189,7 @@ class ThreadedDatabase(Generic[H, A]):
             thread.end()
             raise
         handle = partial(self._present, connection, thread)
-        return ThreadedConnection(connection, thread, handle, partial(self._left, leave, thread), self._confined)
+        return ThreadedConnection(connection, thread, handle, partial(self._left, leave, thread), self._at_rest)
 
     async def close(self) -> None:
         self._closed = True
@@ -195,7 +210,7 @@ class ThreadedDatabase(Generic[H, A]):
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = ("_confined", "_connection", "_leave", "_present", "_thread")
+    __slots__ = ("_at_rest", "_connection", "_leave", "_present", "_thread")
 
     def __init__(
         self,
@@ -203,13 +218,13 @@ class ThreadedConnection(Generic[H, A]):
         thread: LaneThread,
         present: Callable[[], A],
         leave: Callable[[], None],
-        confined: bool,
+        at_rest: Callable[[Any], bool] | None,
     ) -> None:
         self._connection = connection
         self._thread = thread
         self._present = present
         self._leave = leave
-        self._confined = confined
+        self._at_rest = at_rest
 
     @property
     def handle(self) -> A:
@@ -222,8 +237,13 @@ class ThreadedConnection(Generic[H, A]):
         return await self._thread.run(partial(self._connection.fetch, statement))
 
     async def release(self) -> None:
+        at_rest = self._at_rest
+        if at_rest is not None and self._thread.is_idle and at_rest(self._connection):
+            _release(self._connection)
+            self._leave()
+            return
         gone = self._thread.run(partial(_release, self._connection))
-        if self._confined:
+        if at_rest is not None:
             self._leave()  # its next user stands behind this on the same thread
         else:
             # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its

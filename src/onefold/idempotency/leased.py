@@ -19,7 +19,7 @@ from typing import Protocol
 from onefold._kernel.borrow import borrowing, guarding, holding, undoing
 from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Now, Release, Statement
 from onefold._kernel.misuse import translated
-from onefold.errors import RequiredValueMissing, StoreBusy, StoreError, UniqueViolated
+from onefold.errors import RequiredValueMissing, StoreBusy, StoreError
 from onefold.idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Run, Status
 from onefold.idempotency.recent import Recent
 from onefold.idempotency.sql import sqlite
@@ -33,8 +33,6 @@ class LeasedStatements(Protocol):
     """The statement set of a database with leases (see `sql/sqlite.py`)."""
 
     def peek(self, ask: Ask) -> Statement: ...
-    def forget(self, digest: bytes) -> Statement: ...
-    def evict(self, ask: Ask) -> Statement: ...
     def take(self, ask: Ask, fence: int) -> Statement: ...
     def settle(self, ask: Ask, fence: int, answer: Answer) -> Statement: ...
     def renew(self, ask: Ask, fence: int) -> Statement: ...
@@ -67,8 +65,8 @@ class LeasedStore:
         store = (self._sql.settle(ask, run.fence, answer), self._sql.drop(ask.digest, run.fence))
         undo = () if keep_rows else (Boundary.ROLLBACK,)
         try:
-            await Batch((*undo, Boundary.BEGIN, self._sql.forget(ask.digest), *store, *also, Boundary.COMMIT))
-        except (RequiredValueMissing, UniqueViolated):
+            await Batch((*undo, Boundary.BEGIN, *store, *also, Boundary.COMMIT))
+        except RequiredValueMissing:
             claim = await guarding(lambda: self._look_again(ask))
             await Release()
             return claim
@@ -103,7 +101,7 @@ class LeasedStore:
 
     async def _claim(self, ask: Ask) -> Claim:
         fence = self._fences()
-        take = (Boundary.BEGIN_LIGHT, self._sql.evict(ask), self._sql.take(ask, fence), Boundary.COMMIT)
+        take = (Boundary.BEGIN_LIGHT, self._sql.take(ask, fence), Boundary.COMMIT)
         give_up_at: float | None = None
         # Most keys are new: what is not known to be otherwise is taken without a look. Who comes late must not take.
         looks = ask.refuses_late or ask.digest in self._recent
@@ -114,7 +112,7 @@ class LeasedStore:
             looks = True
             try:
                 await Batch(take)
-            except (UniqueViolated, RequiredValueMissing):
+            except RequiredValueMissing:
                 # Held or done already: we did not look, or someone was quicker.
                 return await self._look_again(ask)
             except StoreBusy:

@@ -6,8 +6,8 @@ import sqlite3
 
 from sqlalchemy import Connection, exc
 
-from onefold.db import sqlite
 from onefold.db.postgres import error_for, refused
+from onefold.db.sqlite.errors import error_for as sqlite_error_for
 from onefold.errors import ConnectionLost, OnefoldError, StoreUnavailable, TransactionEnded
 
 ENDED = "the request's transaction was ended by someone else: a rollback(), a close(), or a COMMIT written as SQL"
@@ -33,7 +33,7 @@ def mapped(connection: Connection, error: BaseException) -> OnefoldError:
         case _:
             pass
     if connection.dialect.name == "sqlite":
-        return sqlite.error_for(origin if isinstance(origin, sqlite3.Error) else Exception(str(origin)))
+        return sqlite_error_for(origin if isinstance(origin, sqlite3.Error) else Exception(str(origin)))
     sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
     if sqlstate is None and not isinstance(error, OSError):
         return refused(origin)

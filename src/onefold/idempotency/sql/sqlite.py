@@ -19,23 +19,33 @@ SELECT {_NOW} > ?2,
 FROM (SELECT 1) LEFT JOIN onefold_record ON digest = ?1
 """
 
-_FORGET = f"DELETE FROM onefold_record WHERE digest = ?1 AND expires_at_ms <= {_NOW}"
-
-#: A lease that ran out is taken over, but only by the same payload: the fingerprint survives.
-_EVICT = f"DELETE FROM onefold_claim WHERE digest = ?1 AND fingerprint = ?2 AND lease_until_ms <= {_NOW}"
-
-#: Refused by the table's keys when someone else holds the claim, or (NULL) when the request is done already.
+#: Refused by the table's NOT NULLs when the request is done already, or when somebody else holds the claim. A lease
+#: that ran out is taken over, but only by the same payload: the fingerprint survives.
 _TAKE = f"""
 INSERT INTO onefold_claim (digest, fingerprint, operation, fence, lease_until_ms, forget_after_ms)
 VALUES (CASE WHEN NOT EXISTS (SELECT 1 FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}) THEN ?1 END,
         ?2, ?3, ?4, {_NOW} + ?5, {_NOW} + ?6)
+ON CONFLICT (digest) DO UPDATE SET
+    fence = CASE WHEN fingerprint = excluded.fingerprint AND lease_until_ms <= {_NOW} THEN excluded.fence END,
+    operation = excluded.operation,
+    lease_until_ms = excluded.lease_until_ms,
+    forget_after_ms = excluded.forget_after_ms
 """
 
-#: A claim that is no longer ours gives NULL, which the table refuses: the batch ends before COMMIT.
+#: A claim that is no longer ours gives NULL, which the table refuses: the batch ends before COMMIT. So does a record
+#: that is there already, unless it is past its retention.
 _SETTLE = f"""
 INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at_ms)
 VALUES ((SELECT digest FROM onefold_claim WHERE digest = ?1 AND fence = ?2),
         ?3, ?4, {SCHEMA_VERSION}, ?5, ?6, ?7, max({_NOW}, ?8) + ?9)
+ON CONFLICT (digest) DO UPDATE SET
+    status = CASE WHEN expires_at_ms <= {_NOW} THEN excluded.status END,
+    fingerprint = excluded.fingerprint,
+    operation = excluded.operation,
+    schema_version = excluded.schema_version,
+    headers = excluded.headers,
+    body = excluded.body,
+    expires_at_ms = excluded.expires_at_ms
 """
 
 _DROP = "DELETE FROM onefold_claim WHERE digest = ?1 AND fence = ?2"
@@ -63,16 +73,6 @@ DELETE FROM onefold_claim WHERE digest IN (
 def peek(ask: Ask) -> Statement:
     """Whether the key is late, the claim (if any), the record (if any)."""
     return Statement(_PEEK, (ask.digest, ask.late_after_ms))
-
-
-def forget(digest: bytes) -> Statement:
-    """Delete the record if it is past its retention."""
-    return Statement(_FORGET, (digest,))
-
-
-def evict(ask: Ask) -> Statement:
-    """Remove the claim of a holder whose lease ran out."""
-    return Statement(_EVICT, (ask.digest, ask.fingerprint))
 
 
 def take(ask: Ask, fence: int) -> Statement:

@@ -11,52 +11,21 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold._kernel.ports import Connection
+from onefold.db.sqlite.errors import VENDOR_ERRORS, error_for
+from onefold.db.sqlite.link import Link
 from onefold.db.threads import LaneThread, ThreadedDatabase
-from onefold.errors import (
-    ConfigurationError,
-    OnefoldError,
-    RequiredValueMissing,
-    SchemaMissing,
-    StatementRefused,
-    StoreBusy,
-    StoreReadOnly,
-    StoreUnavailable,
-    TransactionEnded,
-    TransactionMisused,
-    UniqueViolated,
-)
+from onefold.errors import ConfigurationError, StoreBusy, TransactionEnded, TransactionMisused
 
 T = TypeVar("T")
 
-#: Also what sqlite3 raises for a value that does not fit: an integer beyond 64 bits, half a character.
-_VENDOR_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
-
 #: The comment keeps it from being found in sqlite3's cache of compiled statements by a handler that begins.
 _BEGIN = "BEGIN IMMEDIATE -- onefold"
-
-#: SQLite result codes (extended first, then primary) to errors.
-CODES: dict[int, type[OnefoldError]] = {
-    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: UniqueViolated,
-    sqlite3.SQLITE_CONSTRAINT_UNIQUE: UniqueViolated,
-    sqlite3.SQLITE_CONSTRAINT_NOTNULL: RequiredValueMissing,
-    sqlite3.SQLITE_BUSY: StoreBusy,
-    sqlite3.SQLITE_LOCKED: StoreBusy,
-    sqlite3.SQLITE_READONLY: StoreReadOnly,
-    sqlite3.SQLITE_PERM: StoreReadOnly,
-    sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
-    sqlite3.SQLITE_IOERR: StoreUnavailable,
-    sqlite3.SQLITE_FULL: StoreUnavailable,
-    sqlite3.SQLITE_CORRUPT: StoreUnavailable,
-    sqlite3.SQLITE_NOTADB: StoreUnavailable,
-}
-
 
 #: How many open connections are kept for later.
 _IDLE_MAX = 32
@@ -67,18 +36,6 @@ _LIGHT_PATIENCE_S = 0.1
 
 def _patience_s(busy_timeout_s: float, *, light: bool) -> float:
     return min(busy_timeout_s, _LIGHT_PATIENCE_S) if light else busy_timeout_s
-
-
-def error_for(error: Exception, where: str = "SQLite") -> OnefoldError:
-    """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked."""
-    text = str(error)
-    if any(sign in text for sign in ("no such table", "no such column", "has no column")):
-        return SchemaMissing(f"{where}: {text}; run `onefold migrate` to create onefold's tables")
-    if "no such savepoint" in text:
-        return TransactionEnded(f"{where}: {text}")
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    kind = CODES.get(code) or CODES.get(code & 0xFF) or StatementRefused
-    return kind(f"{where}: {text}")
 
 
 class SqliteDatabase:
@@ -96,11 +53,11 @@ class SqliteDatabase:
                 f"SQLite database {self.path!r} exists in one connection only; give the path of a file"
             )
         self._busy_timeout_s = busy_timeout_s
-        self._idle: list[_Link] = []
+        self._idle: list[Link] = []
         self._writer = threading.Lock()
 
     def acquire(self) -> SqliteConnection:
-        return self.at_hand() or self._connection(_Link(self._open(), self._open_light))
+        return self.at_hand() or self._connection(Link(self._open(), self._open_light))
 
     def at_hand(self) -> SqliteConnection | None:
         """A connection that is open already. Taking it touches no disk."""
@@ -109,7 +66,7 @@ class SqliteDatabase:
         except IndexError:
             return None
 
-    def _connection(self, link: _Link) -> SqliteConnection:
+    def _connection(self, link: Link) -> SqliteConnection:
         return SqliteConnection(link, self._writer, self._busy_timeout_s, self._idle)
 
     def close(self) -> None:
@@ -156,75 +113,13 @@ class SqliteDatabase:
             time.sleep(0.005)
 
 
-class _Link:
-    """An open file and what outlives a request: whose turn it is, and the second connection for leases."""
-
-    __slots__ = ("_light", "_open_light", "connection", "ours", "trespass")
-
-    def __init__(self, connection: sqlite3.Connection, open_light: Callable[[], sqlite3.Connection]) -> None:
-        self.connection = connection
-        self._open_light = open_light
-        self._light: sqlite3.Connection | None = None
-        self.ours = False
-        self.trespass: str | None = None
-        connection.set_authorizer(self._authorize)
-
-    @property
-    def light(self) -> sqlite3.Connection:
-        """Nothing but our own short transactions happens here."""
-        if self._light is None:
-            self._light = self._open_light()
-        return self._light
-
-    @contextmanager
-    def turn(self) -> Iterator[sqlite3.Connection]:
-        """Our turn: as long as it lasts, transactions may begin and end."""
-        self.ours = True
-        try:
-            yield self.connection
-        finally:
-            self.ours = False
-
-    @property
-    def in_transaction(self) -> bool:
-        try:
-            return self.connection.in_transaction
-        except sqlite3.ProgrammingError:
-            return False  # closed
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-        if self._light is not None:
-            self._light.rollback()
-
-    def close(self) -> None:
-        # A cursor that someone still holds keeps a closed connection half alive, and its lock: so first roll back.
-        with self.turn():
-            with suppress(sqlite3.Error):
-                self.rollback()
-            if self._light is not None:
-                self._light.close()
-            self.connection.close()
-
-    def _authorize(self, action: int, operation: str | None, *_: object) -> int:
-        """Keep COMMIT, ROLLBACK and BEGIN for ourselves, however the handler spells them.
-
-        SQLite asks when it compiles a statement. Ours must not be found in sqlite3's cache of compiled ones, so we
-        end transactions with `commit()` and `rollback()`, which do not use it.
-        """
-        if action == sqlite3.SQLITE_TRANSACTION and not self.ours:
-            self.trespass = operation
-            return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK
-
-
 class SqliteConnection:
     """One connection to the file, for as long as it is out."""
 
     __slots__ = ("_busy_timeout_s", "_idle", "_lent", "_light", "_writer", "_writing")
 
-    def __init__(self, link: _Link, writer: threading.Lock, busy_timeout_s: float, idle: list[_Link]) -> None:
-        self._lent: _Link | None = link
+    def __init__(self, link: Link, writer: threading.Lock, busy_timeout_s: float, idle: list[Link]) -> None:
+        self._lent: Link | None = link
         self._writer = writer
         self._busy_timeout_s = busy_timeout_s
         self._idle = idle
@@ -235,39 +130,39 @@ class SqliteConnection:
     @property
     def handle(self) -> sqlite3.Connection:
         """The sqlite3 connection, in its transaction, which begins here."""
-        with self._link.turn() as connection:
+        with self._link as connection:
             self._begin(light=False)
         return connection
 
     def batch(self, steps: Sequence[Step]) -> int:
         self._check(undone=steps[0] is Boundary.ROLLBACK)
-        count = 0
         try:
-            with self._link.turn():
-                for step in steps:
-                    if isinstance(step, Statement):
-                        cursor = self._execute(step)
-                        count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
-                    else:
-                        self._cross(step)
-                        count = 0
-        except _VENDOR_ERRORS as error:
+            with self._link:
+                match steps:
+                    case (Boundary.BEGIN_LIGHT, Statement() as statement, Boundary.COMMIT):
+                        return self._commit_alone(statement)
+                    case _:
+                        return self._step_by_step(steps)
+        except VENDOR_ERRORS as error:
             raise error_for(error) from error
-        return count
 
     def fetch(self, statement: Statement) -> list[Row]:
         self._check()
         try:
-            with self._link.turn():
+            with self._link:
                 return self._execute(statement).fetchall()
-        except _VENDOR_ERRORS as error:
+        except VENDOR_ERRORS as error:
             raise error_for(error) from error
+
+    def is_at_rest(self) -> bool:
+        """Releasing it now touches no disk."""
+        return not self._writing and not self._link.in_transaction and len(self._idle) < _IDLE_MAX
 
     def release(self) -> None:
         link, self._lent = self._link, None
         link.trespass = None
         try:
-            with link.turn() as connection:
+            with link as connection:
                 link.rollback()
             # What the handler may have set for itself is not for the next one.
             connection.row_factory, connection.text_factory = None, str
@@ -291,7 +186,7 @@ class SqliteConnection:
             self._let_go()
 
     @property
-    def _link(self) -> _Link:
+    def _link(self) -> Link:
         if self._lent is None:
             raise TransactionMisused(
                 "the request that this SQLite connection belonged to is over; finish the work before the handler "
@@ -341,19 +236,41 @@ class SqliteConnection:
             case Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
                 connection.execute(f"{boundary.value} onefold")
 
+    def _step_by_step(self, steps: Sequence[Step]) -> int:
+        count = 0
+        for step in steps:
+            if isinstance(step, Statement):
+                cursor = self._execute(step)
+                count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
+            else:
+                self._cross(step)
+                count = 0
+        return count
+
+    def _commit_alone(self, statement: Statement) -> int:
+        """One statement that is a transaction of its own. SQLite begins and ends it: one call instead of three."""
+        self._take_lock(light=True)
+        try:
+            self._execute(statement).close()
+        finally:
+            self._let_go()
+        return 0
+
     def _begin(self, *, light: bool) -> None:
         if self._writing:
             return
-        connection = self._link.light if light else self._link.connection
+        self._take_lock(light=light)
+        try:
+            self._current.execute(_BEGIN)
+        except sqlite3.Error as error:
+            self._let_go()
+            raise error_for(error) from error
+
+    def _take_lock(self, *, light: bool) -> None:
         patience_s = _patience_s(self._busy_timeout_s, light=light)
         if not self._writer.acquire(timeout=patience_s):
             raise StoreBusy(f"SQLite: another transaction of this process held the write lock for {patience_s:g} s")
         self._writing, self._light = True, light
-        try:
-            connection.execute(_BEGIN)
-        except sqlite3.Error as error:
-            self._let_go()
-            raise error_for(error) from error
 
     def _let_go(self) -> None:
         if self._writing:
@@ -386,4 +303,4 @@ class AsyncSqlite:
 def async_sqlite(path: str | Path, *, busy_timeout_s: float = 5.0) -> ThreadedDatabase[sqlite3.Connection, AsyncSqlite]:
     """The same database for asyncio."""
     database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s)
-    return ThreadedDatabase(database, AsyncSqlite, at_hand=database.at_hand, confined=True)
+    return ThreadedDatabase(database, AsyncSqlite, at_hand=database.at_hand, at_rest=SqliteConnection.is_at_rest)
