@@ -175,6 +175,16 @@ async def test_a_connection_that_died_while_it_was_idle_is_replaced(pool: Any) -
     assert await backend(database) != first
 
 
+async def test_a_connection_that_died_while_it_was_out_is_given_back_quietly(pool: Any) -> None:
+    database = AsyncpgDatabase(pool)
+    connection = await database.acquire()
+    first = await connection.fetch(Statement("SELECT pg_backend_pid()"))
+    pool._holders[0]._con.terminate()
+    await connection.release()
+    assert pool.get_idle_size() == 0
+    assert [(await backend(database),)] != first
+
+
 async def test_a_pool_that_is_closing_waits_for_what_is_out_and_gives_nothing_more(postgres_dsn: str) -> None:
     pool: Any = await asyncpg.create_pool(postgres_dsn, min_size=2, max_size=2)
     database = AsyncpgDatabase(pool)

@@ -83,7 +83,9 @@ class Turns:
         """Whether a connection without traces of its last use can be used on as it is. False: there is something about
         it that only the pool knows how to end."""
         holder, connection = proxy._holder, proxy._con
-        if connection.is_closed() or connection._listeners or connection._log_listeners:
+        if connection is None or connection.is_closed():
+            return False
+        if connection._listeners or connection._log_listeners:
             return False
         protocol = connection._protocol
         if protocol.queries_count >= holder._max_queries or protocol._is_cancelling():
