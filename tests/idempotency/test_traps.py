@@ -20,7 +20,7 @@ from onefold._kernel.lanes import TaskLane
 from onefold._kernel.runners import run_async
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.migrate import migrate
-from onefold.errors import TransactionMisused
+from onefold.errors import ConnectionLost, TransactionMisused
 from onefold.idempotency.locked import LockedStore
 from onefold.idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
 from onefold.idempotency.schema import MIGRATIONS
@@ -291,7 +291,8 @@ async def test_where_there_is_a_timeout_for_transactions_the_lease_bounds_a_busy
     await desk.pay()
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
         await desk.lane.connection.handle.execute("SELECT pg_sleep(30)")
-    await desk.release(touched=True)
+    with pytest.raises(ConnectionLost, match=r"lease_s=0\.2"):
+        await desk.release(touched=True)
     assert (await world.payments(), await world.records()) == (0, 0)
 
 

@@ -24,6 +24,7 @@ from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold._kernel.transaction import Outgoing, Transaction, close_sessions, no_outbox
 from onefold.errors import (
     CallerError,
+    ConnectionLost,
     KeyExpired,
     KeyInFlight,
     KeyMalformed,
@@ -256,6 +257,8 @@ class Passage:
             await self._store.release(self._ask, self._run, touched=self.tx.touched)
         except TransactionMisused as error:  # the handler failed anyway: what it left is for the operator to know
             _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
+        except ConnectionLost as error:
+            _log.warning("%s failed (%s), and nothing of it is left: %s", self.operation, reason, error)
         tell(self._gate.listener, Released(self.operation, reason))
 
     async def forsake(self) -> None:

@@ -104,17 +104,19 @@ class LockedStore:
         return None
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        ended = False
+        found: OnefoldError | None = None
         if touched:
             try:
                 await Batch((Boundary.RELEASE_SAVEPOINT,))
             except TransactionEnded:
-                ended = True
+                found = TransactionMisused(COMMITTED_BY_HANDLER)
+            except ConnectionLost:
+                found = ConnectionLost(_lost(ask))
             except OnefoldError:
-                pass  # aborted, or lost: then the server has undone it, or does so now
+                pass  # aborted: the server undoes it now
         await undoing()
-        if ended:
-            raise TransactionMisused(COMMITTED_BY_HANDLER)
+        if found is not None:
+            raise found
 
     async def forsake(self, ask: Ask, run: Run) -> None:
         """Nothing to release: the claim went with its connection."""
@@ -201,9 +203,16 @@ class LockedStore:
             asked = True
             if isinstance(claim, Run):
                 await undoing()
-                raise StoreUnavailable(f"the connection of {ask.operation} was lost and nothing was committed")
+                raise StoreUnavailable(f"{_lost(ask)}; nothing was committed")
             if not isinstance(claim, InFlight):
                 return claim
         if asked:
             return InFlight()
         raise OutcomeUnknown(f"the connection of {ask.operation} was lost during COMMIT and the store cannot be asked")
+
+
+def _lost(ask: Ask) -> str:
+    return (
+        f"the connection of {ask.operation} was lost while it ran; Postgres cuts off a handler that takes longer than "
+        f"its lease (lease_s={ask.lease_s:g})"
+    )

@@ -37,8 +37,8 @@ class Store(Protocol):
         ...
 
     def release(self, ask: Ask, run: Run, *, touched: bool = False) -> Flow[None]:
-        """Leave nothing of the request behind. Raises TransactionMisused where a handler that touched its transaction
-        ended it by itself, so that something may be left."""
+        """Leave nothing of the request behind. Where a handler touched its transaction, raises TransactionMisused if it
+        ended it by itself, so that something may be left, and ConnectionLost if the connection is gone."""
         ...
 
     def status(self, digest: bytes) -> Flow[Status]:

@@ -1,0 +1,82 @@
+"""A handler that takes longer than its lease on Postgres: it is undone, its retry runs, and the log says why."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+from fastapi import FastAPI
+
+from onefold import AsyncOnefold
+from onefold.http.fastapi import Tx
+from onefold.testing.servers import PrivatePostgres
+from tests.http.stages import Client, account_of, calling, problem
+
+INSERT = "INSERT INTO orders DEFAULT VALUES"
+
+
+class Slow:
+    """An order that takes its time, and then may still have something to write."""
+
+    def __init__(self) -> None:
+        self.takes_s, self.writes_again = 1.0, False
+
+
+@pytest.fixture(scope="module", params=[16, 18])
+def server(request: pytest.FixtureRequest) -> Iterator[PrivatePostgres]:
+    with PrivatePostgres(version=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def dsn(server: PrivatePostgres) -> str:
+    return server.fresh_database()
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+async def client(dsn: str, slow: Slow) -> AsyncIterator[Client]:
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=2) as pool:
+        await pool.execute("CREATE TABLE orders (id serial PRIMARY KEY)")
+        once = AsyncOnefold(pool, principal=account_of)
+        await once.migrate()
+        app = FastAPI()
+
+        @app.post("/orders", status_code=201)
+        @once.idempotent(required=True, lease_s=0.2)
+        async def buy(tx: Tx[asyncpg.Connection]) -> None:
+            await tx.connection.execute(INSERT)
+            await asyncio.sleep(slow.takes_s)
+            if slow.writes_again:
+                await tx.connection.execute(INSERT)
+
+        once.install(app)
+        async with calling(app) as found:
+            yield found
+
+
+@pytest.mark.parametrize("writes_again", [True, False])
+async def test_a_handler_that_outlives_its_lease_is_undone_and_the_log_says_why(
+    client: Client, dsn: str, slow: Slow, writes_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow.writes_again = writes_again
+    with caplog.at_level(logging.WARNING, logger="onefold"):
+        answer = await client.post("/orders", {}, key='"k"')
+    if writes_again:  # the driver's own error, in the handler
+        assert answer.status_code == 500
+    else:
+        assert (answer.status_code, problem(answer)) == (503, "store-unavailable")
+    assert "POST /orders was lost while it ran" in caplog.text
+    assert "lease_s=0.2" in caplog.text
+    slow.takes_s = 0.0
+    assert (await client.post("/orders", {}, key='"k"')).status_code == 201
+    connection = await asyncpg.connect(dsn)
+    assert await connection.fetchval("SELECT count(*) FROM orders") == (2 if writes_again else 1)
+    await connection.close()
