@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from onefold._kernel.effects import Boundary, Statement
+from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.db.sqlite import SqliteConnection, SqliteDatabase, async_sqlite
 from onefold.errors import (
     ConfigurationError,
@@ -316,6 +318,21 @@ def test_a_light_statement_is_a_transaction_of_its_own(connection: SqliteConnect
         connection.batch((Boundary.BEGIN_LIGHT, level, COMMIT))
     connection.batch((BEGIN, INSERT, COMMIT))  # nothing is left behind, not even the lock
     assert connection.is_at_rest()
+
+
+def over_sqlalchemy(path: Path) -> SqlalchemyDatabase:
+    return SqlalchemyDatabase(create_engine(f"sqlite:///{path}"))
+
+
+@pytest.mark.parametrize("made", [SqliteDatabase, over_sqlalchemy])
+def test_an_sqlite_that_is_too_old_is_refused_by_name(
+    made: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sqlite3, sqlite3.dbapi2):  # the latter is SQLAlchemy's
+        monkeypatch.setattr(module, "sqlite_version_info", (3, 34, 1))
+        monkeypatch.setattr(module, "sqlite_version", "3.34.1")
+    with pytest.raises(ConfigurationError, match=r"SQLite 3\.34\.1; onefold needs 3\.35"):
+        made(tmp_path / "onefold.db")
 
 
 @pytest.mark.parametrize("path", ["", ":memory:"])

@@ -20,6 +20,7 @@ from onefold.db.sqlalchemy.errors import not_connected
 from onefold.db.sqlalchemy.over_sqlite import OverSqlite
 from onefold.db.sqlalchemy.verbs import SqlalchemyConnection
 from onefold.db.sqlalchemy.watching import watch
+from onefold.db.sqlite.release import check_release
 from onefold.errors import ConfigurationError
 
 #: How long closing waits for connections that are on their way back to the pool.
@@ -125,6 +126,8 @@ def _dialect(engine: Engine) -> str:
     name = engine.dialect.name
     if name not in _DIALECTS:
         raise ConfigurationError(f"the engine's dialect is {name}; onefold works over {' and '.join(_DIALECTS)}")
+    if name == "sqlite":
+        check_release(engine.dialect.dbapi)
     file = engine.url.database
     if name == "sqlite" and (not file or ":memory:" in file or "mode=memory" in str(engine.url)):
         raise ConfigurationError(
