@@ -7,14 +7,15 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks.guards import counted_hops
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.sqlite import async_sqlite
-from onefold.db.threads import IDLE_MAX, LANES_MAX, LaneThread, ThreadedDatabase
+from onefold.db.threads import IDLE_MAX, LANES_MAX, ThreadedDatabase
 from onefold.errors import StoreUnavailable
 
 
@@ -224,17 +225,9 @@ async def test_those_who_wait_for_a_lock_do_not_keep_its_holder_from_letting_go(
 
 
 @pytest.fixture
-def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is handed to threads."""
-    handed: list[object] = []
-    hand = LaneThread.hand
-
-    def counted(thread: LaneThread, errand: Callable[[], None]) -> None:
-        handed.append(errand)
-        hand(thread, errand)
-
-    monkeypatch.setattr(LaneThread, "hand", counted)
-    return handed
+def hops() -> Iterator[list[object]]:
+    with counted_hops() as handed:
+        yield handed
 
 
 ONE = Statement("SELECT 1")

@@ -73,7 +73,7 @@ async def test_a_handler_that_outlives_its_lease_is_undone_and_the_log_says_why(
         assert answer.status_code == 500
     else:
         assert (answer.status_code, problem(answer)) == (503, "store-unavailable")
-    assert "POST /orders was lost while it ran" in caplog.text
+    assert "the connection of POST /orders was lost" in caplog.text
     assert "lease_s=0.2" in caplog.text
     slow.takes_s = 0.0
     assert (await client.post("/orders", {}, key='"k"')).status_code == 201

@@ -258,7 +258,7 @@ class Passage:
         except TransactionMisused as error:  # the handler failed anyway: what it left is for the operator to know
             _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
         except ConnectionLost as error:
-            _log.warning("%s failed (%s), and nothing of it is left: %s", self.operation, reason, error)
+            _log.warning("%s failed (%s): %s", self.operation, reason, error)
         tell(self._gate.listener, Released(self.operation, reason))
 
     async def forsake(self) -> None:

@@ -203,7 +203,7 @@ class LockedStore:
             asked = True
             if isinstance(claim, Run):
                 await undoing()
-                raise StoreUnavailable(f"{_lost(ask)}; nothing was committed")
+                raise StoreUnavailable(f"{_lost(ask)} and nothing was committed")
             if not isinstance(claim, InFlight):
                 return claim
         if asked:
@@ -213,6 +213,6 @@ class LockedStore:
 
 def _lost(ask: Ask) -> str:
     return (
-        f"the connection of {ask.operation} was lost while it ran; Postgres cuts off a handler that takes longer than "
-        f"its lease (lease_s={ask.lease_s:g})"
+        f"the connection of {ask.operation} was lost (Postgres cuts off a handler that takes longer than its lease, "
+        f"lease_s={ask.lease_s:g})"
     )

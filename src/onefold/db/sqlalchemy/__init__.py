@@ -20,7 +20,7 @@ from onefold.db.sqlalchemy.errors import not_connected
 from onefold.db.sqlalchemy.over_sqlite import OverSqlite
 from onefold.db.sqlalchemy.verbs import SqlalchemyConnection
 from onefold.db.sqlalchemy.watching import watch
-from onefold.db.sqlite.release import check_release
+from onefold.db.sqlite.version import check_version
 from onefold.errors import ConfigurationError
 
 #: How long closing waits for connections that are on their way back to the pool.
@@ -127,11 +127,11 @@ def _dialect(engine: Engine) -> str:
     if name not in _DIALECTS:
         raise ConfigurationError(f"the engine's dialect is {name}; onefold works over {' and '.join(_DIALECTS)}")
     if name == "sqlite":
-        check_release(engine.dialect.dbapi)
-    file = engine.url.database
-    if name == "sqlite" and (not file or ":memory:" in file or "mode=memory" in str(engine.url)):
-        raise ConfigurationError(
-            "the engine's SQLite database exists in memory only, where connections do not see each other; "
-            "name a file: sqlite:///file.db"
-        )
+        check_version(engine.dialect.dbapi)
+        file = engine.url.database
+        if not file or ":memory:" in file or "mode=memory" in str(engine.url):
+            raise ConfigurationError(
+                "the engine's SQLite database exists in memory only, where connections do not see each other; "
+                "name a file: sqlite:///file.db"
+            )
     return _DIALECTS[name]

@@ -19,7 +19,7 @@ from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold._kernel.ports import Connection
 from onefold.db.sqlite.errors import VENDOR_ERRORS, error_for
 from onefold.db.sqlite.link import Link
-from onefold.db.sqlite.release import check_release
+from onefold.db.sqlite.version import check_version
 from onefold.db.threads import LaneThread, ThreadedDatabase
 from onefold.errors import ConfigurationError, StoreBusy, TransactionEnded, TransactionMisused
 
@@ -48,7 +48,7 @@ class SqliteDatabase:
     handle_waits = True
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:
-        check_release()
+        check_version()
         self.path = str(path)
         if self.path in ("", ":memory:"):
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from onefold.errors import ConfigurationError
 OLDEST = (3, 35)
 
 
-def check_release(driver: Any = sqlite3) -> None:
+def check_version(driver: Any = sqlite3) -> None:
     """Refuse a driver that is linked with a SQLite that is too old."""
     if driver.sqlite_version_info < OLDEST:
         needed = ".".join(map(str, OLDEST))
