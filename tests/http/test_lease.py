@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -25,14 +25,9 @@ class Slow:
         self.takes_s, self.writes_again = 1.0, False
 
 
-@pytest.fixture(scope="module", params=[16, 18])
-def server(request: pytest.FixtureRequest) -> Iterator[PrivatePostgres]:
-    with PrivatePostgres(version=request.param) as server:
-        yield server
-
-
-@pytest.fixture
-def dsn(server: PrivatePostgres) -> str:
+@pytest.fixture(params=["postgres", "postgres_16"])
+def dsn(request: pytest.FixtureRequest) -> str:
+    server: PrivatePostgres = request.getfixturevalue(request.param)
     return server.fresh_database()
 
 

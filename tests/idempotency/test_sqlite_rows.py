@@ -1,0 +1,68 @@
+"""What a claim that takes over, and a settle over an expired record, leave behind: the same as if nothing had been."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import Onefold, single_principal
+from onefold._kernel.effects import Statement
+from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
+from onefold.idempotency.sql import sqlite
+
+ASK = Ask(digest=b"d" * 16, fingerprint=b"f" * 16, operation="POST /orders", lease_s=60.0, retention_s=3600.0)
+LEASE_MS, RETENTION_MS = 60_000, 3_600_000
+FENCE = 7
+
+_OLD_CLAIM = "INSERT INTO onefold_claim VALUES (?1, ?2, 'POST /old', 1, 0, 0)"
+_OLD_RECORD = "INSERT INTO onefold_record VALUES (?1, x'00', 'POST /old', 0, 500, x'00', x'00', 0)"
+
+
+@pytest.fixture
+def file(sqlite_path: Path) -> Iterator[sqlite3.Connection]:
+    once = Onefold(str(sqlite_path), principal=single_principal)
+    once.migrate()
+    once.close()
+    with closing(sqlite3.connect(sqlite_path, isolation_level=None)) as connection:
+        yield connection
+
+
+def execute(file: sqlite3.Connection, statement: Statement) -> None:
+    file.execute(statement.sql, statement.values)
+
+
+def row_of(file: sqlite3.Connection, table: str) -> tuple[Any, ...]:
+    [row] = file.execute(f"SELECT * FROM {table}").fetchall()
+    return tuple(row)
+
+
+def is_from_now(moment_ms: int, ms: int) -> bool:
+    return abs(moment_ms - ms - time.time() * 1000) < 30_000  # a slow machine, not another span
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_claim_that_was_taken_over_is_like_a_new_one(file: sqlite3.Connection, taken_over: bool) -> None:
+    if taken_over:
+        file.execute(_OLD_CLAIM, (ASK.digest, ASK.fingerprint))
+    execute(file, sqlite.take(ASK, FENCE))
+    *claim, lease_until_ms, forget_after_ms = row_of(file, "onefold_claim")
+    assert claim == [ASK.digest, ASK.fingerprint, ASK.operation, FENCE]
+    assert is_from_now(lease_until_ms, LEASE_MS)
+    assert is_from_now(forget_after_ms, RETENTION_MS)
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_record_in_the_place_of_an_expired_one_is_like_a_new_one(file: sqlite3.Connection, expired: bool) -> None:
+    if expired:
+        file.execute(_OLD_RECORD, (ASK.digest,))
+    execute(file, sqlite.take(ASK, FENCE))
+    execute(file, sqlite.settle(ASK, FENCE, Answer(201, b"head", b"body")))
+    *record, expires_at_ms = row_of(file, "onefold_record")
+    assert record == [ASK.digest, ASK.fingerprint, ASK.operation, SCHEMA_VERSION, 201, b"head", b"body"]
+    assert is_from_now(expires_at_ms, RETENTION_MS)
