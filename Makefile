@@ -3,6 +3,16 @@
 PYTHON ?= python3
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+#: More than the cores: half of the tests wait for servers, disks and processes.
+WORKERS ?= 4
+QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/tidy
+#: Storms, fuzzers and what starts processes to kill them are for `make test`; and one Postgres is enough.
+QUICK_WITHOUT := tests/contract/test_faults.py tests/http/test_fuzzing.py tests/inbox/test_crash.py \
+	tests/outbox/test_relay_lives.py tests/outbox/test_relay_storm.py
+may_install := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
+
+# Tests start hundreds of processes: what is compiled is kept for the next, also where the shell would not have it.
+export PYTHONDONTWRITEBYTECODE :=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,16 +20,18 @@ READY := $(VENV)/.ready
 FOLDERS := $(wildcard src tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench soak rabbitmq clean
+.PHONY: help setup demo test quick check bench coverage soak rabbitmq clean
 
 define HELP
 make demo     a shop of three services, its crashes and its retries, live, on one SQLite file;
               SERVERS=1 on Postgres and NATS, STAY=1 keeps it running
 make test     the static checks, then the tests
+make quick    two minutes of tests for every save: no server but SQLite and one Postgres
 make check    the static checks only
 make bench    the benchmarks; BENCH_ARGS="..." is passed on
+make coverage the tests, and what they do not reach
 make soak     the long tests that `make test` leaves out
-make rabbitmq have apt install RabbitMQ, without its service, for the tests that skip where there is none
+make rabbitmq have apt install RabbitMQ, without its service; `make test` does so by itself where it may
 make clean    remove the virtual environment and every cache
 
 PYTHON=python3.12 picks the interpreter, PYTEST_ARGS="-k claim" the tests.
@@ -35,7 +47,12 @@ demo: $(READY)
 	$(BIN)/python -m examples.shop.demo $(if $(SERVERS),--servers) $(if $(STAY),--stay)
 
 test: check
-	$(BIN)/python -m pytest -n 2 --cov $(PYTEST_ARGS)
+	@$(may_install) && $(MAKE) --no-print-directory rabbitmq || echo "RabbitMQ is not installed here: its tests are skipped"
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+quick: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -n $(WORKERS) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) -k "not postgres_16" $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -45,6 +62,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+coverage: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --cov $(PYTEST_ARGS)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
@@ -65,6 +85,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(make_venv); }
 	@echo "Installing onefold and its tools into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# Beside what it asks for: see pyproject.toml.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps arq
 	@touch $@
 
 # Debian ships Python without ensurepip: root gets the missing package, anyone else is told its name.

@@ -33,9 +33,11 @@ async def counting_proxy(host: str, port: int) -> AsyncIterator[tuple[Wire, int]
     """The counts, and the port to connect to; without TLS, or there would be nothing to read."""
     wire = Wire()
     links: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(host, port)
+        writers.extend((writer, up_writer))
         for pump in (_pass_up(reader, up_writer), _count_down(wire, up_reader, writer)):
             task = asyncio.create_task(pump)
             links.add(task)
@@ -49,6 +51,9 @@ async def counting_proxy(host: str, port: int) -> AsyncIterator[tuple[Wire, int]
         for task in links:
             task.cancel()
         await asyncio.gather(*links, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
 async def _pass_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

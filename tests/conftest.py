@@ -69,9 +69,11 @@ def rabbitmq() -> Iterator[PrivateRabbitmq]:
 
 
 @pytest.fixture
-def postgres_dsn(postgres: PrivatePostgres) -> str:
-    """An empty database."""
-    return postgres.fresh_database()
+def postgres_dsn(postgres: PrivatePostgres) -> Iterator[str]:
+    """An empty database, dropped after the test: what is deleted soon never reaches the disk."""
+    dsn = postgres.fresh_database()
+    yield dsn
+    postgres.drop_database(dsn)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from benchmarks.messages import claims, consumers, guards, latency, relay, writers
+from benchmarks.messages import catching_up, claims, consumers, guards, latency, relay, wakeups, writers
 from benchmarks.messages.comparison import Effort, Grounds, Outcome, Say
 from benchmarks.messages.servers import BenchNats
 from benchmarks.report import busy, machine
@@ -22,8 +22,10 @@ Measure: TypeAlias = Callable[[Grounds], Awaitable[Outcome | list[Outcome]]]
 PARTS: Final[dict[str, Measure]] = {
     "relay": relay.measure,
     "latency": latency.measure,
+    "wakeups": wakeups.measure,
     "writers": writers.measure,
     "consumers": consumers.measure,
+    "catching_up": catching_up.measure,
     "claims": claims.measure,
     "guards": guards.measure,
 }

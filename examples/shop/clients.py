@@ -14,6 +14,8 @@ from uuid import UUID
 
 import httpx
 
+from examples.shop.settings import API_KEY
+
 Body: TypeAlias = Mapping[str, str | int]
 
 CONNECTIONS = 32
@@ -110,7 +112,11 @@ class Customers:
         self, client: httpx.AsyncClient, intent: Intent, path: str, body: Body, patience_s: float = 10.0
     ) -> httpx.Response | None:
         self.counts["requests"] += 1
-        headers = {"Idempotency-Key": f'"{intent.key}"', "Correlation-Id": intent.correlation, "X-Account": "acme"}
+        headers = {
+            "Authorization": f"Bearer {API_KEY}",
+            "Idempotency-Key": f'"{intent.key}"',
+            "Correlation-Id": intent.correlation,
+        }
         try:
             answer = await client.post(path, json=body, headers=headers, timeout=patience_s)
         except httpx.TransportError:

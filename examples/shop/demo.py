@@ -24,11 +24,11 @@ from rich.console import Console
 from examples.shop import ledger
 from examples.shop.clients import Customers
 from examples.shop.processes import Process, Processes, free_url
-from examples.shop.settings import LEASE_S
+from examples.shop.settings import API_KEY, LEASE_S
 
-FIRE_S_MAX = 90.0
+FIRE_S_MAX = 180.0
 FAULTS_SHOWN_MAX = 20
-DRAIN_S_MAX = 45.0
+DRAIN_S_MAX = 120.0
 
 SERVICES = MappingProxyType(
     {
@@ -166,7 +166,10 @@ def run(plan: Plan, console: Console) -> int:
 
 
 def _stay(shop: Shop, console: Console) -> None:
-    order = f"""curl -i {shop.url}/orders -H 'Idempotency-Key: "mine"' -H 'X-Account: me' -H 'Correlation-Id: 42' """
+    order = (
+        f"curl -i {shop.url}/orders -H 'Authorization: Bearer {API_KEY}' -H 'Idempotency-Key: \"mine\"' "
+        "-H 'Correlation-Id: 42' "
+    )
     console.print(
         f'\nThe shop stays open. Try, twice:\n\n{order}--json \'{{"card": "good", "amount": 500}}\'\n\n'
         f"and then {shop.url}/orders/ followed by the id. The API: {shop.url}/docs; what it promises: "

@@ -7,6 +7,7 @@ onefold consume examples.shop.orders:once     hears what became of the orders
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
 from examples.shop.database import execute, fetch
-from examples.shop.settings import LEASE_S, broker, database, listener
+from examples.shop.settings import ACCOUNTS, LEASE_S, broker, database, listener
 from onefold import AsyncOnefold, Message, Request, Transaction
 from onefold.http.fastapi import Tx
 
@@ -27,8 +28,9 @@ TABLES = [
 
 
 def account(request: Request) -> str | None:
-    """Whose key it is. A real shop takes it from its authentication."""
-    return request.header("x-account")
+    """Whose key it is: the account that the caller's API key belongs to. Without one nothing happens: 401."""
+    given = (request.header("authorization") or "").removeprefix("Bearer ")
+    return ACCOUNTS.get(sha256(given.encode()).hexdigest())
 
 
 once = AsyncOnefold(

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 from onefold import Event
@@ -16,6 +17,11 @@ PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")
 
 #: What a killed process was working on is given to another one after so many seconds. Most systems wait longer.
 LEASE_S = 2.0
+
+
+#: The API key of the demo's customers. A shop gives one to each account, and keeps only what it hashes to.
+API_KEY = "sk-demo"
+ACCOUNTS = {sha256(API_KEY.encode()).hexdigest(): "acme"}
 
 
 def database(service: str) -> str:

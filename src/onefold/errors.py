@@ -19,6 +19,9 @@ class OnefoldError(Exception):
 class ProgrammerError(OnefoldError):
     """The code that uses onefold is wrong; no retry will help. Answered with 500, nothing stored."""
 
+    slug: ClassVar[str] = "handler-broken"
+    title: ClassVar[str] = "The application broke its own transaction"
+
 
 class ConfigurationError(ProgrammerError):
     """A setting is missing, contradictory or out of range. Raised at start, never in the middle of a request."""
@@ -26,6 +29,13 @@ class ConfigurationError(ProgrammerError):
 
 class TransactionMisused(ProgrammerError):
     """The handler broke the request's transaction: committed it, swallowed an SQL error, or went around it."""
+
+
+class AuthenticationBroken(ProgrammerError):
+    """The application's `authorize` or `principal` function failed: nothing stored was looked at, nothing was done."""
+
+    slug = "authentication-broken"
+    title = "The application could not find out who is asking"
 
 
 class MessageInvalid(ProgrammerError):
@@ -88,6 +98,21 @@ class PrincipalMissing(CallerError):
     title = "The request has no principal"
 
 
+class NotAuthorized(CallerError):
+    """The application's `authorize` does not allow the request."""
+
+    status = 403
+    slug = "not-authorized"
+    title = "The request is not allowed"
+
+
+class HeaderRepeated(CallerError):
+    """A header that has one value is there more than once: which of them holds must not be guessed."""
+
+    slug = "header-repeated"
+    title = "A header was sent more than once"
+
+
 class KeyInFlight(CallerError):
     """The same request is being worked on at this moment: wait, then retry with the same key."""
 
@@ -119,6 +144,14 @@ class AnswerNotKept(CallerError):
     status = 410
     slug = "answer-not-kept"
     title = "The request completed; its answer was not kept"
+
+
+class AnswerEncoded(CallerError):
+    """The request completed; its answer is stored in a content coding that this caller does not accept."""
+
+    status = 406
+    slug = "answer-encoded"
+    title = "The stored answer is encoded in a way this request does not accept"
 
 
 class BodyTooLarge(CallerError):
@@ -192,6 +225,18 @@ class StoreUnavailable(StoreError):
     """No connection could be had, or the one in use was lost before anything could commit."""
 
 
+#: The usual cause of a pool that has nothing left to give, and the way out.
+TWO_CONNECTIONS = (
+    "Usual cause: a handler or a dependency (authentication, for example) takes a second connection of the same pool "
+    "while its request holds one, and such requests wait for each other. Have it use the request's own "
+    "(tx.connection, tx.session(), RequestSession); else make the pool larger than the number of requests at a time"
+)
+
+
+class PoolExhausted(StoreUnavailable):
+    """Every connection of the pool was out, and none came back in time. Nothing was done."""
+
+
 class ConnectionLost(StoreUnavailable):
     """The connection died under a statement. If that was COMMIT, the outcome must be looked up."""
 
@@ -218,6 +263,10 @@ class StoreBusy(StoreError):
     title = "The idempotency store is busy"
 
 
+class SerializationFailed(StoreBusy):
+    """The database could not serialise this transaction (also: a deadlock). Nothing of it stayed; it may be retried."""
+
+
 class StoreReadOnly(StoreError):
     """The database or its file cannot be written."""
 
@@ -242,8 +291,16 @@ class BrokerUnavailable(BrokerError):
     """The broker cannot be reached, or did not confirm in time: nobody's message is at fault."""
 
 
+class ConsumerActive(BrokerError):
+    """A consumer cannot be removed while processes of it are running: stop them first."""
+
+
 class MessageRefused(BrokerError):
     """The broker refuses this message, and would again: too large, or nobody to route it to."""
+
+
+class TopicNotSubscribed(MessageRefused):
+    """No consumer has subscribed to the topic yet. The event waits for one, however long that takes."""
 
 
 class IntentExpired(OnefoldError):
@@ -257,6 +314,10 @@ class IntentExpired(OnefoldError):
 
 class MessageUnreadable(OnefoldError):
     """What was received has no envelope that onefold can read."""
+
+
+class PayloadInvalid(MessageUnreadable):
+    """The data of a message does not fit the type that its handler is annotated with: no attempt can help."""
 
 
 # --- what an outgoing call can end with ------------------------------------------------------------------
@@ -284,10 +345,6 @@ class UniqueViolated(StatementRefused):
 
 class RequiredValueMissing(StatementRefused):
     """A NOT NULL column got NULL: how a settle finds out, inside its own batch, that its claim is gone."""
-
-
-class SerializationFailed(StatementRefused):
-    """The database could not serialise this transaction (also: deadlock); it may be retried."""
 
 
 class TransactionAborted(StatementRefused):

@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 from onefold.brokers.kafka import KafkaBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import GivenKafka, PrivateKafka
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 # The mock waits out a session before it takes anyone into a group that somebody has left. A real Kafka does not, and
 # accepts no session this short.
 SHORT_SESSIONS: Mapping[str, int] = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 200}
@@ -31,9 +31,8 @@ async def kafka_subject(server: PrivateKafka | GivenKafka) -> AsyncIterator[Brok
         assert producer.flush(PATIENCE_S) == 0
 
     yield BrokerSubject(
-        broker=lambda: KafkaBroker(server.bootstrap, confirm_s=5.0, settings=settings(server)),
+        broker=lambda: KafkaBroker(server.bootstrap, confirm_s=15.0, settings=settings(server)),
         inject=lambda topic, data: asyncio.to_thread(inject, topic, data),
         too_large_bytes=1_100_000,
         warm_up_s=2.0,
-        patience_s=PATIENCE_S,
     )

@@ -10,6 +10,7 @@ import nats
 from onefold.brokers.nats import NatsBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateNats
+from tests.patience import PATIENCE_S
 
 STREAM = "conformance"
 LEASE_S = 2.0
@@ -25,7 +26,7 @@ async def nats_subject(server: PrivateNats) -> AsyncIterator[BrokerSubject]:
             await client.close()
 
     yield BrokerSubject(
-        broker=lambda: NatsBroker(server.url, stream=STREAM, confirm_s=5.0, ack_wait_s=LEASE_S),
+        broker=lambda: NatsBroker(server.url, stream=STREAM, confirm_s=PATIENCE_S, ack_wait_s=LEASE_S),
         inject=inject,
         too_large_bytes=1_048_576,
         deduplicates=True,

@@ -12,6 +12,7 @@ import aio_pika
 from onefold.brokers.rabbitmq import QueueType, RabbitBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateRabbitmq
+from tests.patience import PATIENCE_S
 
 
 def rabbitmq_subject(queue_type: QueueType) -> Callable[[PrivateRabbitmq], AbstractAsyncContextManager[BrokerSubject]]:
@@ -32,8 +33,11 @@ def rabbitmq_subject(queue_type: QueueType) -> Callable[[PrivateRabbitmq], Abstr
                 await to.publish(aio_pika.Message(data), topic)
 
         yield BrokerSubject(
-            broker=lambda: RabbitBroker(server.url, exchange=exchange, queue_type=queue_type, prefetch=1000),
+            broker=lambda: RabbitBroker(
+                server.url, exchange=exchange, queue_type=queue_type, prefetch=1000, confirm_s=PATIENCE_S
+            ),
             inject=inject,
+            tells_attached=True,
         )
 
     return subject

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from onefold.brokers.redis import RedisBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateValkey
+from tests.patience import PATIENCE_S
 
 LEASE_S = 2.0
 BYTES_MAX = 200_000
@@ -22,7 +23,7 @@ async def redis_subject(server: PrivateValkey) -> AsyncIterator[BrokerSubject]:
             await client.xadd(f"onefold:{topic}", {"payload": data})
 
     yield BrokerSubject(
-        broker=lambda: RedisBroker(server.url, confirm_s=5.0, lease_s=LEASE_S, message_bytes_max=BYTES_MAX),
+        broker=lambda: RedisBroker(server.url, confirm_s=PATIENCE_S, lease_s=LEASE_S, message_bytes_max=BYTES_MAX),
         inject=inject,
         too_large_bytes=BYTES_MAX,
         lease_s=LEASE_S,

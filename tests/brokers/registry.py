@@ -34,6 +34,15 @@ class Entry:
 _NO_LEASE = frozenset({"what_is_kept_is_not_given_to_others", "what_is_not_kept_is_given_to_others"})
 _NO_DEDUP = frozenset({"what_is_published_twice_under_one_id_comes_once"})
 _NO_LIMIT = frozenset({"a_message_that_is_too_large_is_refused_alone"})
+_NOT_ATTACHED = frozenset({"a_consumer_is_not_removed_while_a_process_is_connected"})
+#: What needs a broker that keeps something for consumers that do not run.
+_NO_SUBSCRIPTIONS = _NOT_ATTACHED | {
+    "what_is_sent_to_a_topic_after_it_was_unsubscribed_does_not_come",
+    "to_unsubscribe_a_consumer_that_is_not_there_is_nothing",
+    "a_process_with_fewer_topics_takes_none_from_another",
+    "what_waits_for_a_consumer_is_counted",
+    "a_consumer_that_was_removed_keeps_nothing_and_the_others_keep_theirs",
+}
 #: What needs a server that keeps something over a kill.
 _NO_DISK = frozenset(
     {
@@ -45,12 +54,17 @@ _NO_DISK = frozenset(
 
 BROKERS: dict[str, Entry] = {
     "kafka": Entry(
-        subject=kafka_subject, server="kafka", mortal=PrivateKafka, leaves_out=_NO_LEASE | _NO_DEDUP | _NO_DISK
+        subject=kafka_subject,
+        server="kafka",
+        mortal=PrivateKafka,
+        leaves_out=_NO_LEASE | _NO_DEDUP | _NO_DISK | _NO_SUBSCRIPTIONS,
     ),
-    "local-postgres": Entry(subject=local_on_postgres, server="postgres", leaves_out=_NO_DEDUP | _NO_LIMIT),
-    "local-sqlite": Entry(subject=local_on_sqlite, leaves_out=_NO_DEDUP | _NO_LIMIT),
-    "nats": Entry(subject=nats_subject, server="nats", mortal=PrivateNats),
-    "valkey": Entry(subject=redis_subject, server="valkey", mortal=PrivateValkey, leaves_out=_NO_DEDUP),
+    "local-postgres": Entry(
+        subject=local_on_postgres, server="postgres", leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED
+    ),
+    "local-sqlite": Entry(subject=local_on_sqlite, leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED),
+    "nats": Entry(subject=nats_subject, server="nats", mortal=PrivateNats, leaves_out=_NOT_ATTACHED),
+    "valkey": Entry(subject=redis_subject, server="valkey", mortal=PrivateValkey, leaves_out=_NO_DEDUP | _NOT_ATTACHED),
     "rabbitmq": Entry(
         subject=rabbitmq_subject("quorum"), server="rabbitmq", leaves_out=_NO_LEASE | _NO_DEDUP | _NO_LIMIT
     ),

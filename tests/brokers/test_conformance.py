@@ -11,6 +11,7 @@ import pytest
 from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerScenario, check
 from onefold.testing.servers import PrivateServer
 from tests.brokers.registry import BROKERS, Entry
+from tests.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
 
 Mortal = Callable[[str], PrivateServer]
@@ -49,7 +50,7 @@ async def test_a_broker_keeps_its_promise(name: str, scenario: BrokerScenario, r
     server = request.getfixturevalue(entry.server) if entry.server else None
     async with entry.subject(server) as subject:
         assert scenario.applies(subject), f"name {scenario} in `leaves_out` of {name}, or let it apply"
-        await check(scenario, subject)
+        await check(scenario, replace(subject, patience_s=PATIENCE_S))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ async def test_a_broker_keeps_its_promise(name: str, scenario: BrokerScenario, r
 async def test_a_broker_survives_its_server(name: str, scenario: BrokerScenario, mortal: Mortal) -> None:
     server = mortal(name)
     async with BROKERS[name].subject(server) as subject:
-        await check(scenario, replace(subject, outage=server))
+        await check(scenario, replace(subject, outage=server, outage_s=PATIENCE_S, patience_s=PATIENCE_S))
 
 
 @pytest.mark.parametrize("name", BROKERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -13,21 +13,23 @@ import pytest
 from redis.asyncio import Redis
 
 from onefold._kernel.messages import Confirm, Delivery, Message
-from onefold._kernel.ports import Broker, Subscription
+from onefold._kernel.ports import Subscription, SubscriptionSeen
 from onefold.brokers.redis import RedisBroker
 from onefold.errors import BrokerUnavailable
 from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerSubject, NotConforming, check
 from onefold.testing.servers import PrivateValkey
 from tests.brokers.redis_subject import redis_subject
+from tests.patience import PATIENCE_S
 
 NAMED = {str(scenario): scenario for scenario in (*SCENARIOS, *OUTAGES)}
-PATIENCE_S = 1.5
+#: How long a broker that breaks a promise is waited for.
+SHORT_S = 1.5
 
 
 class Wrapped:
     """A broker, and its subscriptions, that do everything right."""
 
-    inner: Broker
+    inner: RedisBroker
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -49,6 +51,15 @@ class Wrapped:
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> Subscription:
         return Reader(self, await self.inner.subscribe(consumer, topics))
+
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        await self.inner.unsubscribe(consumer, topics)
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        return await self.inner.subscriptions(names)
+
+    async def remove(self, consumer: str) -> int | None:
+        return await self.inner.remove(consumer)
 
     async def close(self) -> None:
         await self.inner.close()
@@ -221,6 +232,44 @@ class SubscribesToOneTopicOnly(Wrapped):
         return await super().subscribe(consumer, topics[:1])
 
 
+class LeavesATopicSubscribed(Wrapped):
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        await super().unsubscribe(consumer, list(topics)[:1])
+
+
+class MakesWhatItIsToUnsubscribe(Wrapped):
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        await (await self.subscribe(consumer, list(topics))).close()
+        await super().unsubscribe(consumer, list(topics)[1:])
+
+
+class TakesTopicsFromOthers(Wrapped):
+    async def subscribe(self, consumer: str, topics: Sequence[str]) -> Subscription:
+        for seen in await self.subscriptions([consumer]):
+            if seen.consumer == consumer:
+                await self.unsubscribe(consumer, set(seen.topics or ()) - set(topics))
+        return await super().subscribe(consumer, topics)
+
+
+class CountsWhatIsAcknowledged(Wrapped):
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        return [replace(seen, waiting=(seen.waiting or 0) + 3) for seen in await super().subscriptions(names)]
+
+
+class RemovesNothing(Wrapped):
+    async def remove(self, consumer: str) -> int | None:
+        found = [seen.waiting for seen in await self.subscriptions([consumer]) if seen.consumer == consumer]
+        return found[0] if found else None
+
+
+class RemovesEveryConsumer(Wrapped):
+    async def remove(self, consumer: str) -> int | None:
+        prefix = consumer.rpartition(".")[0]
+        there = [seen.consumer for seen in await self.subscriptions([]) if seen.consumer.startswith(prefix)]
+        dropped = {name: await super(RemovesEveryConsumer, self).remove(name) for name in there}
+        return dropped.get(consumer)
+
+
 class StartsWithWhatComesNext(Wrapped):
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> Subscription:
         subscription = await super().subscribe(consumer, topics)
@@ -242,6 +291,12 @@ class RefusesTheWholeCall(Wrapped):
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
         answers = await self.inner.publish(messages)
         return [next((answer for answer in answers if answer), None)] * len(messages)
+
+
+class KnowsMessagesByTheirIdAlone(Wrapped):
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        await self.inner.publish(list({message.id: message for message in messages}.values()))
+        return [None] * len(messages)
 
 
 class AnswersForNothing(Wrapped):
@@ -267,8 +322,6 @@ class LeavesATaskBehind(Wrapped):
 
 
 class LeavesAConnectionBehind(Wrapped):
-    inner: RedisBroker
-
     async def close(self) -> None:
         if self.inner._client:
             self.left.append(self.inner._client)
@@ -293,7 +346,7 @@ class SaysNothingWhileTheServerIsDown(Wrapped):
 
 class ClosesSlowly(Wrapped):
     async def close(self) -> None:
-        await asyncio.sleep(PATIENCE_S + 0.1)
+        await asyncio.sleep(SHORT_S + 0.1)
         await super().close()
 
 
@@ -316,6 +369,7 @@ BROKEN: dict[type[Wrapped], str] = {
     AnswersForNothing: "to_publish_nothing_is_nothing",
     AnswersInReverse: "a_message_that_is_too_large_is_refused_alone",
     RefusesTheWholeCall: "a_message_that_is_too_large_is_refused_alone",
+    KnowsMessagesByTheirIdAlone: "the_same_id_of_two_sources_is_two_messages",
     TurnsTheOrderRound: "calls_one_after_the_other_keep_their_order",
     DropsWhatItCannotRead: "a_message_without_an_envelope_comes_with_its_bytes_and_says_so",
     ForgetsTheBytesItCannotRead: "a_message_without_an_envelope_comes_with_its_bytes_and_says_so",
@@ -328,6 +382,12 @@ BROKEN: dict[type[Wrapped], str] = {
     SubscribesToOneTopicOnly: "a_consumer_that_comes_back_with_another_topic_gets_that_too",
     GivesAllConsumersOneShare: "every_consumer_gets_every_message",
     GivesEachSubscriptionEverything: "subscriptions_of_one_consumer_share",
+    LeavesATopicSubscribed: "what_is_sent_to_a_topic_after_it_was_unsubscribed_does_not_come",
+    MakesWhatItIsToUnsubscribe: "to_unsubscribe_a_consumer_that_is_not_there_is_nothing",
+    TakesTopicsFromOthers: "a_process_with_fewer_topics_takes_none_from_another",
+    CountsWhatIsAcknowledged: "what_waits_for_a_consumer_is_counted",
+    RemovesNothing: "a_consumer_that_was_removed_keeps_nothing_and_the_others_keep_theirs",
+    RemovesEveryConsumer: "a_consumer_that_was_removed_keeps_nothing_and_the_others_keep_theirs",
     StartsWithWhatComesNext: "a_consumer_misses_nothing_while_it_is_away",
     LosesAcks: "what_is_acknowledged_does_not_come_again",
     AcksWhatIsReceived: "what_is_not_acknowledged_comes_again",
@@ -356,7 +416,9 @@ def mortal_valkey() -> Iterator[PrivateValkey]:
 
 
 @asynccontextmanager
-async def subject_of(kind: type[Wrapped], server: PrivateValkey) -> AsyncIterator[BrokerSubject]:
+async def subject_of(
+    kind: type[Wrapped], server: PrivateValkey, patience_s: float = SHORT_S
+) -> AsyncIterator[BrokerSubject]:
     """A subject whose brokers are of this kind; what they leave behind is cleared away."""
     made: list[Wrapped] = []
     async with redis_subject(server) as whole:
@@ -366,7 +428,7 @@ async def subject_of(kind: type[Wrapped], server: PrivateValkey) -> AsyncIterato
             return made[-1]
 
         before = asyncio.all_tasks()
-        yield replace(whole, broker=broker, patience_s=PATIENCE_S, outage_s=PATIENCE_S)
+        yield replace(whole, broker=broker, patience_s=patience_s, outage_s=patience_s)
         for client in [left for broken in made for left in broken.left if isinstance(left, Redis)]:
             await client.aclose()
         for task in asyncio.all_tasks() - before:
@@ -382,7 +444,7 @@ async def test_a_broker_that_breaks_a_promise_is_found(kind: type[Wrapped], name
 
 @pytest.mark.parametrize("name", sorted(set(BROKEN.values())))
 async def test_a_broker_that_is_only_wrapped_keeps_the_same_promises(name: str, valkey: PrivateValkey) -> None:
-    async with subject_of(Wrapped, valkey) as subject:
+    async with subject_of(Wrapped, valkey, PATIENCE_S) as subject:
         await check(NAMED[name], subject)
 
 
@@ -397,7 +459,7 @@ async def test_a_broker_that_does_not_survive_is_found(
 
 @pytest.mark.parametrize("name", sorted(set(FRAIL.values())))
 async def test_a_broker_that_is_only_wrapped_survives(name: str, mortal_valkey: PrivateValkey) -> None:
-    async with subject_of(Wrapped, mortal_valkey) as subject:
+    async with subject_of(Wrapped, mortal_valkey, PATIENCE_S) as subject:
         await check(NAMED[name], replace(subject, outage=mortal_valkey))
 
 

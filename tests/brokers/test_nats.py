@@ -16,6 +16,7 @@ from onefold._kernel.messages import Message
 from onefold.brokers.nats import NatsBroker, NatsSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateNats
+from tests.patience import PATIENCE_S
 
 SAFE: dict[str, Any] = {"storage": StorageType.FILE, "discard": DiscardPolicy.NEW}
 
@@ -34,7 +35,7 @@ async def jetstream(nats: PrivateNats) -> AsyncIterator[JetStreamContext]:
 
 @asynccontextmanager
 async def opened(server: PrivateNats, stream: str, **settings: Any) -> AsyncIterator[NatsBroker]:
-    broker = NatsBroker(server.url, stream=stream, **settings)
+    broker = NatsBroker(server.url, stream=stream, **{"confirm_s": PATIENCE_S, **settings})
     await broker.open()
     try:
         yield broker
@@ -205,31 +206,91 @@ async def test_a_consumer_of_another_kind_is_refused(
             await broker.subscribe("billing", ["orders"])
 
 
+async def trimmed_by(subscription: NatsSubscription, jetstream: JetStreamContext, stream: str, to: int) -> int:
+    """How many are left when no more are wanted away, or after so many duplicate windows."""
+    for _ in range(10):
+        await subscription.receive(1, 0.15)
+        await subscription.ack([])
+        if (left := (await jetstream.stream_info(stream)).state.messages) <= to:
+            break
+    return left
+
+
 async def test_what_every_consumer_has_acknowledged_is_trimmed_and_nothing_else(
     nats: PrivateNats, stream: str, jetstream: JetStreamContext
 ) -> None:
-    async def trimmed_by(subscription: NatsSubscription, to: int) -> int:
-        """How many are left when no more are wanted away, or after so many duplicate windows."""
-        for _ in range(10):
-            await subscription.receive(1, 0.15)
-            await subscription.ack([])
-            if (left := (await jetstream.stream_info(stream)).state.messages) <= to:
-                break
-        return left
-
     async with opened(nats, stream, duplicate_window_s=0.1) as broker:
         billing = await broker.subscribe("billing", ["orders", "refunds"])
         shipping = await broker.subscribe("shipping", ["orders"])
         await broker.publish([message(number) for number in range(10)])
         await broker.publish([message(topic="refunds"), message(topic="unheard")])
         await billing.ack(await billing.receive(100, 5.0))
-        assert await trimmed_by(billing, 11) == 11, "shipping has not had the orders yet"
+        assert await trimmed_by(billing, jetstream, stream, 11) == 11, "shipping has not had the orders yet"
         found = await shipping.receive(100, 5.0)
         await shipping.ack(found[:4])
-        assert await trimmed_by(shipping, 7) == 7, "six orders are not acknowledged yet"
+        assert await trimmed_by(shipping, jetstream, stream, 7) == 7, "six orders are not acknowledged yet"
         await shipping.ack(found[4:])
-        assert await trimmed_by(shipping, 1) == 1, "nobody has asked for the last one yet"
-        assert await trimmed_by(shipping, 0) == 1
+        assert await trimmed_by(shipping, jetstream, stream, 1) == 1, "nobody has asked for the last one yet"
+        assert await trimmed_by(shipping, jetstream, stream, 0) == 1
+
+
+async def test_what_a_consumer_waits_for_that_subscribed_meanwhile_is_not_trimmed(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext
+) -> None:
+    async with opened(nats, stream, duplicate_window_s=0.1) as broker:
+        billing = await broker.subscribe("billing", ["orders"])
+        await broker.publish([message(number) for number in range(503)])
+        await billing.ack(await billing.receive(503, 5.0))  # billing notes how far everybody is
+        shipping = await broker.subscribe("shipping", ["orders"])
+        assert await trimmed_by(billing, jetstream, stream, 502) == 503
+        found = await shipping.receive(503, 5.0)
+        assert len(found) == 503
+        await shipping.ack(found)
+        assert await trimmed_by(shipping, jetstream, stream, 0) == 0, "and when it is done they go"
+
+
+async def test_more_consumers_than_one_list_holds_are_all_waited_for(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext
+) -> None:
+    async with opened(nats, stream, duplicate_window_s=0.1) as broker:
+        await broker.publish([message()])
+        others = [await broker.subscribe(f"other-{number}", ["orders"]) for number in range(260)]
+        billing = await broker.subscribe("billing", ["orders"])
+        for subscription in (*others[:-1], billing):
+            await subscription.ack(await subscription.receive(1, 5.0))
+        assert await trimmed_by(billing, jetstream, stream, 0) == 1, "the last of them has not had it yet"
+        await others[-1].ack(await others[-1].receive(1, 5.0))
+        assert await trimmed_by(billing, jetstream, stream, 0) == 0
+
+
+@pytest.mark.parametrize(("trim", "left"), [(None, 5), (False, 5), (True, 0)])
+async def test_a_stream_of_the_operators_own_is_trimmed_only_where_that_was_asked_for(
+    nats: PrivateNats,
+    stream: str,
+    jetstream: JetStreamContext,
+    caplog: pytest.LogCaptureFixture,
+    trim: bool | None,
+    left: int,
+) -> None:
+    await jetstream.add_stream(name=stream, subjects=[f"{stream}.>"], duplicate_window=0.1, **SAFE)
+    async with opened(nats, stream, duplicate_window_s=0.1, trim=trim) as broker:
+        billing = await broker.subscribe("billing", ["orders"])
+        await broker.publish([message(number) for number in range(5)])
+        await billing.ack(await billing.receive(5, 5.0))
+        assert await trimmed_by(billing, jetstream, stream, 0) == left
+    assert ("trim=True" in caplog.text) == (trim is None)
+
+
+async def test_a_stream_that_was_made_anew_by_its_operator_is_no_longer_trimmed(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext
+) -> None:
+    async with opened(nats, stream, duplicate_window_s=0.1) as broker:
+        await jetstream.delete_stream(stream)
+        await jetstream.add_stream(name=stream, subjects=[f"{stream}.>"], duplicate_window=0.1, **SAFE)
+        billing = await broker.subscribe("billing", ["orders"])
+        await broker.publish([message(number) for number in range(5)])
+        await billing.ack(await billing.receive(5, 5.0))
+        assert await trimmed_by(billing, jetstream, stream, 0) == 5
 
 
 async def test_the_password_is_not_told() -> None:

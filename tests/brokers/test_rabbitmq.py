@@ -18,9 +18,9 @@ from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold.brokers.rabbitmq import RabbitBroker, RabbitSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateRabbitmq
+from tests.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
 
-PATIENCE_S = 10.0
 MEBIBYTE = 1024 * 1024
 
 MakeBroker: TypeAlias = Callable[..., RabbitBroker]
@@ -33,8 +33,8 @@ async def made(rabbitmq: PrivateRabbitmq) -> AsyncIterator[MakeBroker]:
     name = f"test-{secrets.token_hex(8)}"
 
     def make(url: str = rabbitmq.url, **settings: object) -> RabbitBroker:
-        names = {"exchange": name, "queue_prefix": name}
-        brokers.append(RabbitBroker(url, **{**names, **settings}))  # type: ignore[arg-type]
+        own = {"exchange": name, "queue_prefix": name, "confirm_s": PATIENCE_S}
+        brokers.append(RabbitBroker(url, **{**own, **settings}))  # type: ignore[arg-type]
         return brokers[-1]
 
     yield make
@@ -245,7 +245,7 @@ async def test_a_wrong_password_is_refused_at_start_and_not_repeated(
     made: MakeBroker, rabbitmq: PrivateRabbitmq
 ) -> None:
     with pytest.raises(ConfigurationError, match="user and password") as refused:
-        await made(rabbitmq.url.replace("guest:guest", "guest:wr0ng")).open()
+        await made(rabbitmq.url.replace("@", "wr0ng@")).open()
     assert "wr0ng" not in str(refused.value)
     with pytest.raises(BrokerUnavailable, match="vhost 'nowhere'"):
         await made(rabbitmq.url + "nowhere").open()

@@ -15,6 +15,7 @@ from onefold._kernel.messages import Message
 from onefold.brokers.redis import RedisBroker, is_idempotent
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateValkey
+from tests.patience import PATIENCE_S
 
 #: Trim whenever something is acknowledged.
 AT_ONCE_S = 1e-9
@@ -55,7 +56,7 @@ async def configured(server: PrivateValkey, **settings: str | int) -> AsyncItera
 
 @asynccontextmanager
 async def opened(server: PrivateValkey, prefix: str, **settings: Any) -> AsyncIterator[RedisBroker]:
-    broker = RedisBroker(server.url, prefix=prefix, **settings)
+    broker = RedisBroker(server.url, prefix=prefix, **{"confirm_s": PATIENCE_S, **settings})
     await broker.open()
     try:
         yield broker
@@ -179,10 +180,28 @@ async def test_what_every_group_has_acknowledged_is_trimmed_and_nothing_else(
         assert await client.xlen(key) < 100
 
 
+async def test_one_trimming_removes_all_that_is_acknowledged_however_much_it_is(
+    valkey: PrivateValkey, prefix: str, client: Any
+) -> None:
+    key, count = f"{prefix}:orders", 25_000
+    async with opened(valkey, prefix) as broker:
+        billing = await broker.subscribe("billing", ["orders"])
+        pipe = client.pipeline(transaction=False)
+        for _ in range(count):
+            pipe.xadd(key, {"a": "b"})
+        await pipe.execute()
+        found = [delivery for _ in range(0, count, 1000) for delivery in await billing.receive(1000, PATIENCE_S)]
+        assert len(found) == count
+        await billing.ack(found[:-1])
+    async with opened(valkey, prefix, trim_every_s=AT_ONCE_S) as broker:
+        await (await broker.subscribe("billing", ["orders"])).ack([])
+        assert await client.xlen(key) < 200
+
+
 async def test_readers_that_are_gone_are_forgotten_but_for_what_they_have(
     valkey: PrivateValkey, prefix: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.brokers.redis._FORGET_MS", -1)
+    monkeypatch.setattr("onefold.brokers.redis_group._FORGET_MS", -1)
     async with opened(valkey, prefix, trim_every_s=AT_ONCE_S) as broker:
         holder, done = [await broker.subscribe("billing", ["orders"]) for _ in range(2)]
         await broker.publish([message(), message()])

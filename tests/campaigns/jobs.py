@@ -171,8 +171,8 @@ class AckingFirst(Passing):
 class MarkingFirst(Carrier):
     """Marks what it is about to publish."""
 
-    async def tick(self, *, rows_max: int | None = None) -> Sent:
-        rows = await borrowing(lambda: self._claim(rows_max or self._settings.batch_max))
+    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> Sent:
+        rows = await borrowing(lambda: self._claim(rows_max or self._settings.batch_max, touring=probing))
         if not rows:
             return Sent()
         sent = Sent(claimed=len(rows), confirmed=[row.position for row in rows])

@@ -1,6 +1,7 @@
 """Where a message's path runs: a database, a broker, a topic and a consumer, as a value that a process can be sent.
 
-Leases are short here, so that a takeover is a matter of a second; what a busy machine may add to them is MARGIN_S.
+Leases are short here, so that a takeover is a matter of a second; what a busy machine may add to them is MARGIN_S, and
+a wait ends as soon as what it waits for is there.
 NATS is told to forget duplicates at once: they shall reach the inbox, not end at the server.
 """
 
@@ -32,7 +33,7 @@ from onefold.testing.crash import Boundaries
 from tests.campaigns.books import Event, Written
 
 LEASE_S = 0.5
-MARGIN_S = 8.0
+MARGIN_S = 120.0
 
 #: For how long a handler may run. A transaction that takes longer is ended, and a busy machine takes its time.
 HANDLER_S = 2.0
@@ -70,16 +71,16 @@ class Place:
                 return LocalBroker(database, lease_s=LEASE_S)
             case "nats":
                 return NatsBroker(
-                    self.broker, stream="campaigns", confirm_s=5.0, ack_wait_s=LEASE_S, duplicate_window_s=0.1
+                    self.broker, stream="campaigns", confirm_s=15.0, ack_wait_s=LEASE_S, duplicate_window_s=0.1
                 )
             case "redis":
-                return RedisBroker(self.broker, confirm_s=5.0, lease_s=LEASE_S)
+                return RedisBroker(self.broker, confirm_s=15.0, lease_s=LEASE_S)
             case "amqp":
-                return RabbitBroker(self.broker, queue_type="classic", confirm_s=5.0)
+                return RabbitBroker(self.broker, queue_type="classic", confirm_s=15.0)
             case "kafka":
                 # Only the mock accepts sessions this short.
                 sessions = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 200}
-                return KafkaBroker(rest, confirm_s=5.0, settings=sessions)
+                return KafkaBroker(rest, confirm_s=15.0, settings=sessions)
             case other:
                 raise AssertionError(f"no broker speaks {other}")
 

@@ -29,7 +29,7 @@ REFUSES = 0.01
 #: So many events overtake those of the relay that stands still: each key has some among them.
 OVERTAKE = 100
 #: A refused event is tried again after a second at most, then after two.
-COMPLETE_S_MAX = 30.0
+COMPLETE_S_MAX = 180.0
 
 
 async def write_all(path: Running, transactions: int, seed: int, *, pause_s: float = 0.0) -> None:

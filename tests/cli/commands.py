@@ -18,15 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from onefold import Onefold
+from tests.cli.zygote import Command, zygote
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 APPLICATIONS = Path(__file__).with_name("applications")
-
-
-def command(words: tuple[str, ...], without: str | None) -> list[str]:
-    """`onefold ...`, where the working directory is not importable by itself (-P), as for the installed script."""
-    missing = f"import sys; sys.modules[{without!r}] = None; " if without else ""
-    return [sys.executable, "-P", "-c", f"{missing}from onefold.cli import main; main()", *words]
 
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
@@ -37,15 +32,20 @@ def surroundings(environment: dict[str, str]) -> dict[str, str]:
 def onefold(
     *words: str, cwd: Path | None = None, given: str = "", without: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. `without`: as if this module were not installed."""
+    """Run a command to its end. `without`: in an interpreter of its own, as if these modules were not installed."""
+    # The limits are for what hangs; a busy machine takes its time.
+    if without is None:
+        return zygote().run(words, cwd=cwd, environment=surroundings(environment), given=given, within_s=300)
+    missing = f"import sys; sys.modules.update(dict.fromkeys({without.split()!r}))"
     return subprocess.run(
-        command(words, without),
+        # -P: the working directory is not importable by itself, as for the installed script.
+        [sys.executable, "-P", "-c", f"{missing}; from onefold.cli import main; main()", *words],
         capture_output=True,
         text=True,
         env=surroundings(environment),
         cwd=cwd,
         input=given,
-        timeout=300,  # a bound for what hangs; a busy machine takes its time
+        timeout=300,
         check=False,
     )
 
@@ -76,7 +76,7 @@ def until(condition: Callable[[], object]) -> None:
 class Running:
     """A command at work."""
 
-    process: subprocess.Popen[bytes]
+    process: Command
     log: Path
 
     @property
@@ -98,15 +98,13 @@ class Running:
 def started(*words: str, cwd: Path, **environment: str) -> Iterator[Running]:
     """A command that runs while the block lasts; killed at the end, if it still does."""
     log = cwd / f"{time.monotonic_ns()}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command(words, None), cwd=cwd, stdout=file, stderr=file, env=surroundings(environment)
-        )
+    with Path(os.devnull).open() as nothing, log.open("wb") as file:
+        process = zygote().start(words, cwd=cwd, environment=surroundings(environment), streams=(nothing, file, file))
     try:
         yield Running(process, log)
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import pytest
 from onefold import Onefold
 from onefold.testing.servers import PrivateNats
 from tests.cli.commands import Running, Shop, new_shop, one_line, onefold, started, told, until
+from tests.patience import PATIENCE_S
 
 
 def relayed(shop: Shop) -> None:
@@ -27,7 +28,7 @@ def health(running: Running, path: str = "/healthz", method: str = "GET") -> tup
     [address] = re.findall(r"health at (http://127\.0\.0\.1:\d+)/healthz", running.said)
     request = urllib.request.Request(f"{address}{path}", method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:

@@ -111,6 +111,27 @@ def test_the_filters_choose_what_is_listed(shop: Shop, buried: Callable[..., lis
     assert len(listed("--limit", "2")) == 2
 
 
+def test_dead_letters_are_discarded_by_the_filters_they_are_listed_by(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    first, second, third = buried(*placed("a", "b"), ("order.packed", "one", {}))
+    long_ago = datetime.now(UTC) - timedelta(days=2)
+    shop.change(
+        f"UPDATE onefold_letter SET died_at_ms = {int(long_ago.timestamp() * 1000)} WHERE message_id = '{first}'"
+    )
+    words = ("dlq", "discard", *D, "-c", "ship", "--since", "1d", "--json")
+    refused = shop.onefold(*words, given="n\n")
+    assert (refused.returncode, "all fitting" in refused.stderr) == (1, True)
+    assert told(shop.onefold(*words, "-y")) == {"consumer": "ship", "discarded": 1, "asked": None}
+    assert shop.onefold(*words, "-y").returncode == 1
+    assert shop.onefold("dlq", "discard", *D, "-c", "ship", "-y").returncode == 2
+    assert shop.onefold("dlq", "discard", *D, "-c", "ship", "-y", first, "--topic", "order.placed").returncode == 2
+    assert shop.onefold("dlq", "discard", *D, "-c", "pack", "--reason", "boxes", "-y").stdout == "discarded: 1\n"
+    assert shop.rows("SELECT message_id FROM onefold_letter") == [(first,)]
+    assert second in shop.rows("SELECT details FROM onefold_audit WHERE consumer = 'ship'")[0][0]
+    assert third != second
+
+
 def test_a_time_without_a_zone_is_refused(shop: Shop) -> None:
     answer = shop.onefold("dlq", "list", *D, "--since", "2026-07-01")
     assert answer.returncode == 2

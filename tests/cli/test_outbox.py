@@ -64,7 +64,29 @@ def test_what_is_set_aside_waits_for_a_person(stopped: tuple[Shop, str]) -> None
     shop, event_id = stopped
     shop.change(f"UPDATE onefold_outbox SET due_at_ms = {NEVER_MS} WHERE id = '{event_id}'")
     assert told(shop.onefold("outbox", "-d", "shop.db", "--json"))["stopped"][0]["next_try_s"] is None
-    assert "set aside" in shop.onefold("outbox", "-d", "shop.db").stdout
+    text = shop.onefold("outbox", "-d", "shop.db").stdout
+    assert "dead" in next(line for line in text.splitlines() if event_id in line)
+
+
+def test_dead_letters_are_listed_retried_and_discarded_by_what_they_have_in_common(shop: Shop) -> None:
+    """An event is dead when it was refused as often as it may be."""
+    ids = shop.place("a", "b", "c")
+    shop.publish("order.reminded", [{"order": "a"}])
+    shop.put("refusing")
+    assert shop.onefold("relay", "shop:once", "--until-empty", "--attempts", "1").returncode == 1
+    listed = told(shop.onefold("outbox", "list", "--dead", "--topic", "order.placed", "-d", "shop.db", "--json"))
+    assert sorted(row["id"] for row in listed) == sorted(ids)
+    assert {(row["attempts"], row["next_try_s"]) for row in listed} == {(1, None)}
+    assert told(shop.onefold("outbox", "list", "--reason", "something else", "-d", "shop.db", "--json")) == []
+    assert len(told(shop.onefold("outbox", "list", "--since", "1h", "-d", "shop.db", "--json"))) == 4
+    assert "stopped events: 4" in shop.onefold("outbox", "list", "-d", "shop.db").stdout
+    retried = shop.onefold("outbox", "retry", "--dead", "--topic", "order.reminded", "-y", "-d", "shop.db")
+    assert retried.stdout == "retried: 1\n"
+    assert shop.onefold("outbox", "discard", "-y", "-d", "shop.db").returncode == 2
+    words = ("outbox", "discard", "--dead", "--reason", "no parcels", "-y", "-d", "shop.db", "--json")
+    assert told(shop.onefold(*words)) == {"discarded": 3, "asked": None}
+    assert shop.rows("SELECT topic FROM onefold_outbox") == [("order.reminded",)]
+    assert shop.onefold(*words).returncode == 1
 
 
 def test_retry_makes_a_stopped_event_wait_in_its_turn_again(stopped: tuple[Shop, str]) -> None:
@@ -114,3 +136,15 @@ def test_on_postgres_it_is_the_same(postgres_dsn: str) -> None:
     assert [row["id"] for row in found["stopped"]] == [str(event_id)]
     assert onefold("outbox", "discard", "-y", str(event_id), "-d", postgres_dsn).returncode == 0
     until(lambda: told(onefold("outbox", "-d", postgres_dsn, "--json"))["stopped"] == [])
+
+
+def test_a_delayed_event_is_taken_back_and_what_has_left_is_not(stopped: tuple[Shop, str]) -> None:
+    shop, event_id = stopped
+    [(delayed,)] = shop.rows("SELECT id FROM onefold_outbox WHERE topic = 'order.reminded'")
+    refused = shop.onefold("outbox", "cancel", event_id, "-d", "shop.db", "--yes")
+    assert (refused.returncode, refused.stdout) == (
+        1, "cancelled: 0 of 1; the others have left, are leaving or were never there\n",
+    )  # fmt: skip
+    asked = shop.onefold("outbox", "cancel", delayed, event_id, "-d", "shop.db", "--yes", "--json")
+    assert told(asked) == {"cancelled": 1, "asked": 2}
+    assert shop.rows("SELECT count(*) FROM onefold_outbox WHERE topic = 'order.reminded'") == [(0,)]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nats as nats_client
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from onefold import Onefold
 from onefold.testing.servers import PrivateNats
 from tests.cli.commands import Shop, one_line, onefold, told, until
+from tests.patience import PATIENCE_S
 
 
 def published(shop: Shop) -> list[str]:
@@ -111,11 +115,13 @@ def test_from_postgres_to_nats_by_their_addresses_and_no_password_is_shown(
     with once.transaction() as tx:
         _ = tx.publish("cli.relayed", {"order": "a"})
     once.close()
-    guarded = nats.url.replace("nats://", "nats://someone:hunter2@")
-    answer = onefold("relay", "--until-empty", ONEFOLD_DATABASE=postgres_dsn, ONEFOLD_BROKER=guarded)
+    answer = onefold("relay", "--until-empty", ONEFOLD_DATABASE=postgres_dsn, ONEFOLD_BROKER=nats.url)
     assert answer.returncode == 0, answer.stderr
-    assert f"to {nats.url}: 64 of 64 buckets\n" in answer.stderr
-    assert "hunter2" not in answer.stderr
+    assert f"to nats://127.0.0.1:{nats.port}: 64 of 64 buckets\n" in answer.stderr
+    for address in (postgres_dsn, nats.url):
+        password = urlsplit(address).password
+        assert password
+        assert password not in answer.stderr
 
 
 async def test_what_was_relayed_to_nats_is_in_its_stream(postgres_dsn: str, nats: PrivateNats) -> None:
@@ -148,8 +154,8 @@ def test_a_missing_client_of_a_broker_is_named_with_what_to_install(shop: Shop) 
 
 
 def test_a_missing_driver_is_named_with_what_to_install(tmp_path: Path) -> None:
-    answer = onefold("outbox", "-d", "postgresql://127.0.0.1:1/x", without="psycopg")
-    assert "pip install 'onefold[psycopg]'" in one_line(answer)
+    answer = onefold("outbox", "-d", "postgresql://127.0.0.1:1/x", without="asyncpg psycopg")
+    assert "pip install 'onefold[asyncpg]'" in one_line(answer)
 
 
 @pytest.mark.parametrize(
@@ -173,3 +179,13 @@ def test_a_command_that_cannot_be_meant_is_refused_and_makes_no_file(
     assert answer.returncode == 2
     assert message in " ".join(answer.stderr.replace("│", " ").split())
     assert not shop.has("typo.db")
+
+
+def test_a_relay_says_whether_it_lives_at_the_address_it_was_told(shop: Shop) -> None:
+    health = ("--health-host", "127.0.0.2", "--health-port", "0")
+    with shop.started("relay", "shop:once", *health) as relay:
+        relay.until_said("/healthz")
+        [address] = re.findall(r"health at (http://127\.0\.0\.2:\d+/healthz)", relay.said)
+        with urllib.request.urlopen(address, timeout=PATIENCE_S) as response:
+            assert response.status == 200
+            assert json.loads(response.read())["relay"] < 120

@@ -37,7 +37,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_good_policy_passes_and_everything_is_written(folder: Path) -> None:
     answer = onefold("storm", "--quick", "--policy", "clients:made", "--plots", "p/q", "--html", "r.html", cwd=folder)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stderr == "onefold: clients:made recovers in every experiment\n"
+    assert (
+        answer.stderr
+        == "onefold: clients:made passes: it recovers in every experiment, and is never worse than no retries\n"
+    )
     assert "A stall of 10 s, FIFO server" in answer.stdout
     assert len(re.findall(r"^clients:made ", answer.stdout, re.MULTILINE)) == 4
     pictures = sorted((folder / "p" / "q").iterdir())
@@ -46,7 +49,7 @@ def test_a_good_policy_passes_and_everything_is_written(folder: Path) -> None:
     page = (folder / "r.html").read_text()
     assert page.count('src="data:image/png;base64,') == 3
     assert page.count("<table>") == 4
-    assert "clients:made recovers" in page
+    assert "clients:made passes" in page
     assert not re.search(r"//|<script|<link", re.sub(r'src="data:[^"]*"', "", page))
 
 
@@ -54,7 +57,7 @@ def test_a_metastable_policy_fails_with_what_to_change(folder: Path) -> None:
     answer = onefold("storm", "--quick", "--policy", "clients:storming", "--json", cwd=folder)
     assert answer.returncode == 1
     assert "onefold: clients:storming is metastable" in answer.stderr
-    assert "stall (FIFO server, 100 processes): recovers not within 65 s" in answer.stderr
+    assert "stall of 10 s (FIFO server, 100 processes): recovers not within 65 s" in answer.stderr
     assert "set budget=BudgetTerms()" in answer.stderr
     found = json.loads(answer.stdout)
     [verdict] = found["verdicts"]

@@ -6,6 +6,10 @@ import inspect
 import threading
 from typing import Any
 
+from onefold.db.connect import async_database, sync_database
+from tests.contract.rows import ASGI
+from tests.contract.worlds import World
+
 
 class Counting:
     """A database that counts how often it is asked for a connection, in either colour."""
@@ -28,3 +32,8 @@ class Counting:
     async def _acquire_async(self) -> Any:
         self.acquired += 1
         return await self._inner.acquire()
+
+
+def counted(world: World) -> Counting:
+    """The world's own database, counted."""
+    return Counting(async_database(world.database) if world.name in ASGI else sync_database(world.database))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from onefold._kernel.transaction import Transaction
 from tests.contract.rows import ASGI, WorldName
-from tests.contract.wire import PATIENCE_S
+from tests.patience import PATIENCE_S
+
+T = TypeVar("T")
 
 JSON = (("content-type", "application/json"),)
 
@@ -59,6 +61,12 @@ class Plan:
     breaks: Exception | None = None
     """Raised in the middle of the answer: after all its parts, when more was promised."""
 
+    rescued: Plan | None = None
+    """What the application's exception handler answers to the error, where a framework has such a thing."""
+
+    follows: Callable[[], object] | None = None
+    """What a framework does after the answer: a background task, or a callback for when it is closed."""
+
     def parts(self) -> tuple[bytes, ...]:
         return self.chunks or (self.body,)
 
@@ -104,3 +112,14 @@ class Call:
     operation: str
     item: str
     principal: str
+
+
+def driven(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise AssertionError(f"{work} suspended on a thread")

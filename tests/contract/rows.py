@@ -74,5 +74,18 @@ ROWS: Final[Mapping[str, Row]] = MappingProxyType(
         ),
         "C35": Row("a handler that swallows an SQL error or commits by itself is a 500 that says so"),
         "C36": Row("replays are served while new work is shed"),
+        "C37": Row("a handler that raised keeps no rows and no events, whatever an exception handler answers"),
+        "C38": Row("when another answer goes out in place of the handler's, nothing of the handler's follows"),
+        "C44": Row(
+            "the isolation that the application chose is kept; what cannot be serialised is 503 and never stored",
+            _absent(SQLITE, "one transaction writes at a time: there is nothing that could not be serialised"),
+        ),
+        "C42": Row(
+            "a stored answer is sent in a coding that its caller accepts, or refused; never as unreadable bytes"
+        ),
+        "C39": Row("who may not see an answer is refused before any replay and before the status resource"),
+        "C43": Row("a part that is interrupted leaves nothing; the rest is as without it, or the request fails loudly"),
+        "C40": Row("the same form with another boundary is a replay"),
+        "C41": Row("a renamed parameter, a moved route with an operation, another strategy: a retry is a replay"),
     }
 )

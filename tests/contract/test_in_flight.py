@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import pytest
 
-from tests.contract.plans import Gate, Plan
-from tests.contract.wire import PATIENCE_S, Answer
+from tests.contract.plans import Desk, Gate, Plan
+from tests.contract.rows import SQLITE
+from tests.contract.wire import Answer
 from tests.contract.worlds import World
+from tests.patience import PATIENCE_S
 
 CROWD = 20
 
@@ -37,6 +40,27 @@ def test_c18_of_twenty_duplicates_one_runs_and_the_others_are_told_to_wait(world
     assert (winner.status, winner.replayed) == (201, False)
     assert len(world.calls) == 1
     assert world.rows() == ["book"]
+
+
+@pytest.mark.contract("C18", worlds=SQLITE)
+def test_c18_a_handler_that_is_alive_is_never_run_beside_itself_however_long_it_takes(world: World) -> None:
+    """It has its transaction in hand and has written nothing yet; it may be calling a card processor."""
+
+    gate = Gate()
+
+    async def touch_and_wait(desk: Desk) -> None:
+        assert desk.connection is not None
+        await desk.pass_gate(gate)
+
+    world.serve(settings={"lease_s": 0.1})
+    running = world.start(key='"k"', plan=Plan(writes=False, acts=touch_and_wait))
+    gate.await_arrival()
+    time.sleep(0.5)  # longer than its lease_s: this is about real time passing
+    assert world.post(key='"k"').problem == "key-in-flight"
+    assert world.post(key='"k"', body={"item": "another"}).problem == "key-reused"
+    gate.open()
+    assert (running.answer().status, running.answer().replayed) == (201, False)
+    assert len(world.calls) == 1
 
 
 @pytest.mark.contract("C18")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.plans import Desk, Plan
+from onefold import Quota
+from tests.contract.plans import Desk, Gate, Plan
 from tests.contract.rows import POSTGRES, SQLITE, WorldName
 from tests.contract.worlds import World
 
@@ -144,6 +145,17 @@ def test_c35_a_handler_that_ends_the_transaction_and_then_fails_leaves_its_key_f
         world.sql("DELETE FROM onefold_record")
 
 
+@pytest.mark.contract("C35")
+def test_c35_a_handler_without_a_key_that_ends_the_transaction_by_itself_is_told_so(world: World) -> None:
+    for name, ending in ENDINGS[world.name].items():
+        answer = world.post(key=None, plan=Plan(acts=swallowing(on_the_connection(ending))))
+        assert (answer.status, answer.problem) == (500, "handler-broken"), name
+        assert "the handler" in answer.json["detail"], name
+        world.sql("DELETE FROM orders")
+        assert (world.post(key=None).status, world.rows()) == (201, ["book"]), name
+        world.sql("DELETE FROM orders")
+
+
 @pytest.mark.contract("C35", worlds=SQLITE)
 def test_c35_on_sqlite_a_commit_by_the_handler_does_not_commit(world: World) -> None:
     for name, ending in SQLITE_ENDINGS.items():
@@ -192,4 +204,24 @@ def test_c36_replays_are_served_while_new_work_is_shed(world: World) -> None:
     assert world.post(key='"done"', body=b"other").status == 422
     world.shedding = False
     later = world.post(key='"new"')
+    assert (later.status, later.replayed) == (201, False)
+
+
+@pytest.mark.contract("C36")
+@pytest.mark.parametrize("key", ['"new"', None])
+def test_c36_replays_are_served_while_a_principal_has_all_it_may_have(world: World, key: str | None) -> None:
+    world.serve(settings={"quota": Quota(in_flight=1)})
+    world.post(key='"done"', plan=Plan(writes=False, body=b"served before"))
+    gate = Gate()
+    running = world.start(key='"slow"', plan=Plan(writes=False, gate=gate))  # SQLite: no lock, while it stands still
+    gate.await_arrival()
+    refused = world.post(key=key)
+    assert (refused.status, refused.problem, refused.json["retryable"]) == (429, "too-many-requests", True)
+    assert (world.rows(), len(world.records())) == ([], 1)
+    replay = world.post(key='"done"')
+    assert (replay.status, replay.body, replay.replayed) == (201, b"served before", True)
+    assert world.post(key=key, account="umbrella").status == 201
+    gate.open()
+    assert running.answer().status == 201
+    later = world.post(key=key)
     assert (later.status, later.replayed) == (201, False)

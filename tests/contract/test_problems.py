@@ -96,6 +96,11 @@ def not_kept(world: World) -> Answer:
     return world.post(key='"k"')
 
 
+def encoded(world: World) -> Answer:
+    world.post(key='"k"', plan=Plan(headers=(("content-encoding", "br"), ("content-type", "text/plain"))))
+    return world.post(key='"k"', headers=(("accept-encoding", "gzip"),))
+
+
 def too_large(world: World) -> Answer:
     world.serve(settings={"body_bytes_max": 1})
     return world.post(key='"k"')
@@ -123,6 +128,7 @@ PROVOKED: dict[str, tuple[Callable[[World], Answer], int, bool]] = {
     "key-missing": (missing, 400, False),
     "key-malformed": (malformed, 400, False),
     "principal-missing": (anonymous, 401, False),
+    "answer-encoded": (encoded, 406, False),
     "body-too-slow": (too_slow, 408, True),
     "key-in-flight": (in_flight, 409, True),
     "key-expired": (expired, 410, False),

@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeAlias
 from wsgiref.validate import validator
 
 from onefold.http import asgi, wsgi
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 HeaderLines: TypeAlias = tuple[tuple[str, str | bytes], ...]
 Arrival: TypeAlias = Literal["whole", "in pieces", "stalls", "breaks off"]
@@ -33,6 +32,8 @@ class Question:
 
     method: str = "POST"
     path: str = "/orders"
+    mount: str = ""
+    """Where the application is mounted inside of another; the path is below."""
     query: str = ""
     headers: HeaderLines = ()
     body: bytes = b""
@@ -122,10 +123,11 @@ async def serve_asgi(app: asgi.Application, question: Question, line: Line) -> A
         "http_version": "1.1",
         "method": question.method,
         "scheme": "http",
-        "path": question.path,
-        "raw_path": question.path.encode(),
+        "path": question.mount + question.path,
+        "raw_path": (question.mount + question.path).encode(),
         "query_string": question.query.encode(),
-        "root_path": "",
+        "root_path": question.mount,
+        **({"app_root_path": ""} if question.mount else {}),
         "headers": [(name.lower().encode(), _bytes(value)) for name, value in question.headers],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
@@ -190,7 +192,7 @@ def _environ(question: Question) -> dict[str, Any]:
         joined[name.lower()] = f"{joined[name.lower()]},{text}" if name.lower() in joined else text
     environ: dict[str, Any] = {
         "REQUEST_METHOD": question.method,
-        "SCRIPT_NAME": "",
+        "SCRIPT_NAME": question.mount,
         "PATH_INFO": question.path.encode().decode("latin-1"),
         "QUERY_STRING": question.query,
         "SERVER_NAME": "127.0.0.1",

@@ -26,9 +26,11 @@ from onefold._kernel.events import Event
 from onefold.http import asgi, wsgi
 from onefold.http.policy import Settings
 from onefold.idempotency.sealing import Sealer
-from tests.contract.plans import Call, Desk, Gate, Plan
+from tests.contract.frameworks import Rescued, flask_orders, starlette_orders
+from tests.contract.plans import Call, Desk, Gate, Plan, driven
 from tests.contract.rows import POSTGRES, WorldName
-from tests.contract.wire import PATIENCE_S, Answer, Arrival, HeaderLines, Line, Question, serve_asgi, serve_wsgi
+from tests.contract.wire import Answer, Arrival, HeaderLines, Line, Question, serve_asgi, serve_wsgi
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -67,6 +69,8 @@ class World:
         self.events: list[Event] = []
         #: Whether a limiter inside the layer turns requests away before they reach the handler.
         self.shedding = False
+        #: Whether the application is written for Starlette or Flask.
+        self.framework = False
         #: Whether the tables are there already.
         self.prepared = False
         self._serving = False
@@ -89,10 +93,13 @@ class World:
         development: bool = False,
         routes: Mapping[str, Settings] | None = None,
         settings: Settings | None = None,
+        framework: bool = False,
     ) -> None:
-        """Start the application, as a new process would. `settings` hold for all its idempotent routes."""
+        """Start the application, as a new process would. `settings` hold for all its idempotent routes. Written for a
+        framework (Starlette, Flask), it has exception handlers and background tasks, and `POST /orders` only."""
         self.prepare()
         self._serving = True
+        self.framework = framework
         own = dict.fromkeys(ROUTES, Settings()) if routes is None else routes
         self._start(
             self.database if database is None else database,
@@ -102,6 +109,7 @@ class World:
                 "sealer": sealer,
                 "listener": self.events.append,
                 "development": development,
+                "source": "orders",
             },
         )
 
@@ -129,6 +137,7 @@ class World:
         media_type: str = "application/json",
         method: str = "POST",
         query: str = "",
+        mount: str = "",
         arrival: Arrival = "whole",
         answered: Callable[[], object] = lambda: None,
     ) -> Pending:
@@ -149,6 +158,7 @@ class World:
         question = Question(
             method=method,
             path=path,
+            mount=mount,
             query=query,
             headers=(*(line for line in lines if line[0] not in dict(headers)), *headers),
             body=body if isinstance(body, bytes) else json.dumps(body).encode(),
@@ -181,6 +191,8 @@ class World:
             await desk.pass_gate(plan.gate)
         if plan.acts is not None:
             await plan.acts(desk)
+        if plan.rescued is not None:
+            raise Rescued(plan.rescued)
         if plan.error is not None:
             raise plan.error
         return plan
@@ -201,14 +213,11 @@ class World:
         self.sql(f"UPDATE onefold_record SET {then}")
 
     def end_leases(self) -> None:
-        """Let the lease of every request in flight run out."""
-        if self.is_postgres:  # there it is a timeout of the server's
-            self.sql(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND state = 'idle in transaction'"
-            )
-        else:
-            self.sql("UPDATE onefold_claim SET lease_until_ms = 1")
+        """Let the lease of every request in flight run out: a timeout of the Postgres server's."""
+        self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state = 'idle in transaction'"
+        )
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """A statement of the test's own, on a connection of its own."""
@@ -290,6 +299,9 @@ class WsgiWorld(World):
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
         self._once = once = Onefold(database, **options)
         self._closing.callback(once.close)
+        if self.framework:
+            self._app = flask_orders(self, once, routes["POST /orders"])
+            return
         self._app = once.wsgi(self._application, {name: once.policy(**given) for name, given in routes.items()})
 
     def _ask(self, question: Question, line: Line) -> Future[Answer]:
@@ -299,7 +311,7 @@ class WsgiWorld(World):
         headers = {name[5:].lower().replace("_", "-"): value for name, value in environ.items() if name[:5] == "HTTP_"}
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
         desk = Desk(self.name, environ.get(wsgi.TRANSACTION))
-        plan = _driven(self.handle(desk, environ["REQUEST_METHOD"], environ["PATH_INFO"], headers, body))
+        plan = driven(self.handle(desk, environ["REQUEST_METHOD"], environ["PATH_INFO"], headers, body))
         start_response(f"{plan.status} {_phrase(plan.status)}", list(plan.headers))
         yield from plan.parts()
         if plan.breaks is not None:
@@ -339,6 +351,9 @@ class AsgiWorld(World):
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
         self._once = once = AsyncOnefold(database, **options)
         self._closing.callback(lambda: self.run(once.close()))
+        if self.framework:
+            self._app = starlette_orders(self, once, routes["POST /orders"])
+            return
         self._app = once.asgi(self._application, {name: once.policy(**given) for name, given in routes.items()})
 
     def _ask(self, question: Question, line: Line) -> Future[Answer]:
@@ -365,17 +380,6 @@ class AsgiWorld(World):
 
 async def _pool(dsn: str) -> asyncpg.Pool[asyncpg.Record]:
     return await asyncpg.create_pool(dsn, min_size=0, max_size=CONNECTIONS_MAX)
-
-
-def _driven(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    work.close()
-    raise AssertionError(f"{work} suspended on a thread")
 
 
 def _phrase(status: int) -> str:

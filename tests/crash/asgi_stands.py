@@ -23,8 +23,9 @@ from onefold.http.exchange import Gate
 from onefold.testing.crash import Act, Boundaries, Edge, Suspensions
 from onefold.testing.invariants import Attempt, Reply
 from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_psycopg, insert_sqlite, open_books, routes
-from tests.crash.stands import LEASES_S, PATIENCE_S, gate_for
+from tests.crash.stands import LEASES_S, gate_for
 from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite, WsgiStand
+from tests.patience import PATIENCE_S
 
 Message = MutableMapping[str, Any]
 

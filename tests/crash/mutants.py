@@ -10,6 +10,8 @@ from onefold._kernel.effects import Statement
 from onefold.idempotency.model import Answer, Ask
 from onefold.idempotency.sql import postgres, sqlite
 
+_TRY_LOCK = "pg_catalog.pg_try_advisory_xact_lock"
+
 
 def mutant(statements: Any, **planted: Any) -> Any:
     """The statement set of a module, with some of its statements replaced."""
@@ -21,15 +23,10 @@ def _changed(statement: Statement, old: str, new: str) -> Statement:
     return Statement(statement.sql.replace(old, new), statement.values)
 
 
-def _unfenced_settle(ask: Ask, fence: int, answer: Answer) -> Statement:
-    return _changed(sqlite.settle(ask, fence, answer), "AND fence = ?2", "AND ?2 IS NOT NULL")
-
-
-def _overwriting_settle(ask: Ask, fence: int, answer: Answer) -> Statement:
-    """The last writer wins, as in a cache: neither the claim nor the record's primary key stands in the way."""
-    settle = sqlite.settle(ask, fence, answer)
-    settle = _changed(settle, f"CASE WHEN expires_at_ms <= {SQLITE_NOW_MS} THEN excluded.status END", "excluded.status")
-    return _changed(settle, "(SELECT digest FROM onefold_claim WHERE digest = ?1 AND fence = ?2)", "?1")
+def _overwriting_settle(ask: Ask, answer: Answer) -> Statement:
+    """The last writer wins, as in a cache: the record's primary key does not stand in the way."""
+    settle = sqlite.settle(ask, answer)
+    return _changed(settle, f"CASE WHEN expires_at_ms <= {SQLITE_NOW_MS} THEN excluded.status END", "excluded.status")
 
 
 def _careless_settle(ask: Ask, answer: Answer) -> Statement:
@@ -38,27 +35,33 @@ def _careless_settle(ask: Ask, answer: Answer) -> Statement:
 
 
 def _unlocked(ask: Ask) -> Statement:
-    """Every request believes that it holds both locks."""
-    lock = _changed(postgres.lock(ask), "WHEN NOT pg_try_advisory_xact_lock($2::bigint)", "WHEN $2::bigint IS NULL")
-    return _changed(lock, "WHEN NOT pg_try_advisory_xact_lock($3::bigint)", "WHEN $3::bigint IS NULL")
+    """Every request believes that it holds all locks."""
+    lock = postgres.lock(ask)
+    for number in range(2, len(lock.values) + 1):
+        lock = _changed(lock, f"WHEN NOT {_TRY_LOCK}(${number}::bigint)", f"WHEN ${number}::bigint IS NULL")
+    return lock
+
+
+def _unlocked_sqlite(ask: Ask) -> Statement:
+    return _changed(sqlite.lock(ask), "onefold_lock", "max")
 
 
 def _shortened(answer: Answer) -> Answer:
     return answer._replace(body=answer.body and answer.body[:-1])
 
 
-#: A late holder settles by the claim of the one who took over. The record's primary key still prevents the worst.
-UNFENCED = mutant(sqlite, settle=_unfenced_settle)
-
-#: A late holder settles, whatever anybody else did.
+#: Whoever has lost its locks settles, whatever anybody else did.
 OVERWRITING = mutant(sqlite, settle=_overwriting_settle)
 
 #: What is stored is not what was answered.
-SHORTENED_SQLITE = mutant(sqlite, settle=lambda ask, fence, answer: sqlite.settle(ask, fence, _shortened(answer)))
+SHORTENED_SQLITE = mutant(sqlite, settle=lambda ask, answer: sqlite.settle(ask, _shortened(answer)))
 SHORTENED_POSTGRES = mutant(postgres, settle=lambda ask, answer: postgres.settle(ask, _shortened(answer)))
 
 #: Nobody is refused a lock. What is left is the record's primary key.
-UNLOCKED = mutant(postgres, lock=_unlocked)
+UNLOCKED = {"postgres": mutant(postgres, lock=_unlocked), "sqlite": mutant(sqlite, lock=_unlocked_sqlite)}
 
 #: Nobody is refused a lock, and nobody breaks on the record.
-UNGUARDED = mutant(postgres, lock=_unlocked, settle=_careless_settle)
+UNGUARDED = {
+    "postgres": mutant(postgres, lock=_unlocked, settle=_careless_settle),
+    "sqlite": mutant(sqlite, lock=_unlocked_sqlite, settle=_overwriting_settle),
+}

@@ -81,9 +81,10 @@ def ends_in_time(case: Case, verb: str, edge: Edge) -> None:
 
 
 def taken_over(case: Case, verb: str, edge: Edge) -> None:
-    """The lease ends inside the handler, and another process does the work.
+    """The key is taken from the handler, and another process does the work.
 
-    On SQLite that is possible until the handler holds the write lock, on Postgres until its COMMIT.
+    On SQLite that is possible, should locks be lost, until the handler holds the write lock; on Postgres until its
+    COMMIT.
     """
     last_chance = "before" if case.stand.dialect == "sqlite" else "after"
     if not case.taken_over and (verb, edge) == ("insert", last_chance):

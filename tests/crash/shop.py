@@ -20,6 +20,7 @@ import psycopg
 from onefold import Onefold, single_principal
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import uuid7
+from onefold.db.sqlite.locks import SUFFIX, lock_file
 from onefold.http.policy import Policy
 from onefold.http.templates import RouteTable, routes_of
 from onefold.idempotency.model import Scope
@@ -48,7 +49,10 @@ class Books(Protocol):
     def rows(self, key: str) -> list[Effected]: ...
     def forget(self, key: str) -> None: ...
     def expire(self, route: str, key: str) -> None: ...
-    def end_lease(self, route: str, key: str) -> None: ...
+    def end_lease(self, route: str, key: str) -> None:
+        """Take the key from whoever runs it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -57,6 +61,7 @@ class SqliteBooks:
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 5.0) -> None:
         self._connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+        self._path = os.path.realpath(path)
 
     def insert(self, key: str, payload: str) -> None:
         self._connection.execute("INSERT INTO payments VALUES (?, ?)", (key, payload))
@@ -72,8 +77,10 @@ class SqliteBooks:
         self._connection.execute("UPDATE onefold_record SET expires_at_ms = 1 WHERE digest = ?", (digest(route, key),))
 
     def end_lease(self, route: str, key: str) -> None:
-        """Let the time of whoever runs the key be over."""
-        self._connection.execute("UPDATE onefold_claim SET lease_until_ms = 1 WHERE digest = ?", (digest(route, key),))
+        """There is no lease. Locks can be lost, by a backup that opens and closes the file: so let them be, and here in
+        the process, too, as if their holder were in another one."""
+        lock_file(self._path)._holders.clear()
+        os.close(os.open(self._path + SUFFIX, os.O_RDWR | os.O_CREAT))
 
     def close(self) -> None:
         self._connection.close()

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
 from tests.crash.asgi_stands import AsgiStand
 from tests.crash.shop import open_books
-from tests.crash.stands import PATIENCE_S
 from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite, WsgiStand
+from tests.patience import PATIENCE_S
 
 POOL: dict[str, Any] = {"pool_size": 3, "max_overflow": 0, "pool_timeout": 5}
 

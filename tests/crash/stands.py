@@ -5,24 +5,23 @@ A stand is plain synchronous code, also where its shop runs on asyncio: so one c
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Protocol
 
 from onefold._kernel.plain import PlainTransaction
 from onefold.http.exchange import Gate
-from onefold.idempotency.leased import LeasedStore
 from onefold.idempotency.locked import LockedStore
+from onefold.idempotency.sql import sqlite
 from onefold.idempotency.store import Store
 from onefold.idempotency.unkeyed import UnkeyedStore
 from onefold.testing.crash import Act, Boundaries
 from onefold.testing.invariants import FINAL, Attempt
 from tests.crash.shop import Books, Shop
+from tests.patience import PATIENCE_S
 
 #: How long a client goes on. Nothing here is locked for longer than a second.
-PATIENCE_S = 10.0
 
-#: On SQLite a lost request is waited for; on Postgres its connection ends, and its locks with it.
+#: How long a lost request may be waited for: on SQLite its locks are in this process, on Postgres in a server's.
 LEASES_S = {"sqlite": 0.2, "postgres": 30.0}
 
 
@@ -66,6 +65,4 @@ def insist(stand: Stand, route: str, key: str, payload: str, first: Attempt) -> 
 def gate_for(dialect: str, store: Store | None = None) -> Gate:
     if dialect == "postgres":
         return Gate(store=store or LockedStore(), unkeyed=UnkeyedStore(PlainTransaction(lazily=False)))
-    return Gate(
-        store=store or LeasedStore(lambda: secrets.randbits(63)), unkeyed=UnkeyedStore(PlainTransaction(lazily=True))
-    )
+    return Gate(store=store or LockedStore(sqlite), unkeyed=UnkeyedStore(PlainTransaction(lazily=True)))

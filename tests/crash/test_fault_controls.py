@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from onefold.idempotency.leased import LeasedStore
 from onefold.idempotency.locked import LockedStore
 from onefold.testing.crash import cancel_task, lose_connection
 from onefold.testing.servers import PrivatePostgres
@@ -19,10 +17,6 @@ from tests.crash.asgi_stands import AsgiAsyncpg, AsgiSqlite
 from tests.crash.paths import PATHS, campaign, travel
 from tests.crash.stands import gate_for
 from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite
-
-
-def leased(statements: Any) -> LeasedStore:
-    return LeasedStore(lambda: secrets.randbits(63), statements)
 
 
 @pytest.fixture(params=[AsgiSqlite, WsgiSqlite, AsgiAsyncpg, WsgiPsycopg])
@@ -56,7 +50,7 @@ def test_a_split_write_is_found_by_cancelling_too(tmp_path: Path) -> None:
 def test_a_replay_that_differs_by_one_byte_is_found(where: tuple[Any, Any]) -> None:
     stand, address = where
     if stand in (AsgiSqlite, WsgiSqlite):
-        gate = gate_for("sqlite", leased(mutants.SHORTENED_SQLITE))
+        gate = gate_for("sqlite", LockedStore(mutants.SHORTENED_SQLITE))
     else:
         gate = gate_for("postgres", LockedStore(mutants.SHORTENED_POSTGRES))
     with closing(stand(address, gate=gate)) as forgetful:
@@ -65,7 +59,7 @@ def test_a_replay_that_differs_by_one_byte_is_found(where: tuple[Any, Any]) -> N
 
 
 def test_a_late_holder_that_overwrites_its_successor_is_found(tmp_path: Path) -> None:
-    gate = gate_for("sqlite", leased(mutants.OVERWRITING))
+    gate = gate_for("sqlite", LockedStore(mutants.OVERWRITING))
     with closing(WsgiSqlite(tmp_path / "shop.db", gate=gate)) as unfenced:
         wrong = travel(unfenced, PATHS["taken over"]).wrong
     assert any("has 2 rows" in sentence for sentence in wrong)

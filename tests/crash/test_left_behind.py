@@ -11,6 +11,7 @@ import pytest
 from onefold.testing.servers import PrivatePostgres
 from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg, AsgiStand
 from tests.crash.shop import PAY, new_key
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("stand", [AsgiAsyncpg, AsgiPsycopg])
@@ -37,4 +38,4 @@ async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
     """Thrown away with its connection (asyncpg), or waited for by the rollback (psycopg)."""
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks, timeout=10)
+    await asyncio.wait(tasks, timeout=PATIENCE_S)

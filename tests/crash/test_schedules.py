@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onefold._kernel.effects import Effect
-from onefold.idempotency.leased import LeasedStore
 from onefold.idempotency.locked import LockedStore
 from onefold.testing.schedules import every_schedule, some_schedules
 from onefold.testing.servers import PrivatePostgres
@@ -80,10 +78,6 @@ def found(arena: Arena, duel: str, **how: Any) -> list[str]:
     ]
 
 
-def leased(statements: Any) -> LeasedStore:
-    return LeasedStore(lambda: secrets.randbits(63), statements)
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def split_arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
     if request.param == "sqlite":
@@ -101,31 +95,41 @@ def test_the_schedules_find_a_row_that_commits_apart_from_its_key(split_arena: A
     assert any("has 2 rows" in sentence for sentence in ended)
 
 
-def test_the_schedules_find_a_late_holder_that_is_not_fenced_off(tmp_path: Path) -> None:
-    """The record's primary key still prevents a second execution, but a fence that does not hold is no fence."""
-    with closing(sqlite_arena(tmp_path / "shop.db", store=leased(mutants.UNFENCED))) as arena:
-        wrong = found(arena, "the same request twice", lease_ends=True, preemptions=2)
-    assert wrong
-    assert all("had taken it over" in sentence for sentence in wrong)
-
-
 def test_the_schedules_find_a_late_holder_that_overwrites_its_successor(tmp_path: Path) -> None:
-    with closing(sqlite_arena(tmp_path / "shop.db", store=leased(mutants.OVERWRITING))) as arena:
+    with closing(sqlite_arena(tmp_path / "shop.db", store=LockedStore(mutants.OVERWRITING))) as arena:
         wrong = found(arena, "the same request twice", lease_ends=True, preemptions=2)
     assert any("has 2 rows" in sentence for sentence in wrong)
 
 
-def test_the_schedules_find_a_store_without_locks_and_without_a_unique_record(postgres: PrivatePostgres) -> None:
-    store = LockedStore(mutants.UNGUARDED)
-    with closing(PostgresArena(postgres.fresh_database(), store=store)) as arena:
-        assert any("has 2 rows" in sentence for sentence in found(arena, "the same request twice"))
+@pytest.fixture(params=["sqlite", "postgres"])
+def mutated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Arena]]:
+    """An arena on one of the databases, with a planted bug."""
+    with ExitStack() as closing_them:
+
+        def made(planted: dict[str, Any]) -> Arena:
+            store = LockedStore(planted[request.param])
+            if request.param == "sqlite":
+                arena = sqlite_arena(tmp_path / "shop.db", store=store)
+            else:
+                server: PrivatePostgres = request.getfixturevalue("postgres")
+                arena = PostgresArena(server.fresh_database(), store=store)
+            return closing_them.enter_context(closing(arena))
+
+        yield made
 
 
-def test_without_locks_the_record_alone_prevents_a_second_execution(postgres: PrivatePostgres) -> None:
+def test_the_schedules_find_a_store_without_locks_and_without_a_unique_record(
+    mutated: Callable[[dict[str, Any]], Arena],
+) -> None:
+    wrong = found(mutated(mutants.UNGUARDED), "the same request twice")
+    assert any("has 2 rows" in sentence for sentence in wrong)
+
+
+def test_without_locks_the_record_alone_prevents_a_second_execution(
+    mutated: Callable[[dict[str, Any]], Arena],
+) -> None:
     """Not a control: the locks are courtesy, the primary key is the guarantee. What shows is the missing courtesy."""
-    store = LockedStore(mutants.UNLOCKED)
-    with closing(PostgresArena(postgres.fresh_database(), store=store)) as arena:
-        wrong = found(arena, "the same request twice")
+    wrong = found(mutated(mutants.UNLOCKED), "the same request twice")
     assert wrong
     assert all("had taken it over" in sentence for sentence in wrong)
 

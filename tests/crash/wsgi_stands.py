@@ -19,7 +19,8 @@ from onefold.http.wsgi import TRANSACTION, Application, Environ, IdempotencyMidd
 from onefold.testing.crash import Act, Boundaries
 from onefold.testing.invariants import Attempt, Reply
 from tests.crash.shop import Books, Insert, Shop, insert_psycopg, insert_sqlite, open_books, routes
-from tests.crash.stands import LEASES_S, PATIENCE_S, gate_for
+from tests.crash.stands import LEASES_S, gate_for
+from tests.patience import PATIENCE_S
 
 
 @dataclass(slots=True)

@@ -16,10 +16,11 @@ from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.lanes import TaskLane
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
+from tests.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY, at timestamptz DEFAULT statement_timestamp())")
-PREPARED = Statement("SELECT name FROM pg_prepared_statements WHERE from_sql AND name LIKE 'onefold%'")
+PREPARED = Statement("SELECT name FROM pg_prepared_statements WHERE name LIKE 'onefold%' AND statement LIKE 'INSERT%'")
 
 
 def insert(id_: int) -> Statement:
@@ -43,12 +44,14 @@ async def test_a_statement_is_prepared_once_and_the_rest_is_not_prepared(databas
         await connection.release()
 
 
-async def test_a_batch_is_one_message(database: AsyncpgDatabase) -> None:
-    """Statements of one simple query see the same statement_timestamp(): they arrived together."""
+async def test_a_batch_is_one_round_trip(database: AsyncpgDatabase) -> None:
     connection = await database.acquire()
     await connection.batch((TABLE,))
-    await connection.batch((BEGIN, insert(1), Boundary.SAVEPOINT, insert(2), insert(3), COMMIT))
-    assert await connection.fetch(Statement("SELECT count(DISTINCT at), count(*) FROM thing")) == [(1, 3)]
+    for start in (10, 20):
+        sent = connection._connection._protocol.queries_count
+        await connection.batch((BEGIN, insert(start), Boundary.SAVEPOINT, insert(start + 1), insert(start + 2), COMMIT))
+    assert connection._connection._protocol.queries_count == sent + 1
+    assert await connection.fetch(Statement("SELECT count(*) FROM thing")) == [(6,)]
     await connection.release()
 
 
@@ -252,7 +255,7 @@ async def test_a_cancelled_request_gives_up_its_locks_before_its_statement_ends(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await watch.execute("SELECT pg_advisory_lock(42)")
     await watch.close()
     await database.close()
@@ -275,7 +278,7 @@ async def test_a_release_that_closes_the_connection_does_not_wait_for_ever(postg
         connection = await database.acquire()
         [(backend,)] = await connection.fetch(Statement("SELECT pg_backend_pid()"))
         with frozen(backend), pytest.raises(ConnectionLost):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await connection.release()
 
 
@@ -294,3 +297,41 @@ async def test_a_server_that_does_not_hear_of_a_cancellation_costs_no_place_in_t
             other = await database.acquire()
             assert await other.fetch(Statement("SELECT 1")) == [(1,)]
             await other.release()
+
+
+@pytest.fixture
+async def pool_of_one(postgres_dsn: str) -> AsyncIterator[Any]:
+    pool = await asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1)
+    yield pool
+    pool.terminate()  # one that has lost a place would not close
+
+
+async def test_a_discard_that_is_cancelled_costs_no_place_in_the_pool(pool_of_one: Any) -> None:
+    database = AsyncpgDatabase(pool_of_one, acquire_timeout_s=PATIENCE_S)
+    lane: TaskLane[Any] = TaskLane(database)
+    await lane.acquire()
+    statement = asyncio.ensure_future(lane.connection.handle.execute("SELECT pg_sleep(60)"))
+    await asyncio.sleep(0.01)
+    statement.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await statement
+    leaving = asyncio.ensure_future(lane.discard())
+    await asyncio.sleep(0)  # it waits until the server has heard of the cancellation
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    other = await database.acquire()
+    await other.release()
+
+
+async def test_who_is_cancelled_while_the_tables_are_looked_for_does_not_wait_for_the_server(pool_of_one: Any) -> None:
+    database = AsyncpgDatabase(pool_of_one, acquire_timeout_s=100 * PATIENCE_S)
+    with frozen(await pool_of_one.fetchval("SELECT pg_backend_pid()")):
+        taking = asyncio.ensure_future(database.acquire())
+        await asyncio.sleep(0.01)
+        taking.cancel()
+        ended, _ = await asyncio.wait({taking}, timeout=PATIENCE_S)
+    assert ended
+    assert taking.cancelled()
+    other = await database.acquire()
+    await other.release()

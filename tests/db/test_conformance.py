@@ -20,7 +20,8 @@ OUTAGE = NAMED.pop("a_server_that_dies_and_returns_is_lost_and_found")
 ON_POSTGRES_ONLY = (
     "an_error_aborts_the_transaction",
     "an_error_may_come_with_the_commit",
-    "a_transaction_reads_what_was_committed_meanwhile",
+    "a_transaction_has_the_level_it_was_begun_at",
+    "what_cannot_be_serialised_says_so",
     "a_session_that_the_server_ends_is_lost_and_replaced",
     "a_discarded_connection_is_not_used_again",
 )
@@ -37,6 +38,8 @@ def _database(server: PrivatePostgres) -> str:
     with psycopg.connect(dsn, autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f"ALTER DATABASE \"{name}\" SET lock_timeout = '5s'".encode())
+        # Where our tables are is then known; else each connection that is taken is first spent on looking for them.
+        connection.execute("CREATE TABLE onefold_migration (version int)")
     return dsn
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
-from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.ports import Connection
 from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
-from onefold.db.sqlite import SqliteDatabase
+from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
+from onefold.db.sqlite.guarded import GuardedConnection
+from onefold.db.sqlite.link import Link
+from onefold.db.threads import ThreadedConnection, ThreadedDatabase
 from onefold.errors import OnefoldError
 from onefold.testing.conformance import SCENARIOS, NotConforming, Subject, check, check_cancellation
 from tests.db.drivers import sqlite
@@ -56,6 +61,11 @@ class Without(Wrapped):
 
 class DropsTheRollbackToASavepoint(Without):
     missing = Boundary.ROLLBACK_TO_SAVEPOINT
+
+
+class GivesAllSavepointsOneName(Wrapped):
+    def batch(self, steps: Sequence[Step]) -> int:
+        return super().batch([step.boundary if isinstance(step, Nested) else step for step in steps])
 
 
 class DropsTheCommit(Without):
@@ -116,7 +126,7 @@ class TrimsText(Wrapped):
         return super().batch([self._trimmed(step) for step in steps])
 
     def _trimmed(self, step: Step) -> Step:
-        if isinstance(step, Boundary):
+        if not isinstance(step, Statement):
             return step
         values = tuple(value.strip('\\"') if isinstance(value, str) else value for value in step.values)
         return Statement(step.sql, values)
@@ -138,6 +148,33 @@ class BeginsByItself(Wrapped):
     def fetch(self, statement: Statement) -> list[Row]:
         self.inner.batch((Boundary.BEGIN,))
         return super().fetch(statement)
+
+
+class UndoesWhatAPlainFetchWrote(Wrapped):
+    """Keeps a transaction of its own around every statement, and takes a fetch for a read."""
+
+    begun = False
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        for step in steps:
+            if step in (Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK):
+                self.begun = step is Boundary.BEGIN
+        return super().batch(steps)
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        if self.begun:
+            return super().fetch(statement)
+        super().batch((Boundary.BEGIN,))
+        rows = super().fetch(statement)
+        super().batch((Boundary.ROLLBACK,))
+        return rows
+
+
+class CommitsWhatAFetchWrote(Wrapped):
+    def fetch(self, statement: Statement) -> list[Row]:
+        rows = super().fetch(statement)
+        self.inner.batch((Boundary.COMMIT,))
+        return rows
 
 
 class LetsTheHandlerCommit(Wrapped):
@@ -169,6 +206,25 @@ class HandsOutAnotherConnection(Wrapped):
             self._other.close()
 
 
+class LetsAHandleLiveOn(Wrapped):
+    """Gives its connection to the next one, whoever has kept it."""
+
+    def release(self) -> None:
+        with mock.patch.object(Link, "is_held", return_value=False):
+            super().release()
+
+
+class LetsTheHandlerGoOn(Wrapped):
+    """Takes no notice of a transaction that SQLite has rolled back."""
+
+    @property
+    def handle(self) -> sqlite3.Connection:
+        handle = super().handle
+        assert isinstance(handle, GuardedConnection)
+        handle.ours = True
+        return handle
+
+
 class BrokenDatabase:
     """A database whose connections are of a broken kind."""
 
@@ -187,6 +243,7 @@ class BrokenDatabase:
 
 BROKEN: dict[type[Wrapped], str] = {
     DropsTheRollbackToASavepoint: "a_savepoint_undoes_what_followed_it_only",
+    GivesAllSavepointsOneName: "each_of_the_handlers_savepoints_has_a_name_of_its_own",
     DropsTheCommit: "what_is_committed_is_there_for_others_and_before_that_it_is_not",
     DropsTheBegin: "a_rollback_undoes",
     CountsOneTooMany: "a_batch_answers_with_the_row_count_of_its_last_step",
@@ -199,7 +256,11 @@ BROKEN: dict[type[Wrapped], str] = {
     CommitsWhatIsDiscarded: "a_discarded_connection_is_rolled_back_and_replaced",
     CommitsWhatIsReleased: "a_released_connection_leaves_nothing_open",
     BeginsByItself: "a_plain_read_leaves_nothing_open",
+    UndoesWhatAPlainFetchWrote: "a_plain_fetch_that_writes_commits_by_itself",
+    CommitsWhatAFetchWrote: "a_fetch_that_writes_inside_a_transaction_commits_with_it",
     LetsTheHandlerCommit: "a_commit_by_the_handler_is_found_out",
+    LetsTheHandlerGoOn: "after_the_database_has_rolled_back_nothing_the_handler_does_is_kept",
+    LetsAHandleLiveOn: "a_handle_that_is_kept_is_refused_once_its_transaction_is_over",
     HandsOutAnotherConnection: "the_handle_is_in_the_same_transaction",
 }
 
@@ -244,11 +305,13 @@ class LosesWhatIsDiscarded(AsyncPsycopgConnection):
 class LosingDatabase(AsyncPsycopgDatabase):
     async def acquire(self) -> AsyncPsycopgConnection:
         taken = await super().acquire()
-        return LosesWhatIsDiscarded(taken._pool, taken._connection, taken._was_autocommit)
+        return LosesWhatIsDiscarded(taken._pool, taken._connection, taken._was_autocommit, taken._schema)
 
 
 async def test_a_driver_that_loses_cancelled_connections_is_found(postgres_dsn: str) -> None:
     async with AsyncConnectionPool(postgres_dsn, min_size=0, max_size=2, open=False) as pool:
+        async with pool.connection() as connection:  # else each connection is spent on looking for our tables
+            await connection.execute("CREATE TABLE onefold_migration (version int)")
         subject = Subject(
             database=LosingDatabase(pool, acquire_timeout_s=0.2),
             execute=lambda handle, sql: handle.execute(sql),
@@ -258,3 +321,38 @@ async def test_a_driver_that_loses_cancelled_connections_is_found(postgres_dsn: 
         )
         with pytest.raises((NotConforming, OnefoldError)):
             await check_cancellation(subject)
+
+
+class KeepsWhatWasInterrupted(ThreadedConnection[sqlite3.Connection, AsyncSqlite]):
+    """Releases the handler's savepoints instead of rolling them back."""
+
+    __slots__ = ()
+
+    async def batch(self, steps: Sequence[Step]) -> int:
+        undo = Boundary.ROLLBACK_TO_SAVEPOINT
+        left = [step for step in steps if not (isinstance(step, Nested) and step.boundary is undo)]
+        return await super().batch(left)
+
+
+class KeepingDatabase(ThreadedDatabase[sqlite3.Connection, AsyncSqlite]):
+    async def acquire(self) -> ThreadedConnection[sqlite3.Connection, AsyncSqlite]:
+        taken = await super().acquire()
+        taken.__class__ = KeepsWhatWasInterrupted
+        return taken
+
+
+@pytest.mark.parametrize("kind", [ThreadedDatabase, KeepingDatabase])
+async def test_a_driver_that_keeps_what_was_interrupted_in_a_savepoint_is_found(
+    kind: type[ThreadedDatabase[sqlite3.Connection, AsyncSqlite]], sqlite_path: Path
+) -> None:
+    database = kind(SqliteDatabase(sqlite_path), AsyncSqlite)
+    subject = Subject(
+        database=database,
+        execute=lambda handle, sql: handle.execute(sql),
+        nested=lambda handle, sql, fails: handle.execute(sql),
+        commit=lambda handle: handle.run(sqlite3.Connection.commit),
+    )
+    found = pytest.raises(NotConforming) if kind is KeepingDatabase else contextlib.nullcontext()
+    with found:
+        await check_cancellation(subject)
+    await database.close()

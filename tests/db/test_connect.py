@@ -25,6 +25,7 @@ from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.db.threads import ThreadedDatabase
 from onefold.errors import ConfigurationError
+from tests.patience import PATIENCE_S
 
 DSN = "postgresql://me:hunter2@host:5432/name"
 
@@ -79,7 +80,8 @@ REFUSED = {
     "another database": ("mysql://me:hunter2@host/name", "no database for mysql://"),
     "SQLAlchemy": ("postgresql+asyncpg://me:hunter2@host/name", "pass the engine"),
     "keywords": ("host=db password=hunter2", "neither a URL"),
-    "a name": ("hunter2", "neither a URL"),
+    "settings of libpq": ("host=h password=hunter2", "neither a URL"),
+    "a blank": ("hunter2 is the password", "neither a URL"),
     "odd scheme": ("me:hunter2@x://host", r"no database for \.\.\.://"),
     "two ats": ("postgresql://me:x@hunter2@host/name", "percent-encoded"),
 }
@@ -190,6 +192,6 @@ def test_a_driver_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     function: str, missing: list[str], said: str
 ) -> None:
     command = [sys.executable, "-c", WITHOUT, function, DSN, *missing]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert said in ran.stdout
     assert "hunter2" not in ran.stdout

@@ -22,10 +22,11 @@ from onefold._kernel.ports import Database
 from onefold._kernel.runners import run, run_async
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.connect import sync_database
-from onefold.db.migrate import migrate, script
+from onefold.db.migrate import migrate, newer, script
 from onefold.errors import ConfigurationError, OnefoldError, StatementRefused, StoreReadOnly, StoreUnavailable
 from onefold.idempotency.schema import MIGRATIONS as IDEMPOTENCY
 from onefold.testing.servers import PrivatePostgres
+from tests.patience import PATIENCE_S
 
 ONE = {1: ("CREATE TABLE first (id integer PRIMARY KEY)", "CREATE INDEX first_id ON first (id)")}
 TWO = {**ONE, 2: ("CREATE TABLE second (id integer PRIMARY KEY)", "INSERT INTO second VALUES (2)")}
@@ -89,10 +90,14 @@ def test_a_migration_that_fails_leaves_nothing_of_itself_or_of_those_before_it(
     assert migrated(database, TWO) == [1, 2]
 
 
-def test_a_database_that_a_newer_onefold_migrated_is_refused(database: Database[object]) -> None:
+def test_a_database_that_a_newer_onefold_migrated_is_fine_and_left_alone(
+    database: Database[object], address: str
+) -> None:
     migrated(database, TWO)
-    with pytest.raises(ConfigurationError, match=r"\[2\].*knows up to 1.*upgrade"):
-        migrated(database, ONE)
+    assert migrated(database, ONE) == []
+    assert run(newer(database.dialect, ONE), ThreadLane(database)) == [2]
+    assert run(newer(database.dialect, TWO), ThreadLane(database)) == []
+    assert rows(address, "SELECT version FROM onefold_migration ORDER BY version") == [(1,), (2,)]
 
 
 PROCESS = """
@@ -125,7 +130,7 @@ def test_of_several_processes_that_start_at_once_one_migrates(address: str) -> N
         assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
-    outputs = [process.communicate(timeout=60) for process in started]
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in started]
     assert sorted(out.strip() for out, _ in outputs) == ["[1, 2]", "[]", "[]", "[]"], outputs
 
 
@@ -180,7 +185,7 @@ def psql(dsn: str, sql: str) -> None:
     bundled = Path(wheel.origin).parent.rglob("bin/psql") if wheel and wheel.origin else iter(())
     program = shutil.which("psql") or str(next(bundled))
     command = [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn]
-    subprocess.run(command, input=sql, text=True, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, input=sql, text=True, check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("migrations", [ONE, TWO, IDEMPOTENCY["postgres"]], ids=["one", "two", "idempotency"])

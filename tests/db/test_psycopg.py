@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -11,7 +13,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
-from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable
+from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable, TransactionMisused
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY)")
@@ -175,3 +177,103 @@ def test_what_psycopg_has_prepared_is_forgotten_with_the_transaction_it_rests_on
         connection.batch((ROLLBACK,))
     connection.release()
     database.close()
+
+
+# --- what a handler keeps -------------------------------------------------------------------------------------
+
+KEPT: dict[str, Any] = {
+    "execute": lambda handle: lambda: handle.execute("SELECT 1"),
+    "cursor": lambda handle: handle.cursor,
+    "a cursor": lambda handle: partial(handle.cursor().execute, "SELECT 1"),
+    "commit": lambda handle: handle.commit,
+    "a transaction": lambda handle: handle.transaction().__enter__,
+    "a pipeline": lambda handle: handle.pipeline().__enter__,
+    "the session": lambda handle: lambda: handle.pgconn.exec_(b"SELECT 1"),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("end", [COMMIT, ROLLBACK])
+def test_what_a_handler_keeps_of_a_connection_is_void_before_its_transaction_ends(
+    kept: Any, end: Boundary, postgres_dsn: str
+) -> None:
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    connection.batch((BEGIN,))
+    handle = connection.handle
+    late = kept(handle)
+    assert handle.execute("SELECT 1").fetchone() == (1,)
+    connection.batch((end,))
+    with pytest.raises(TransactionMisused, match="is over"):
+        late()
+    assert handle.closed
+    assert "BAD" in repr(handle)
+    handle.cancel_safe()  # harmless, and so is the next
+    handle.close()
+    assert connection.fetch(Statement("SELECT 1")) == [(1,)]
+    connection.release()
+    database.close()
+
+
+def test_a_handle_is_of_the_pools_own_class_and_is_the_same_for_the_whole_transaction(postgres_dsn: str) -> None:
+    class Own(psycopg.Connection[Any]):
+        pass
+
+    with ConnectionPool(postgres_dsn, connection_class=Own, min_size=1, max_size=1, open=True) as pool:
+        connection = PsycopgDatabase(pool).acquire()
+        connection.batch((BEGIN,))
+        handle = connection.handle
+        assert isinstance(handle, Own)
+        assert connection.handle is handle
+        handle.row_factory = dict_row
+        notices: list[str | None] = []
+        handle.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+        handle.execute("DO $$ BEGIN RAISE NOTICE 'heard'; END $$")
+        assert notices == ["heard"]
+        connection.batch((COMMIT,))
+        connection.release()
+        with pool.connection() as own:
+            assert own.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_who_waits_for_the_connection_while_it_commits_comes_too_late(postgres_dsn: str) -> None:
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    connection.batch((BEGIN, TABLE))
+    handle = connection.handle
+    refused: list[Exception] = []
+
+    def write() -> None:
+        try:
+            handle.execute("INSERT INTO thing VALUES (1)")
+        except Exception as error:
+            refused.append(error)
+
+    handle.lock.acquire()  # as whoever commits has it
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert connection._handed_out is not None
+    connection._handed_out.void()
+    connection._handed_out = None
+    handle.lock.release()
+    thread.join()
+    assert [type(error) for error in refused] == [TransactionMisused]
+    connection.batch((COMMIT,))
+    assert connection.fetch(Statement("SELECT count(*) FROM thing")) == [(0,)]
+    connection.release()
+    database.close()
+
+
+async def test_what_a_handler_keeps_of_a_connection_is_void_for_asyncio(postgres_dsn: str) -> None:
+    database = AsyncPsycopgDatabase(postgres_dsn)
+    connection = await database.acquire()
+    await connection.batch((BEGIN,))
+    handle = connection.handle
+    cursor = handle.cursor()
+    await cursor.execute("SELECT 1")
+    await connection.batch((COMMIT,))
+    for late in (lambda: handle.execute("SELECT 1"), lambda: cursor.execute("SELECT 1"), handle.rollback):
+        with pytest.raises(TransactionMisused, match="is over"):
+            await late()
+    await connection.release()
+    await database.close()

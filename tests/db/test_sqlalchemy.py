@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy
@@ -16,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import QueuePool
 
+from onefold import Onefold, single_principal
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import (
     AsyncSqlalchemyDatabase,
@@ -23,6 +28,7 @@ from onefold.db.sqlalchemy import (
     join_async_session,
     join_session,
 )
+from onefold.db.sqlite.locks import lock_file
 from onefold.errors import (
     ConfigurationError,
     OnefoldError,
@@ -34,6 +40,8 @@ from onefold.errors import (
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id INTEGER PRIMARY KEY)")
+LEVEL = Statement("SELECT current_setting('transaction_isolation')")
+CHOSEN = {"AUTOCOMMIT": "read committed", "REPEATABLE READ": "repeatable read", "SERIALIZABLE": "serializable"}
 COUNT = Statement("SELECT count(*) FROM thing")
 
 
@@ -260,14 +268,13 @@ def test_on_sqlite_looking_takes_no_lock_and_the_first_touch_does(on_sqlite: Eng
     connection = SqlalchemyDatabase(on_sqlite).acquire()
     connection.fetch(COUNT)
     assert not is_locked(on_sqlite)
-    handle = connection.handle
-    session = join_session(handle)
+    session = join_session(connection.handle)
     assert not is_locked(on_sqlite)
     session.get(Thing, 1)
     assert is_locked(on_sqlite)
     connection.batch((ROLLBACK,))
     assert not is_locked(on_sqlite)
-    handle.execute(text("SELECT 1"))
+    connection.handle.execute(text("SELECT 1"))
     assert is_locked(on_sqlite)
     connection.release()
     session.close()
@@ -350,21 +357,74 @@ async def test_on_aiosqlite_a_listener_that_begins_is_no_obstacle(sqlite_path: P
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
-def test_on_postgres_transactions_are_read_committed_whatever_the_engine_says(level: str, postgres_dsn: str) -> None:
-    engine = create_engine(psycopg_url(postgres_dsn), isolation_level=level, pool_size=1, max_overflow=0)
+@pytest.mark.parametrize("by", ["create_engine", "execution_options"])
+def test_on_postgres_transactions_have_the_level_of_the_engine(level: str, by: str, postgres_dsn: str) -> None:
+    engine = create_engine(
+        psycopg_url(postgres_dsn),
+        pool_size=1,
+        max_overflow=0,
+        **({"isolation_level": level} if by == "create_engine" else {}),
+    )
+    if by == "execution_options":
+        engine = engine.execution_options(isolation_level=level)
     database = SqlalchemyDatabase(engine)
-    connection = database.acquire()
-    connection.batch((BEGIN, TABLE))
-    shown = connection.fetch(Statement("SELECT current_setting('transaction_isolation')"))
-    assert shown == [("read committed",)]
-    connection.batch((ROLLBACK,))
-    connection.release()
+    for _ in range(2):
+        connection = database.acquire()
+        for begin, found in ((Boundary.BEGIN_AS_CHOSEN, CHOSEN[level]), (BEGIN, "read committed")):
+            connection.batch((begin, TABLE))
+            assert connection.fetch(LEVEL) == [(found,)]
+            connection.batch((ROLLBACK,))
+        connection.release()
     with engine.connect() as own:
         own.execute(text("SELECT 1"))
         assert own.connection.dbapi_connection is not None
         assert own.get_isolation_level() in (level, "READ COMMITTED" if level == "AUTOCOMMIT" else level)
         driver: Any = own.connection.driver_connection
         assert driver.autocommit is (level == "AUTOCOMMIT")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+async def test_on_postgres_transactions_have_the_level_of_the_async_engine(
+    driver: str, level: str, postgres_dsn: str
+) -> None:
+    url = postgres_dsn.replace("postgresql://", f"postgresql+{driver}://")
+    engine = create_async_engine(url, isolation_level=level, pool_size=1, max_overflow=0)
+    database = AsyncSqlalchemyDatabase(engine)
+    for _ in range(2):
+        connection = await database.acquire()
+        for begin, found in ((Boundary.BEGIN_AS_CHOSEN, CHOSEN[level]), (BEGIN, "read committed")):
+            await connection.batch((begin, TABLE))
+            assert await connection.fetch(LEVEL) == [(found,)]
+            await connection.batch((ROLLBACK,))
+        await connection.release()
+    async with engine.connect() as own:
+        assert await own.get_isolation_level() == ("READ COMMITTED" if level == "AUTOCOMMIT" else level)
+        dbapi: Any = (await own.get_raw_connection()).dbapi_connection
+        assert dbapi.autocommit is (level == "AUTOCOMMIT")
+    await engine.dispose()
+
+
+def test_a_level_that_the_application_sets_for_a_session_is_not_pinned_to_another(postgres_dsn: str) -> None:
+    engine = create_engine(psycopg_url(postgres_dsn), pool_size=1, max_overflow=0)
+    with engine.connect():
+        pass  # SQLAlchemy learns the server's default
+
+    @event.listens_for(engine, "checkout")
+    def checkout(connection: Any, *_: object) -> None:
+        connection.execute("SET default_transaction_isolation = 'serializable'")
+        connection.commit()
+
+    database = SqlalchemyDatabase(engine)
+    connection = database.acquire()
+    connection.batch((BEGIN, TABLE, ROLLBACK))
+    connection.batch((Boundary.BEGIN_AS_CHOSEN, TABLE))
+    assert connection.fetch(LEVEL) == [("serializable",)]
+    connection.batch((ROLLBACK,))
+    connection.release()
+    with engine.connect() as own:
+        assert own.execute(text(LEVEL.sql)).scalar_one() == "serializable"
     engine.dispose()
 
 
@@ -413,3 +473,38 @@ async def test_a_server_that_is_not_there_is_unavailable(driver: str) -> None:
         await AsyncSqlalchemyDatabase(engine).acquire()
     assert "hunter2" not in str(refusal.value)
     await engine.dispose()
+
+
+def test_an_error_of_our_statements_does_not_repeat_their_values(sqlite_path: Path) -> None:
+    database = SqlalchemyDatabase(create_engine(f"sqlite:///{sqlite_path}"))
+    connection = database.acquire()
+    try:
+        with pytest.raises(OnefoldError) as told:
+            connection.batch((Statement("INSERT INTO nowhere VALUES (?1)", ("hunter2",)),))
+    finally:
+        connection.discard()
+    assert "hunter2" not in "".join(traceback.format_exception(told.value)).replace('("hunter2",)', "")
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_closing_lets_go_of_the_locks_of_a_file_that_is_named_by_a_uri(
+    sqlite_path: Path, absolute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sqlite_path.parent)
+    name = f"{quote(str(sqlite_path))}" if absolute else quote(sqlite_path.name)
+    engine = create_engine(f"sqlite:///file:{name}?uri=true")
+    once = Onefold(engine, principal=single_principal)
+    once.migrate()
+
+    def answer(environ: Any, start_response: Any) -> tuple[bytes, ...]:
+        start_response("204 No Content", [])
+        return ()
+
+    app = once.wsgi(answer, {"POST /": once.policy()})
+    given = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": '"k"', "wsgi.input": BytesIO()}
+    app(given, lambda *_: list[bytes]().append)
+    locks = lock_file(os.path.realpath(sqlite_path))
+    assert locks._descriptor is not None
+    once.close()
+    assert locks._descriptor is None
+    engine.dispose()

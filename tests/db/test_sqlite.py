@@ -6,13 +6,15 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
-from onefold.db.sqlite import SqliteConnection, SqliteDatabase, async_sqlite
+from onefold.db.sqlite import SqliteDatabase, async_sqlite
+from onefold.db.sqlite.connection import SqliteConnection
 from onefold.errors import (
     ConfigurationError,
     StatementRefused,
@@ -154,8 +156,10 @@ def test_a_handler_cannot_begin_again_what_sqlite_rolled_back(connection: Sqlite
     with pytest.raises(sqlite3.IntegrityError):
         handle.execute("INSERT OR ROLLBACK INTO thing (id) VALUES (1)")
     for begin in ("BEGIN", "BEGIN IMMEDIATE", "begin exclusive"):
-        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+        with pytest.raises(TransactionEnded):
             handle.execute(begin)
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            sqlite3.Cursor(handle).execute(begin)
 
 
 def test_a_handler_that_closes_the_connection_is_found_out_and_locks_nobody_out(
@@ -178,11 +182,57 @@ def test_what_a_handler_sets_on_the_connection_is_not_there_for_the_next(databas
     handle.row_factory, handle.text_factory = sqlite3.Row, bytes
     assert type(connection.fetch(Statement("SELECT 1"))[0]) is tuple
     connection.batch((ROLLBACK,))
+    same = id(handle)
+    del handle
     connection.release()
     following = database.acquire()
-    assert following.handle is handle
-    assert handle.execute("SELECT 'text'").fetchone() == ("text",)
+    assert id(following.handle) == same
+    assert following.handle.execute("SELECT 'text'").fetchone() == ("text",)
     following.discard()
+
+
+def held_as_it_is(handle: sqlite3.Connection) -> object:
+    return handle
+
+
+KEPT: dict[str, Callable[[sqlite3.Connection], Any]] = {
+    "connection": held_as_it_is,
+    "cursor": lambda handle: handle.cursor(),
+    "method": lambda handle: handle.execute,
+    "rows": lambda handle: handle.execute("SELECT 1 UNION SELECT 2"),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_what_a_handler_keeps_of_the_connection_is_void_and_nobody_gets_it_again(
+    kept: Callable[[sqlite3.Connection], Any], database: SqliteDatabase
+) -> None:
+    connection = database.acquire()
+    left = kept(connection.handle)
+    connection.batch((BEGIN, COMMIT))
+    assert not connection.is_at_rest()
+    connection.release()
+    following = database.acquire()
+    _ = following.handle
+    use = left if callable(left) else left.execute
+    with pytest.raises(TransactionMisused, match="is over"):
+        use("INSERT INTO thing (id) VALUES (1)")
+    following.batch((BEGIN, COMMIT))
+    following.release()
+    assert committed(database) == []
+
+
+def test_a_connection_of_which_nothing_is_kept_is_used_again(database: SqliteDatabase) -> None:
+    links = []
+    for id_ in range(5):
+        connection = database.acquire()
+        links.append(connection._link)
+        cursor = connection.handle.execute(f"INSERT INTO thing (id) VALUES ({id_})")
+        assert cursor.rowcount == 1
+        del cursor
+        connection.batch((BEGIN, COMMIT))
+        connection.release()
+    assert len(set(links)) == 1
 
 
 def test_a_request_that_is_over_cannot_touch_its_connection_again(database: SqliteDatabase) -> None:

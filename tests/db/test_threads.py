@@ -17,6 +17,7 @@ from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db.sqlite import async_sqlite
 from onefold.db.threads import IDLE_MAX, LANES_MAX, ThreadedDatabase
 from onefold.errors import StoreUnavailable
+from tests.patience import PATIENCE_S
 
 
 class SlowConnection:
@@ -185,7 +186,7 @@ async def test_nobody_is_given_a_thread_that_is_still_busy() -> None:
     leaving = asyncio.ensure_future(connection.discard())
     await asyncio.sleep(0)
     other = await database.acquire()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert await other.fetch(Statement("SELECT 1")) == []
     connection._connection.busy.set()  # type: ignore[attr-defined]
     await leaving
@@ -194,7 +195,7 @@ async def test_nobody_is_given_a_thread_that_is_still_busy() -> None:
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -225,7 +226,7 @@ async def test_those_who_wait_for_a_lock_do_not_keep_its_holder_from_letting_go(
 
 
 @pytest.fixture
-def hops() -> Iterator[list[object]]:
+def hops() -> Iterator[list[None]]:
     with counted_hops() as handed:
         yield handed
 
@@ -233,7 +234,7 @@ def hops() -> Iterator[list[object]]:
 ONE = Statement("SELECT 1")
 
 
-async def test_a_connection_at_rest_comes_and_goes_without_a_hop(sqlite_path: Path, hops: list[object]) -> None:
+async def test_a_connection_at_rest_comes_and_goes_without_a_hop(sqlite_path: Path, hops: list[None]) -> None:
     database = async_sqlite(sqlite_path)
     for _ in range(3):
         connection = await database.acquire()
@@ -243,9 +244,7 @@ async def test_a_connection_at_rest_comes_and_goes_without_a_hop(sqlite_path: Pa
     await database.close()
 
 
-async def test_a_connection_in_a_transaction_is_rolled_back_on_its_thread(
-    sqlite_path: Path, hops: list[object]
-) -> None:
+async def test_a_connection_in_a_transaction_is_rolled_back_on_its_thread(sqlite_path: Path, hops: list[None]) -> None:
     database = async_sqlite(sqlite_path)
     connection = await database.acquire()
     await connection.handle.execute("CREATE TABLE thing (id INTEGER)")

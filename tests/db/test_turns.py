@@ -12,6 +12,7 @@ import pytest
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.asyncpg import PASSES_MAX, AsyncpgConnection, AsyncpgDatabase
 from onefold.errors import StatementRefused, StoreUnavailable
+from tests.patience import PATIENCE_S
 
 ONE = Statement("SELECT 1")
 
@@ -254,7 +255,7 @@ async def test_a_connection_given_to_a_request_that_was_cancelled_goes_to_the_ne
         await waiting
     if behind is not None:
         await (await behind).release()
-    async with asyncio.timeout(5), pool.acquire() as free:
+    async with asyncio.timeout(PATIENCE_S), pool.acquire() as free:
         assert await free.fetchval("SELECT 1") == 1
 
 
@@ -273,7 +274,7 @@ async def test_one_who_gives_up_in_the_middle_of_the_line_is_passed_by(pool: Any
 
 async def test_a_server_that_is_gone_is_told_to_everyone_in_line(postgres_dsn: str) -> None:
     async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
-        database = AsyncpgDatabase(pool, acquire_timeout_s=5.0)
+        database = AsyncpgDatabase(pool, acquire_timeout_s=PATIENCE_S)
         connection = await database.acquire()
         waiting = [asyncio.create_task(database.acquire()) for _ in range(3)]
         await settled()
@@ -294,7 +295,7 @@ async def test_a_connect_that_hangs_keeps_nobody_else_waiting(postgres_dsn: str)
         return await asyncpg.connect(*args, **kwargs)
 
     async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=2, connect=connect) as pool:
-        database = AsyncpgDatabase(pool, acquire_timeout_s=5.0)
+        database = AsyncpgDatabase(pool, acquire_timeout_s=PATIENCE_S)
         held = [await database.acquire() for _ in range(2)]
         waiting = [asyncio.create_task(database.acquire())]
         await settled()
@@ -303,7 +304,7 @@ async def test_a_connect_that_hangs_keeps_nobody_else_waiting(postgres_dsn: str)
             await connection.discard()
         await settled()  # the one who asks for all hangs now, and there is room for one more
         waiting += [asyncio.create_task(database.acquire())]
-        done, _ = await asyncio.wait(waiting, timeout=3, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waiting, timeout=PATIENCE_S / 2, return_when=asyncio.FIRST_COMPLETED)
         assert done
         for task in waiting:
             task.cancel()

@@ -15,6 +15,7 @@ import pytest
 
 from examples.shop.clients import Customers, Intent
 from examples.shop.ledger import Books, Entry, Order, faults
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("-m", "examples.shop.demo", "--seed", "7")
@@ -28,7 +29,7 @@ def run(*command: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     return ran.returncode, ran.stdout
@@ -66,11 +67,11 @@ def test_interrupted_it_leaves_no_process_behind(number: signal.Signals, tmp_pat
             children = Path(f"/proc/{shop.pid}/task/{shop.pid}/children").read_text().split()
             assert len(children) == 6
             shop.send_signal(number)
-            shop.wait(60)
+            shop.wait(PATIENCE_S)
         finally:
             shop.kill()
     assert shop.returncode != 0
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + PATIENCE_S
     while any(running(pid) for pid in children):
         assert time.monotonic() < give_up_at, "they outlive it"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -36,11 +35,6 @@ class Shop:
     def post(self, path: str, item: str = "book", *, key: str | None = '"k"', **more: Any) -> TestResponse:
         headers = {"x-account": "acme"} | ({} if key is None else {"idempotency-key": key})
         return self.client.open(path, method=more.pop("method", "POST"), json={"item": item}, headers=headers, **more)
-
-
-@pytest.fixture
-def orders(sqlite_path: Path) -> Orders:
-    return Orders(sqlite_path)
 
 
 @pytest.fixture
@@ -108,6 +102,23 @@ def test_an_exception_leaves_nothing_and_the_retry_runs(shop: Shop) -> None:
     assert (shop.orders.items, shop.orders.records) == ([], 0)
     assert shop.post("/orders").status_code == 201
     assert shop.orders.items == ["book"]
+
+
+def test_half_a_view_does_not_stay_when_an_error_handler_forgets_its_status(shop: Shop) -> None:
+    @shop.app.errorhandler(500)
+    def apologise(error: Exception) -> str:
+        return "sorry"
+
+    @shop.app.post("/orders")
+    @shop.once.idempotent()
+    def fail() -> str:
+        buy()
+        raise LookupError
+
+    for key in ('"k"', '"k"', None):
+        answer = shop.post("/orders", key=key)
+        assert (answer.status_code, replayed(answer), shop.orders.items) == (200, False, [])
+    assert shop.orders.records == 0
 
 
 def test_c15b_what_a_hook_refuses_before_the_view_is_not_stored(shop: Shop) -> None:

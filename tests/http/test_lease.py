@@ -14,6 +14,7 @@ from onefold import AsyncOnefold
 from onefold.http.fastapi import Tx
 from onefold.testing.servers import PrivatePostgres
 from tests.http.stages import Client, account_of, calling, problem
+from tests.patience import PATIENCE_S
 
 INSERT = "INSERT INTO orders DEFAULT VALUES"
 
@@ -64,14 +65,15 @@ async def test_a_handler_that_outlives_its_lease_is_undone_and_the_log_says_why(
     slow.writes_again = writes_again
     with caplog.at_level(logging.WARNING, logger="onefold"):
         answer = await client.post("/orders", {}, key='"k"')
-    if writes_again:  # the driver's own error, in the handler
-        assert answer.status_code == 500
-    else:
-        assert (answer.status_code, problem(answer)) == (503, "store-unavailable")
+    assert (answer.status_code, problem(answer)) == (503, "store-unavailable")
     assert "the connection of POST /orders was lost" in caplog.text
     assert "lease_s=0.2" in caplog.text
     slow.takes_s = 0.0
-    assert (await client.post("/orders", {}, key='"k"')).status_code == 201
+    async with asyncio.timeout(PATIENCE_S):
+        # On a busy machine even a quick handler may outlive so short a lease.
+        while (answer := await client.post("/orders", {}, key='"k"')).status_code == 503:
+            pass
+    assert answer.status_code == 201
     connection = await asyncpg.connect(dsn)
     assert await connection.fetchval("SELECT count(*) FROM orders") == (2 if writes_again else 1)
     await connection.close()

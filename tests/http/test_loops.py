@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import flask
@@ -20,11 +19,6 @@ from onefold.http.flask import current_transaction
 from tests.http.stages import Orders, account_of, calling
 
 REFUSED = r"AsyncOnefold.*`def`"
-
-
-@pytest.fixture
-def orders(sqlite_path: Path) -> Orders:
-    return Orders(sqlite_path)
 
 
 @pytest.fixture

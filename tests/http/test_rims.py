@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ import pytest
 from onefold import AsyncOnefold, Onefold
 from onefold.http import asgi, wsgi
 from tests.http.stages import Orders, account_of
-
-
-@pytest.fixture
-def orders(sqlite_path: Path) -> Orders:
-    return Orders(sqlite_path)
-
 
 Told = tuple[int, bytes]
 
@@ -114,6 +107,18 @@ def test_an_application_may_start_again_after_an_error(threads: WsgiStage) -> No
     assert threads.orders.items == []
 
 
+def test_what_was_written_before_an_application_starts_again_is_no_part_of_its_answer(threads: WsgiStage) -> None:
+    def handler(environ: wsgi.Environ, start_response: wsgi.StartResponse) -> list[bytes]:
+        start_response("201 Created", [])(b"half an ans")
+        try:
+            raise LookupError
+        except LookupError as error:
+            start_response("404 Not Found", [], (LookupError, error, error.__traceback__))
+        return [b"not here"]
+
+    assert [threads.call(handler) for _ in range(2)] == [(404, b"not here")] * 2
+
+
 def test_an_application_that_never_starts_its_answer_leaves_nothing(threads: WsgiStage) -> None:
     def handler(environ: wsgi.Environ, start_response: wsgi.StartResponse) -> list[bytes]:
         write_a_row(environ)
@@ -158,13 +163,6 @@ def test_an_interrupted_thread_rolls_back_and_frees_its_key(threads: WsgiStage) 
 
 
 # --- ASGI ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def once(orders: Orders) -> AsyncIterator[AsyncOnefold]:
-    found = AsyncOnefold(orders.path, principal=account_of)
-    yield found
-    await found.close()
 
 
 async def nothing_to_read() -> asgi.Message:
@@ -265,3 +263,16 @@ async def test_websockets_and_lifespans_pass_through(once: AsyncOnefold) -> None
     await call_asgi(once, handler, type="websocket")
     await call_asgi(once, handler, type="lifespan")
     assert seen == ["websocket", "lifespan"]
+
+
+async def test_an_application_may_start_again_after_an_error_over_asgi(orders: Orders, once: AsyncOnefold) -> None:
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"half an ans", "more_body": True})
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"not here"})
+
+    for _ in range(2):
+        [start, body] = await call_asgi(once, handler)
+        assert (start["status"], body["body"]) == (404, b"not here")
+    assert orders.records == 1

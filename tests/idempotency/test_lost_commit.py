@@ -7,11 +7,12 @@ import pytest
 from onefold._kernel.effects import Acquire, Batch, Discard, Effect, Fetch, Now, Release, Sleep
 from onefold.errors import ConnectionLost, OutcomeUnknown, StoreUnavailable
 from onefold.idempotency.locked import LOOKUP_PAUSES_S, LOOKUP_S_MAX, LockedStore
-from onefold.idempotency.model import Answer, Ask, Replay, Run
+from onefold.idempotency.model import Answer, Ask, Record, Replay, Run
 from onefold.testing.scripts import Turn, play
 
 ASK = Ask(b"d" * 16, b"f" * 16, "POST /payments", 60.0, 3600.0)
-CREATED = Answer(201, b"\x00", b"\x00{}")
+CREATED = Answer(201, b"\x00:run-1", b"\x00{}")
+OTHER = Answer(201, b"\x00:run-2", b"\x00{}")
 
 LOST: list[Turn] = [(Batch, ConnectionLost("gone")), (Discard, None)]
 DOWN: list[Turn] = [(Acquire, StoreUnavailable("no server"))]
@@ -40,7 +41,16 @@ def test_a_server_that_makes_every_look_wait_is_given_up_on_in_time() -> None:
         settle([*LOST, (Now, 0.0), *look(first, at=0.0), *DOWN, *look(second, at=LOOKUP_S_MAX)])
 
 
-def test_a_record_that_is_found_is_the_answer() -> None:
-    row = ("same", False, ASK.fingerprint, 1, 201, CREATED.headers, CREATED.body, False)
-    found: list[Turn] = [(Acquire, None), (Batch, 1), (Fetch, [row]), (Batch, 0), (Release, None)]
-    assert settle([*LOST, (Now, 0.0), *look(0.0, at=0.0), *found]) == Replay(CREATED)
+def found(answer: Answer) -> list[Turn]:
+    row = (False, "same", False, ASK.digest, ASK.fingerprint, ASK.operation, 2, *answer, False)
+    return [(Acquire, None), (Batch, 1), (Fetch, [row]), (Batch, 0), (Release, None)]
+
+
+def test_its_own_answer_is_found_where_it_was_committed() -> None:
+    assert settle([*LOST, (Now, 0.0), *look(0.0, at=0.0), *found(CREATED)]) is None
+
+
+def test_another_record_that_is_found_is_the_answer() -> None:
+    assert settle([*LOST, (Now, 0.0), *look(0.0, at=0.0), *found(OTHER)]) == Replay(
+        Record(ASK.digest, ASK.fingerprint, ASK.operation, 2, *OTHER)
+    )

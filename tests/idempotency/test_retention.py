@@ -11,11 +11,12 @@ import psycopg
 import pytest
 
 from onefold import AsyncOnefold, Event, Onefold, Reaped, single_principal
+from tests.patience import PATIENCE_S
 
 DAY_MS = 24 * 3600 * 1000
 
 
-def _fill_sqlite(path: Path, *, expired: int, live: int, abandoned: int) -> None:
+def _fill_sqlite(path: Path, *, expired: int, live: int) -> None:
     now_ms = time.time_ns() // 1_000_000
     with sqlite3.connect(path) as database:
         for number in range(expired + live):
@@ -24,13 +25,6 @@ def _fill_sqlite(path: Path, *, expired: int, live: int, abandoned: int) -> None
                 "INSERT INTO onefold_record VALUES (?, x'', 'POST /', 1, 200, x'', x'', ?)",
                 (number.to_bytes(16, "big"), expires_at_ms),
             )
-        for number in range(abandoned):
-            database.execute(
-                "INSERT INTO onefold_claim VALUES (?, x'', 'POST /', 1, 1, 1)", (number.to_bytes(16, "big"),)
-            )
-        # A lease that ran out, but whose payload must still be remembered; and one that runs.
-        database.execute("INSERT INTO onefold_claim VALUES (x'aa', x'', 'POST /', 1, 1, ?)", (now_ms + DAY_MS,))
-        database.execute("INSERT INTO onefold_claim VALUES (x'bb', x'', 'POST /', 1, ?, 1)", (now_ms + DAY_MS,))
     database.close()
 
 
@@ -38,13 +32,12 @@ def test_on_sqlite_what_has_expired_goes_and_the_rest_stays(tmp_path: Path) -> N
     told: list[Event] = []
     path = tmp_path / "app.db"
     once = Onefold(path, principal=single_principal, listener=told.append)
-    _fill_sqlite(path, expired=25, live=3, abandoned=4)
-    assert once.reap(limit=10) == Reaped(records=25, claims=4)
-    assert told == [Reaped(records=25, claims=4)]
-    assert once.reap(limit=10) == Reaped(records=0, claims=0)
+    _fill_sqlite(path, expired=25, live=3)
+    assert once.reap(limit=10) == Reaped(records=25)
+    assert told == [Reaped(records=25)]
+    assert once.reap(limit=10) == Reaped(records=0)
     database = sqlite3.connect(path)
     assert database.execute("SELECT count(*) FROM onefold_record").fetchone() == (3,)
-    assert database.execute("SELECT digest FROM onefold_claim ORDER BY 1").fetchall() == [(b"\xaa",), (b"\xbb",)]
     database.close()
     once.close()
 
@@ -61,7 +54,7 @@ def test_on_postgres_what_has_expired_goes_and_the_rest_stays(postgres_dsn: str)
             FROM generate_series(0, 27) AS n
             """
         )
-    assert once.reap(limit=10) == Reaped(records=25, claims=0)
+    assert once.reap(limit=10) == Reaped(records=25)
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM onefold_record").fetchone() == (3,)
     once.close()
@@ -70,8 +63,8 @@ def test_on_postgres_what_has_expired_goes_and_the_rest_stays(postgres_dsn: str)
 def test_one_call_does_no_more_than_it_was_allowed_to(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     once = Onefold(path, principal=single_principal)
-    _fill_sqlite(path, expired=25, live=0, abandoned=0)
-    assert once.reap(limit=10, batches_max=2) == Reaped(records=20, claims=0)
+    _fill_sqlite(path, expired=25, live=0)
+    assert once.reap(limit=10, batches_max=2) == Reaped(records=20)
     once.close()
 
 
@@ -82,20 +75,20 @@ async def test_the_background_reaper_reaps_while_its_block_lasts(tmp_path: Path,
     loop = asyncio.get_running_loop()
 
     def listener(event: Event) -> None:
-        if event == Reaped(records=1, claims=0):
+        if event == Reaped(records=1):
             loop.call_soon_threadsafe(seen.set)
 
     if colour == "threads":
         once = Onefold(path, principal=single_principal, listener=listener)
-        _fill_sqlite(path, expired=1, live=1, abandoned=0)
+        _fill_sqlite(path, expired=1, live=1)
         with once.reaping(every_s=0.01):
-            await asyncio.wait_for(seen.wait(), 10)
+            await asyncio.wait_for(seen.wait(), PATIENCE_S)
         once.close()
     else:
         aonce = AsyncOnefold(path, principal=single_principal, listener=listener)
-        _fill_sqlite(path, expired=1, live=1, abandoned=0)
+        _fill_sqlite(path, expired=1, live=1)
         async with aonce.reaping(every_s=0.01):
-            await asyncio.wait_for(seen.wait(), 10)
+            await asyncio.wait_for(seen.wait(), PATIENCE_S)
         await aonce.close()
 
 
@@ -106,12 +99,12 @@ def test_a_reaper_whose_store_fails_goes_on_trying(tmp_path: Path, caplog: pytes
     database.execute("ALTER TABLE onefold_record RENAME TO elsewhere")
     reaped = []
     with once.reaping(every_s=0.01):
-        give_up_at = time.monotonic() + 10
+        give_up_at = time.monotonic() + PATIENCE_S
         while not caplog.records and time.monotonic() < give_up_at:
             time.sleep(0.01)
         database.execute("ALTER TABLE elsewhere RENAME TO onefold_record")
         reaped.append(once.reap())
     assert "background work failed" in caplog.text
-    assert reaped == [Reaped(records=0, claims=0)]
+    assert reaped == [Reaped(records=0)]
     database.close()
     once.close()

@@ -8,14 +8,14 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from onefold import Keyring, Onefold
 from onefold.errors import ConfigurationError
 from onefold.http import wsgi
-from onefold.idempotency.sealing import Sealer, UnreadableAnswer
+from onefold.idempotency.sealing import Sealer, UnreadableAnswer, peppers_of
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 CONTEXT = b"the digest of a record"
@@ -112,8 +112,8 @@ class Stage:
     closing: contextlib.ExitStack
     calls: list[None] = field(default_factory=list)
 
-    def serve(self, sealer: Sealer | None) -> Callable[[str], tuple[int, bytes, dict[str, str]]]:
-        once = Onefold(self.path, principal=lambda request: "acme", sealer=sealer)
+    def serve(self, sealer: Sealer | None, **options: Any) -> Callable[[str], tuple[int, bytes, dict[str, str]]]:
+        once = Onefold(self.path, principal=lambda request: "acme", sealer=sealer, **options)
         self.closing.callback(once.close)
         app = once.wsgi(self._handle, {"POST /orders": once.policy()})
 
@@ -165,7 +165,12 @@ def test_what_is_stored_holds_no_plain_text_and_replays_all_the_same(stage: Stag
     assert b"acme" not in stored
     with contextlib.closing(sqlite3.connect(stage.path)) as file:
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert b"secret" not in stage.path.read_bytes()
+    for planted in (
+        b"text/x-secret",
+        b"secret-location",
+        b"secret body",
+    ):  # a column of another table is called `secret`
+        assert planted not in stage.path.read_bytes()
 
 
 def test_without_a_ring_the_same_rows_are_plain(stage: Stage) -> None:
@@ -215,13 +220,72 @@ def test_headers_and_body_cannot_change_places(stage: Stage) -> None:
     assert post('"k"')[0] == 503
 
 
-def test_rows_from_before_the_ring_stay_readable_after_it_is_switched_on(stage: Stage) -> None:
+def test_rows_from_before_the_ring_are_read_while_the_window_is_open_and_refused_else(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     stage.serve(None)('"plain"')
-    post = stage.serve(ring("old"))
+    post = stage.serve(ring("old"), unsealed_answers=True)
     assert post('"plain"')[:2] == ANSWER
     post('"sealed"')
+    post = stage.serve(ring("old"))
     assert post('"sealed"')[2]["idempotent-replayed"] == "true"
+    status, body, _ = post('"plain"')
+    assert (status, b"answer-unreadable" in body) == (503, True)
+    assert "unsealed_answers=True" in caplog.text
     assert len(stage.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        # What was proven: a row in plain text, with a cookie.
+        "headers = CAST(x'00' || 'set-cookie:session=evil' AS BLOB), body = CAST(x'00' || 'forged' AS BLOB)",
+        "body = CAST(x'00' || 'forged' AS BLOB)",
+        "headers = CAST(x'00' || 'location:https://evil.test' AS BLOB)",
+        "status = 500",
+        "operation = 'POST /other'",
+        "body = NULL",
+        "headers = (SELECT headers FROM onefold_record AS other WHERE other.digest <> onefold_record.digest)",
+        "headers = CAST(x'01' || substr(headers, 2) AS BLOB), body = CAST(x'01' || substr(body, 2) AS BLOB)",
+        "headers = CAST(x'01' || substr(headers, 2) AS BLOB), body = CAST(x'01' || substr(body, 2) AS BLOB), "
+        "schema_version = 1",
+        "schema_version = 1",
+    ],
+)
+def test_a_row_that_was_edited_is_never_replayed(stage: Stage, forgery: str) -> None:
+    post = stage.serve(ring("old"))
+    post('"other"')
+    [(other,)] = stage.sql("SELECT hex(digest) FROM onefold_record")
+    post('"k"')
+    stage.sql(f"UPDATE onefold_record SET {forgery} WHERE digest <> x'{other}'")
+    status, body, headers = post('"k"')
+    if forgery == "schema_version = 1":  # means nothing by itself: what was sealed opens, and is what was sealed
+        assert (status, body) == ANSWER
+        return
+    assert (status, b"answer-unreadable" in body, "set-cookie" in headers) == (503, True, False)
+    assert len(stage.calls) == 2
+
+
+def test_headers_that_are_not_kept_are_not_replayed_either(stage: Stage) -> None:
+    post = stage.serve(None)
+    post('"k"')
+    stage.sql(
+        "UPDATE onefold_record SET headers = CAST(headers || x'0d0a' || 'set-cookie:session=evil' || x'0d0a' "
+        "|| 'x-token:evil' AS BLOB)"
+    )
+    status, _, headers = post('"k"')
+    assert (status, headers["location"]) == (201, "/secret-location")
+    assert not {"set-cookie", "x-token"} & headers.keys()
+
+
+def test_a_sealer_of_the_applications_own_may_have_peppers_and_wrong_ones_are_refused() -> None:
+    class Own:
+        peppers = (b"short",)
+
+    with pytest.raises(ConfigurationError, match=r"peppers of .*Own must be a tuple of 16 to 64 bytes"):
+        peppers_of(cast("Sealer", Own()))
+    assert peppers_of(None) == ()
+    assert peppers_of(ring("old", "new", write="new"))[0] == peppers_of(ring("new"))[0]
 
 
 def test_a_row_in_a_form_of_the_future_is_refused_and_not_served_as_garbage(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""What a claim that takes over, and a settle over an expired record, leave behind: the same as if nothing had been."""
+"""What a settle over an expired record leaves behind: the same as if nothing had been."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
 from onefold.idempotency.sql import sqlite
 
 ASK = Ask(digest=b"d" * 16, fingerprint=b"f" * 16, operation="POST /orders", lease_s=60.0, retention_s=3600.0)
-LEASE_MS, RETENTION_MS = 60_000, 3_600_000
-FENCE = 7
+RETENTION_MS = 3_600_000
+SETTLE = sqlite.settle(ASK, Answer(201, b"head", b"body"))
 
-_OLD_CLAIM = "INSERT INTO onefold_claim VALUES (?1, ?2, 'POST /old', 1, 0, 0)"
 _OLD_RECORD = "INSERT INTO onefold_record VALUES (?1, x'00', 'POST /old', 0, 500, x'00', x'00', 0)"
 
 
@@ -46,23 +45,19 @@ def is_from_now(moment_ms: int, ms: int) -> bool:
     return abs(moment_ms - ms - time.time() * 1000) < 30_000  # a slow machine, not another span
 
 
-@pytest.mark.parametrize("taken_over", [False, True])
-def test_a_claim_that_was_taken_over_is_like_a_new_one(file: sqlite3.Connection, taken_over: bool) -> None:
-    if taken_over:
-        file.execute(_OLD_CLAIM, (ASK.digest, ASK.fingerprint))
-    execute(file, sqlite.take(ASK, FENCE))
-    *claim, lease_until_ms, forget_after_ms = row_of(file, "onefold_claim")
-    assert claim == [ASK.digest, ASK.fingerprint, ASK.operation, FENCE]
-    assert is_from_now(lease_until_ms, LEASE_MS)
-    assert is_from_now(forget_after_ms, RETENTION_MS)
-
-
 @pytest.mark.parametrize("expired", [False, True])
 def test_a_record_in_the_place_of_an_expired_one_is_like_a_new_one(file: sqlite3.Connection, expired: bool) -> None:
     if expired:
         file.execute(_OLD_RECORD, (ASK.digest,))
-    execute(file, sqlite.take(ASK, FENCE))
-    execute(file, sqlite.settle(ASK, FENCE, Answer(201, b"head", b"body")))
+    execute(file, SETTLE)
     *record, expires_at_ms = row_of(file, "onefold_record")
     assert record == [ASK.digest, ASK.fingerprint, ASK.operation, SCHEMA_VERSION, 201, b"head", b"body"]
     assert is_from_now(expires_at_ms, RETENTION_MS)
+
+
+def test_a_record_that_is_not_expired_is_never_overwritten(file: sqlite3.Connection) -> None:
+    execute(file, SETTLE)
+    before = row_of(file, "onefold_record")
+    with pytest.raises(sqlite3.IntegrityError, match="NOT NULL"):
+        execute(file, sqlite.settle(ASK, Answer(500, b"", None)))
+    assert row_of(file, "onefold_record") == before

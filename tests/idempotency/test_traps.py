@@ -15,16 +15,17 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.effects import Boundary, Isolation, Statement
 from onefold._kernel.lanes import TaskLane
 from onefold._kernel.runners import run_async
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.migrate import migrate
-from onefold.errors import ConnectionLost, TransactionMisused
+from onefold.errors import ConnectionLost, SerializationFailed, TransactionMisused
 from onefold.idempotency.locked import LockedStore
 from onefold.idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
 from onefold.idempotency.schema import MIGRATIONS
 from onefold.idempotency.sql import postgres
+from tests.patience import PATIENCE_S
 
 CREATED = Answer(201, b"", b"made")
 
@@ -36,18 +37,24 @@ class Desk:
         self.store = store
         self.lane: TaskLane[Any] = TaskLane(database)
         self.ask = ask
+        self.run = Run()
+        #: In the product every run stores an answer that tells it from all others.
+        self.answer = CREATED
 
     async def claim(self) -> Claim:
-        return await run_async(self.store.claim(self.ask), self.lane)
+        claim = await run_async(self.store.claim(self.ask), self.lane)
+        if isinstance(claim, Run):
+            self.run = claim
+        return claim
 
     async def pay(self) -> None:
         await self.lane.connection.handle.execute("INSERT INTO payments VALUES (1)")
 
     async def settle(self, *, keep_rows: bool = True) -> Claim | None:
-        return await run_async(self.store.settle(self.ask, Run(), CREATED, keep_rows=keep_rows), self.lane)
+        return await run_async(self.store.settle(self.ask, self.run, self.answer, keep_rows=keep_rows), self.lane)
 
     async def release(self, *, touched: bool = False) -> None:
-        await run_async(self.store.release(self.ask, Run(), touched=touched), self.lane)
+        await run_async(self.store.release(self.ask, self.run, touched=touched), self.lane)
 
 
 class World:
@@ -57,13 +64,22 @@ class World:
         self.pool = pool
         self.database = AsyncpgDatabase(pool)
 
-    def desk(self, sql: Any = postgres, *, payload: str = "a", lease_s: float = 60.0) -> Desk:
+    def desk(
+        self,
+        sql: Any = postgres,
+        *,
+        key: bytes = b"d" * 16,
+        payload: str = "a",
+        lease_s: float = 60.0,
+        isolation: Isolation | None = None,
+    ) -> Desk:
         ask = Ask(
-            digest=b"d" * 16,
-            fingerprint=payload.encode() * 16,
+            digest=key,
+            fingerprint=payload.encode() * 16 if key == b"d" * 16 else key,
             operation="POST /payments",
             lease_s=lease_s,
             retention_s=3600.0,
+            isolation=isolation,
         )
         return Desk(LockedStore(sql), self.database, ask)
 
@@ -215,7 +231,8 @@ async def test_the_loser_of_a_race_keeps_no_rows_even_without_locks(world: World
     lost_to = await loser.settle()
     assert await world.payments() == rows
     if rows == 1:
-        assert lost_to == Replay(CREATED)
+        assert isinstance(lost_to, Replay)
+        assert lost_to.record.answer == CREATED
 
 
 # --- a peer that stopped ---------------------------------------------------------------------------------
@@ -223,7 +240,7 @@ async def test_the_loser_of_a_race_keeps_no_rows_even_without_locks(world: World
 
 def _lock_without_lease(ask: Ask) -> Statement:
     real = postgres.lock(ask)
-    return Statement(real.sql.replace("$1::text", "'0' || left($1::text, 0)"), real.values)
+    return Statement(real.sql.replace("$1::pg_catalog.text", "'0' || left($1::text, 0)"), real.values)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +252,7 @@ def _lock_without_lease(ask: Ask) -> Statement:
 )
 async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(world: World, sql: Any, freed: bool) -> None:
     stopped, retry = world.desk(sql, lease_s=0.3), world.desk(sql)
+    stopped.answer = Answer(201, b"another run", b"made")
     assert isinstance(await stopped.claim(), Run)
     await stopped.pay()
     assert isinstance(await retry.claim(), InFlight)
@@ -245,7 +263,9 @@ async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(world:
         await retry.pay()
         assert await retry.settle() is None
         # The stopped one wakes up: its rows are gone, and it is told what happened instead.
-        assert await stopped.settle() == Replay(CREATED)
+        lost_to = await stopped.settle()
+        assert isinstance(lost_to, Replay)
+        assert lost_to.record.answer == CREATED
     else:
         await stopped.release()
     assert await world.payments() == (1 if freed else 0)
@@ -347,17 +367,124 @@ async def test_control_without_the_proof_a_handler_s_commit_goes_unnoticed(world
 # --- stricter isolation ----------------------------------------------------------------------------------
 
 
-async def test_a_server_whose_default_is_repeatable_read_is_claimed_under_read_committed(world: World) -> None:
+strict_levels = pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+
+
+@strict_levels
+@pytest.mark.parametrize(
+    ("sql", "twice"),
+    [
+        pytest.param(planted(lock=_slow_lock), False, id="onefold"),
+        pytest.param(planted(lock=_slow_lock, reserve=postgres.look), True, id="planted-look-with-an-old-snapshot"),
+    ],
+)
+async def test_what_was_committed_between_snapshot_and_lock_is_not_run_again(
+    world: World, level: Isolation, sql: Any, twice: bool
+) -> None:
+    first, second = world.desk(isolation=level), world.desk(sql, isolation=level)
+    assert isinstance(await first.claim(), Run)
+    await first.pay()
+    async with _gate(world) as someone_waits:
+        waiting = asyncio.create_task(second.claim())
+        await someone_waits()
+        assert await first.settle() is None
+    claim = await waiting
+    assert isinstance(claim, Run) is twice
+    if twice:  # the record's primary key is what is left, but the handler has run
+        await second.pay()
+        assert isinstance(await second.settle(), Replay)
+    else:
+        assert isinstance(claim, Replay)
+        assert claim.record.answer == CREATED
+    assert (await world.payments(), await world.records()) == (1, 1)
+
+
+@strict_levels
+async def test_what_is_stored_under_an_earlier_name_is_found_in_one_snapshot_too(
+    world: World, level: Isolation
+) -> None:
+    old = world.desk(isolation=level, key=b"e" * 16)
+    assert isinstance(await old.claim(), Run)
+    new = world.desk(planted(lock=_slow_lock), isolation=level, key=b"n" * 16)
+    new.ask = new.ask._replace(earlier=(b"e" * 16, b"f" * 16), same=lambda record: True)
+    async with _gate(world) as someone_waits:
+        waiting = asyncio.create_task(new.claim())
+        await someone_waits()
+        assert await old.settle() is None
+    assert isinstance(await waiting, Replay)
+    await world.pool.execute("DELETE FROM onefold_record")
+    assert isinstance(await new.claim(), Run)
+    assert await new.settle() is None
+    live = "SELECT digest, status FROM onefold_record WHERE expires_at > now() ORDER BY status"
+    assert [tuple(row) for row in await world.pool.fetch(live)] == [(b"e" * 16, 0), (b"n" * 16, 201)]
+
+
+async def _chosen_by_database(world: World, level: str) -> None:
     name = await world.pool.fetchval("SELECT current_database()")
-    await world.pool.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
+    await world.pool.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level}'")
     await world.pool.expire_connections()
+
+
+@strict_levels
+async def test_the_level_that_the_database_chose_is_found_out_and_kept(world: World, level: str) -> None:
+    await _chosen_by_database(world, level)
     first, second = world.desk(), world.desk(planted(lock=_slow_lock))
     assert isinstance(await first.claim(), Run)
+    handle = first.lane.connection.handle
+    assert await handle.fetchval("SELECT current_setting('transaction_isolation')") == level
     async with _gate(world) as someone_waits:
         waiting = asyncio.create_task(second.claim())
         await someone_waits()
         assert await first.settle() is None
     assert isinstance(await waiting, Replay)
+    third = world.desk()
+    assert isinstance(await third.claim(), Replay)
+
+
+@strict_levels
+async def test_a_stricter_transaction_may_store_a_refusal_and_forgets_what_expired(world: World, level: str) -> None:
+    await _chosen_by_database(world, level)
+    for _ in range(2):
+        desk = world.desk()
+        assert isinstance(await desk.claim(), Run)
+        await desk.pay()
+        assert await desk.settle(keep_rows=False) is None
+        assert (await world.payments(), await world.records()) == (0, 1)
+        assert isinstance(await world.desk().claim(), Replay)
+        await world.pool.execute("UPDATE onefold_record SET expires_at = now() - interval '1 s'")
+
+
+@strict_levels
+async def test_a_handler_that_commits_by_itself_is_found_out_and_its_key_stays_free(world: World, level: str) -> None:
+    await _chosen_by_database(world, level)
+    desk = world.desk()
+    assert isinstance(await desk.claim(), Run)
+    await desk.pay()
+    await desk.lane.connection.handle.execute("COMMIT")
+    with pytest.raises(TransactionMisused):
+        await desk.settle()
+    again = world.desk()
+    assert isinstance(await again.claim(), Run)
+    await again.release()
+
+
+@pytest.mark.parametrize(
+    ("sql", "failed"),
+    [
+        pytest.param(postgres, 0, id="onefold"),
+        pytest.param(planted(reserve=postgres.look), 5, id="planted-look-that-leaves-a-trace"),
+    ],
+)
+async def test_serializable_requests_that_have_nothing_in_common_do_not_disturb_each_other(
+    world: World, sql: Any, failed: int
+) -> None:
+    desks = [world.desk(sql, isolation="serializable", key=bytes([number]) * 16) for number in range(6)]
+    assert [isinstance(await desk.claim(), Run) for desk in desks] == [True] * 6
+    for desk in desks:
+        await desk.pay()
+    ends = [await asyncio.gather(desk.settle(), return_exceptions=True) for desk in desks]
+    assert sum(isinstance(end, SerializationFailed) for [end] in ends) == failed
+    assert await world.payments() == await world.records() == 6 - failed
 
 
 @asynccontextmanager
@@ -365,7 +492,7 @@ async def _gate(world: World) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Whoever pauses waits until the block ends. What it yields waits until someone pauses."""
 
     async def someone_waits() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             waiting = 0
             while waiting == 0:
                 waiting = await connection.fetchval(

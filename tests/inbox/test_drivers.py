@@ -66,7 +66,7 @@ async def test_messages_are_handled_parked_failed_and_redriven(world: World) -> 
     assert len(await world.flow(audited(world.dialect))) == 3
     assert [type(event) for event in await world.run_due(inbox)] == [Handled]
     assert await world.effects() == ["k1", "k3"]
-    assert await world.flow(reap(world.dialect, inbox.consumer)) == 0
+    assert await world.flow(reap(world.dialect, inbox.consumer.name, inbox.consumer.retention_s)) == 0
 
 
 async def test_batches_and_letters(world: World) -> None:

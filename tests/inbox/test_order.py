@@ -18,6 +18,7 @@ from onefold.inbox.sql import STATEMENTS
 from onefold.inbox.sql.postgres import Postgres
 from onefold.inbox.sql.statements import Statements
 from tests.inbox.worlds import EPOCH, World, message
+from tests.patience import PATIENCE_S
 
 
 def version(number: int, key: str = "k", **more: Any) -> Message:
@@ -222,7 +223,7 @@ async def test_who_comes_while_its_predecessor_is_being_handled_waits_for_it(
     await entered.wait()
     inbox.sql = statements
     second = asyncio.create_task(world.deliver(inbox, version(3)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not second.done() and not await world.rows("SELECT 1 FROM pg_locks WHERE NOT granted"):
             pass
     leave.set()

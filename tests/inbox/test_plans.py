@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+
 from onefold.db.postgres import rendered
+from onefold.inbox.identity import identity_of
+from onefold.inbox.redrive import Filter
 from onefold.inbox.sql import STATEMENTS
 from tests.inbox.worlds import World
 
 SQL = STATEMENTS["postgres"]
 STREAM = b"s" * 16
+WHO = identity_of("m7", "shop")
+THOSE = json.dumps([asdict(identity_of(name, "shop")) for name in ("m7", "m8")])
 
 
 async def crowd(world: World) -> None:
@@ -24,15 +32,21 @@ async def crowd(world: World) -> None:
 
 
 PLANS = [
-    (SQL.claim("none", "billing", "m7", None, kept=False), "onefold_letter_pkey"),
+    (SQL.claim("none", "billing", WHO, None, kept=False), "onefold_letter_pkey"),
     (SQL.next_due("billing"), "onefold_letter_due"),
     (SQL.take("billing", 1000, 4, suspects=False), "onefold_letter_due"),
     (SQL.take("billing", 1000, 1, suspects=True), "onefold_letter_due"),
     (SQL.bury("billing", "", 3), "onefold_letter_due"),
     (SQL.wake("billing", STREAM, 1, 7), "onefold_letter_stream"),
-    (SQL.look("billing", STREAM, 1, "m7"), "onefold_letter_stream"),
+    (SQL.look("billing", STREAM, 1, WHO), "onefold_letter_stream"),
     (SQL.reap("billing", 1000, 10), "onefold_inbox_handled_at"),
-    (SQL.claim_many("billing", '["m7", "m8"]'), "onefold_letter_pkey"),
+    (SQL.taken("billing", WHO), "onefold_inbox_pkey"),
+    (SQL.taken_of_many("billing", THOSE), "onefold_letter_pkey"),
+    (SQL.claim_many("billing", THOSE), "onefold_letter_pkey"),
+    (SQL.runs.take("billing", STREAM, 1, 7, 1000, 100), "onefold_letter_stream"),
+    (SQL.runs.put_back("billing", '["m7", "m8"]'), "onefold_letter_pkey"),
+    (SQL.runs.drop("billing", '["m7", "m8"]'), "onefold_letter_pkey"),
+    (SQL.runs.known("billing", THOSE), "onefold_letter_pkey"),
 ]
 
 
@@ -43,3 +57,18 @@ async def test_no_statement_reads_a_whole_table(on_postgres: World) -> None:
         assert index in plan, plan
         assert "Seq Scan on onefold_letter" not in plan, plan
         assert "Seq Scan on onefold_inbox" not in plan, plan
+
+
+async def test_dead_letters_are_listed_and_discarded_by_time_and_reason_from_their_index(on_postgres: World) -> None:
+    """However many there are: pages are counted."""
+    await crowd(on_postgres)
+    one = "died_at = now() + interval '1 hour', reason = 'odd' WHERE message_id = 'deadNULL7'"
+    await on_postgres.change(f"UPDATE onefold_letter SET {one}")
+    await on_postgres.change("ANALYZE onefold_letter")
+    chosen = Filter(consumer="billing", reason="odd", since=datetime.now(UTC) + timedelta(minutes=30))
+    for statement in (SQL.summed_up(chosen.values(), "dead", 100), SQL.discard_some(chosen.values(), 100)):
+        [(told,)] = await on_postgres.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {rendered(statement)}")
+        [plan] = json.loads(told)
+        assert plan["Plan"]["Actual Rows"] == 1
+        assert "onefold_letter_dead" in told
+        assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100, told

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from onefold._kernel.messages import stream_of
 from onefold.errors import ConfigurationError
 from onefold.inbox.model import DAY_S, Consumer
 from onefold.inbox.retention import reap
 from tests.inbox.worlds import World, message
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 
 def nothing(message: Any) -> None:
@@ -28,8 +32,8 @@ async def test_what_is_past_its_retention_is_forgotten_in_batches_and_nothing_el
         await world.deliver(inbox, message(f"m{number}"))
     old = "handled_at = now() - interval '8 days'" if world.dialect == "postgres" else "handled_at_ms = 1"
     await world.change(f"UPDATE onefold_inbox SET {old} WHERE message_id < 'm5'")
-    assert await world.flow(reap(world.dialect, inbox.consumer, limit=2, batches_max=2)) == 4
-    assert await world.flow(reap(world.dialect, inbox.consumer, limit=2)) == 1
+    assert await world.flow(reap(world.dialect, "billing", 7 * DAY_S, limit=2, batches_max=2)) == 4
+    assert await world.flow(reap(world.dialect, "billing", 7 * DAY_S, limit=2)) == 1
     assert await world.ledger() == ["m5", "m6"]
 
 
@@ -77,21 +81,40 @@ async def coroutine(message: Any, tx: Any, /) -> None:
     """Handle nothing."""
 
 
+def with_session(message: Any, session: Session) -> None:
+    """Handle nothing."""
+
+
+class OwnSession(Session):
+    """An application's own."""
+
+
+def with_session_of_its_own(message: Any, session: OwnSession) -> None:
+    """Handle nothing."""
+
+
+async def with_async_session(message: Any, session: AsyncSession) -> None:
+    """Handle nothing. Its session's type is not imported at run time."""
+
+
 @pytest.mark.parametrize(
-    ("handler", "takes_tx", "is_async"),
+    ("handler", "takes", "is_async"),
     [
-        (nothing, False, False),
-        (coroutine, True, True),
-        (partial(coroutine), True, True),
-        (Handler(), True, True),
-        (Handler().method, False, False),
+        (nothing, ["message"], False),
+        (coroutine, ["message", "tx"], True),
+        (partial(coroutine), ["message", "tx"], True),
+        (Handler(), ["message", "tx"], True),
+        (Handler().method, ["message"], False),
+        (with_session, ["message", "Session"], False),
+        (with_session_of_its_own, ["message", "Session"], False),
+        (with_async_session, ["message", "AsyncSession"], True),
     ],
 )
 def test_what_a_handler_takes_is_read_from_its_signature(
-    handler: Callable[..., Any], takes_tx: bool, is_async: bool
+    handler: Callable[..., Any], takes: list[str], is_async: bool
 ) -> None:
     made = consumer(handler=handler)
-    assert (made.takes_tx, made.is_async) == (takes_tx, is_async)
+    assert (list(made.signature.values()), made.is_async) == (takes, is_async)
 
 
 def test_a_stream_keeps_the_name_that_databases_know_it_by() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold import deadline
+from onefold import deadline, no_deadline
 from onefold._kernel import deadlines
 from onefold.errors import ConfigurationError
 from tests.policy.properties import properties
@@ -86,6 +86,29 @@ def test_a_deadline_inside_another_only_shortens() -> None:
         with deadline(1) as shorter:
             assert shorter < outer
         assert deadlines.current() == outer
+
+
+def test_a_deadline_that_is_lifted_is_lifted_everywhere_and_those_inside_it_stay() -> None:
+    granted = deadlines.Granted(time.monotonic() + 1)
+    token = deadlines.begin(granted)
+    elsewhere = contextvars.copy_context()
+    with deadline(60):
+        own = deadlines.current()
+        assert own == granted.at
+        granted.lift()
+        assert (deadlines.left_s() or 0) > 50
+    assert deadlines.current() is None
+    assert elsewhere.run(deadlines.current) is None
+    deadlines.end(token)
+
+
+def test_work_of_its_own_has_no_deadline() -> None:
+    with deadline(5) as at:
+        with no_deadline():
+            assert deadlines.current() is None
+            with deadline(60) as own:
+                assert own > at
+        assert deadlines.current() == at
 
 
 def test_what_is_over_has_nothing_left_and_not_less() -> None:

@@ -15,6 +15,7 @@ from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
 from onefold.db.threads import ThreadedDatabase
 from onefold.errors import ConnectionLost, ProgrammerError
 from onefold.testing.crash import Boundaries, Crossing
+from tests.patience import PATIENCE_S
 
 ONE = Statement("SELECT 1")
 
@@ -157,7 +158,7 @@ async def test_abandoning_awaits_nothing_and_the_connection_leaves_all_the_same(
     await task_lane.acquire()
     task_lane.abandon()
     assert watched.boundaries.out == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while watched.boundaries.out:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert watched.verbs == ["acquire", "discard"]
@@ -171,7 +172,7 @@ async def test_abandoning_a_connection_that_cannot_be_thrown_away_fails_nobody_o
     await task_lane.acquire()
     watched.lose("discard")
     task_lane.abandon()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while watched.boundaries.out:  # noqa: ASYNC110
             await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -106,6 +106,11 @@ def test_a_structured_message_is_read_whatever_its_data(
         (STRUCTURED, b'{"id": "1", "source": "s"}', "no CloudEvents attribute 'type'"),
         (STRUCTURED, json.dumps({**NAMED, "data_base64": "?"}).encode(), "not base64"),
         (STRUCTURED, json.dumps({**NAMED, "data_base64": 7}).encode(), "not base64"),
+        (STRUCTURED, json.dumps({**NAMED, "data": "\ud800"}).encode(), "cannot be read: UnicodeEncodeError"),
+        (STRUCTURED, json.dumps({**NAMED, "id": "\ud800"}).encode(), "must be printable"),
+        (STRUCTURED, b"[" * 100_000, "is not JSON"),
+        (STRUCTURED, b'{"id": ' + b"9" * 10_000 + b"}", "is not JSON"),
+        (STRUCTURED, b"\xff\xfe\x00", "is not JSON"),
     ],
 )
 def test_what_cannot_be_read_says_why_and_keeps_its_bytes(headers: dict[str, str], data: bytes, says: str) -> None:

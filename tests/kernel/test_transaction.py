@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel import savepoints
+from onefold._kernel.effects import Boundary, Nested, Statement
 from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold._kernel.transaction import Transaction
 from onefold.db.connect import async_database, sync_database
-from onefold.errors import ProgrammerError, StoreUnavailable
+from onefold.errors import ProgrammerError, StoreUnavailable, TransactionEnded, TransactionMisused
 from onefold.testing.servers import PrivatePostgres
 
 CREATE = Statement("CREATE TABLE payments (amount integer)")
@@ -191,14 +192,93 @@ async def test_parts_are_kept_or_undone_alone_on_asyncio(address: Any) -> None:
     assert await on_a_task(address, work) == 1
 
 
-async def test_an_interrupted_part_awaits_nothing_more_on_its_connection(address: Any) -> None:
-    """The whole transaction rolls back with its connection; until then the part is simply left as it is."""
+async def test_an_interrupted_part_is_undone_alone_and_the_interruption_rises(address: Any) -> None:
+    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+        await pay_async(lane, 1)
+        with pytest.raises(asyncio.CancelledError):
+            await pay_in_vain_async(tx, lane, 10, asyncio.CancelledError)
+        tx.check_end()
+
+    assert await on_a_task(address, work) == 1
+
+
+@pytest.mark.parametrize("why", [GeneratorExit, KeyboardInterrupt])
+async def test_a_part_that_is_interrupted_where_nothing_can_be_awaited_dooms_the_transaction(
+    address: Any, why: type[BaseException]
+) -> None:
+    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+        with pytest.raises(why):
+            await pay_in_vain_async(tx, lane, 1, why)
+        for touch in (tx.check_end, tx.savepoint, lambda: tx.connection):
+            with pytest.raises(TransactionMisused, match="could not be undone alone"):
+                touch()
+        with pytest.raises(TransactionMisused):
+            tx.check_end(keep_rows=False)
+
+    assert await on_a_task(address, work) == 1
+
+
+async def test_a_rollback_that_is_cancelled_meanwhile_is_done_all_the_same(address: Any) -> None:
+    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+        begun = asyncio.Event()
+
+        async def fail() -> None:
+            async with tx.savepoint():
+                await pay_async(lane, 1)
+                begun.set()
+                raise Declined
+
+        task = asyncio.create_task(fail())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        tx.check_end()
+        await pay_async(lane, 10)
+
+    assert await on_a_task(address, work) == 10
+
+
+async def test_a_rollback_that_is_not_answered_in_time_dooms_the_transaction(
+    address: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(savepoints, "UNDO_S_MAX", 0.0)
 
     async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
         with pytest.raises(asyncio.CancelledError):
             await pay_in_vain_async(tx, lane, 1, asyncio.CancelledError)
+        with pytest.raises(TransactionMisused, match="not answered within"):
+            tx.check_end()
 
-    assert await on_a_task(address, work) == 1
+    await on_a_task(address, work)
+
+
+def test_a_savepoint_that_cannot_be_ended_dooms_the_transaction(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+    savepoint = tx.savepoint()
+    savepoint.__enter__()
+    pay(lane, 1)
+    lane.batch((Nested(Boundary.RELEASE_SAVEPOINT, 1),))
+    with pytest.raises(TransactionEnded):
+        savepoint.__exit__(None, None, None)
+    with pytest.raises(TransactionMisused, match="could not be ended"):
+        tx.check_end()
+
+
+def test_savepoints_that_overlap_doom_the_transaction(tx: Transaction[Any]) -> None:
+    first, second = tx.savepoint(), tx.savepoint()
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(TransactionMisused, match="overlap"):
+        first.__exit__(None, None, None)
+    with pytest.raises(TransactionMisused, match="overlap"):
+        tx.check_end(keep_rows=False)
+
+
+def test_a_savepoint_that_is_still_open_keeps_rows_from_being_kept(tx: Transaction[Any]) -> None:
+    tx.savepoint().__enter__()
+    tx.check_end(keep_rows=False)
+    with pytest.raises(TransactionMisused, match="still open"):
+        tx.check_end()
 
 
 async def test_a_savepoint_of_a_task_says_how_to_use_it(address: Any) -> None:

@@ -159,7 +159,9 @@ class Stage:
         words = {"<past>": "now() - interval '1 hour'", "<never>": "'infinity'", "<now>": "now()"}
         if self.dialect == "sqlite":
             words = {"<past>": "1", "<never>": str(2**62), "<now>": "strftime('%s', 'now') * 1000"}
-            words |= {name: f"{name}_ms" for name in ("due_at", "published_at", "written_at", "leased_until")}
+            words |= {
+                name: f"{name}_ms" for name in ("due_at", "published_at", "written_at", "leased_until", "died_at")
+            }
         for word, meaning in words.items():
             sql = sql.replace(word, meaning)
         return sql

@@ -10,13 +10,14 @@ from onefold.outbox.relay import release_due
 from onefold.outbox.report import report, retry
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
 from tests.outbox.relaying import Stage, refusing
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("driver", [*SQLITE_ASYNC, *POSTGRES_ASYNC])
 async def test_a_relay_works_over_every_driver(request: pytest.FixtureRequest, driver: str) -> None:
     of_sqlite = driver in SQLITE_ASYNC
     address = str(request.getfixturevalue("sqlite_path" if of_sqlite else "postgres_dsn"))
-    async with (SQLITE_ASYNC | POSTGRES_ASYNC)[driver](address, 10.0) as subject:
+    async with (SQLITE_ASYNC | POSTGRES_ASYNC)[driver](address, PATIENCE_S) as subject:
         database: Any = subject.database
         stage = Stage(database)
         await stage.migrate()

@@ -19,12 +19,17 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onefold import AsyncOnefold, Onefold, Transaction
+from onefold import AsyncOnefold, Onefold, Transaction, single_principal
+from onefold._kernel.effects import Statement
 from onefold.errors import ConfigurationError, MessageInvalid, OnefoldError, ProgrammerError
+from onefold.http.fastapi import Tx
+from onefold.outbox.sql import STATEMENTS
 from onefold.outbox.write import EVENTS_MAX
 
 DRIVERS = (
@@ -54,6 +59,31 @@ class Stage:
     def _transact_here(self, once: Onefold, work: Callable[[Transaction[Any]], None]) -> None:
         with once.transaction() as tx:
             work(tx)
+
+    async def cancel(self, event_id: str, *, then: type[Exception] | None = None) -> bool:
+        if isinstance(self.once, AsyncOnefold):
+            async with self.once.transaction() as tx:
+                found: bool = await tx.cancel(event_id)
+                if then is not None:
+                    raise then
+                return found
+        return await asyncio.to_thread(self._cancel_here, self.once, event_id, then)
+
+    def _cancel_here(self, once: Onefold, event_id: str, then: type[Exception] | None) -> bool:
+        with once.transaction() as tx:
+            found: bool = tx.cancel(event_id)
+            if then is not None:
+                raise then
+            return found
+
+    def change(self, sql: str) -> None:
+        if self.address.startswith("postgresql"):
+            with psycopg.connect(self.address) as server:
+                server.execute(sql.encode())
+        else:
+            with closing(sqlite3.connect(self.address)) as file:
+                file.execute(sql)
+                file.commit()
 
     def rows(self, columns: str = "topic, key, version, data") -> list[tuple[Any, ...]]:
         query = f"SELECT {columns} FROM onefold_outbox ORDER BY position"
@@ -323,3 +353,169 @@ async def test_a_cancelled_block_leaves_nothing(stage: Stage) -> None:
 
 def void(*_: object) -> None:
     """For lambdas whose value nobody wants."""
+
+
+# --- cancelling ---------------------------------------------------------------------------------------------
+
+
+def in_an_hour() -> datetime:
+    return datetime.now(UTC) + timedelta(hours=1)
+
+
+async def published(stage: Stage, *topics: str, **options: Any) -> list[str]:
+    ids: list[str] = []
+    await stage.transact(lambda tx: ids.extend(tx.publish(topic, {}, **options) for topic in topics))
+    return ids
+
+
+async def test_a_delayed_event_is_taken_back_once(stage: Stage) -> None:
+    first, second = await published(stage, "mail.first", "mail.second", not_before=in_an_hour())
+    assert await stage.cancel(first) is True
+    assert stage.rows("topic") == [("mail.second",)]
+    assert await stage.cancel(first) is False
+    assert await stage.cancel("no such id") is False
+    with pytest.raises(Refused):
+        await stage.cancel(second, then=Refused)
+    assert stage.rows("topic") == [("mail.second",)], "its transaction was rolled back, and so it is not cancelled"
+
+
+async def test_a_handler_goes_on_with_its_connection_after_it_has_taken_back_an_event(stage: Stage) -> None:
+    """On Postgres with the role it has taken."""
+    [first] = await published(stage, "mail.first", not_before=in_an_hour())
+    on_postgres = stage.address.startswith("postgresql")
+    if on_postgres:
+        stage.change("CREATE ROLE tenant; GRANT SELECT, DELETE ON onefold_outbox TO tenant")
+    before = "SET LOCAL ROLE tenant" if on_postgres else "CREATE TABLE seen (role text)"
+    after = "SELECT 1 / (current_user = 'tenant')::int" if on_postgres else "INSERT INTO seen VALUES ('any')"
+
+    def said(sql: str) -> Any:
+        return (
+            sqlalchemy.text(sql) if type(stage.once._database).__module__.startswith("onefold.db.sqlalchemy") else sql
+        )
+
+    async def on_tasks(once: AsyncOnefold) -> None:
+        async with once.transaction() as tx:
+            connection = tx.connection
+            await connection.execute(said(before))
+            assert await tx.cancel(first)
+            await connection.execute(said(after))
+
+    def on_threads(once: Onefold) -> None:
+        with once.transaction() as tx:
+            connection = tx.connection
+            connection.execute(said(before))
+            assert tx.cancel(first)
+            connection.execute(said(after))
+
+    try:
+        if isinstance(stage.once, AsyncOnefold):
+            await on_tasks(stage.once)
+        else:
+            await asyncio.to_thread(on_threads, stage.once)
+    finally:
+        if on_postgres:
+            stage.change("DROP OWNED BY tenant; DROP ROLE tenant")
+    assert stage.rows("topic") == []
+
+
+async def test_what_leaves_now_or_was_tried_before_is_not_taken_back(stage: Stage) -> None:
+    [now] = await published(stage, "mail.now")
+    [stopped, suspect] = await published(stage, "mail.stopped", "mail.suspect", not_before=in_an_hour())
+    stage.change(f"UPDATE onefold_outbox SET error = 'refused' WHERE id = '{stopped}'")
+    stage.change(f"UPDATE onefold_outbox SET started = 1 WHERE id = '{suspect}'")
+    assert [await stage.cancel(event_id) for event_id in (now, stopped, suspect)] == [False] * 3
+    assert len(stage.rows()) == 3
+
+
+async def test_what_was_published_in_the_same_transaction_never_was(stage: Stage) -> None:
+    once = stage.once
+
+    async def here() -> list[bool]:
+        assert isinstance(once, AsyncOnefold)
+        async with once.transaction() as tx:
+            ids = [tx.publish("order.placed", n, key="a") for n in range(3)]
+            with suppress(Refused):
+                async with tx.savepoint():
+                    undone = await tx.cancel(ids[0])
+                    raise Refused
+            return [undone, await tx.cancel(ids[1]), await tx.cancel(ids[1])]
+
+    def on_a_thread() -> list[bool]:
+        assert isinstance(once, Onefold)
+        with once.transaction() as tx:
+            ids = [tx.publish("order.placed", n, key="a") for n in range(3)]
+            with suppress(Refused), tx.savepoint():
+                undone = tx.cancel(ids[0])
+                raise Refused
+            return [undone, tx.cancel(ids[1]), tx.cancel(ids[1])]
+
+    told = await (here() if isinstance(once, AsyncOnefold) else asyncio.to_thread(on_a_thread))
+    assert told == [True, True, True]
+    assert stage.rows("version, data") == [(1, b"0"), (2, b"2")], "versions have no gap"
+
+
+async def test_a_cancellation_in_a_savepoint_is_undone_with_it(sqlite_path: Any) -> None:
+    once = AsyncOnefold(sqlite_path, source="shop")
+    async with once.transaction() as tx:
+        event_id = tx.publish("mail.sent", {}, not_before=in_an_hour())
+    async with once.transaction() as tx:
+        with suppress(Refused):
+            async with tx.savepoint():
+                assert await tx.cancel(event_id)
+                raise Refused
+    async with once.transaction() as tx:
+        assert await tx.cancel(event_id)
+    await once.close()
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "postgres"])
+def test_a_plain_handler_of_an_async_application_cancels_on_its_thread(
+    request: pytest.FixtureRequest, driver: str
+) -> None:
+    address = str(request.getfixturevalue("sqlite_path" if driver == "sqlite" else "postgres_dsn"))
+    once = Onefold(address, source="shop", principal=single_principal)
+    once.migrate()
+    app = FastAPI()
+    with once.transaction() as tx:
+        event_id = tx.publish("mail.sent", {}, not_before=in_an_hour())
+
+    @app.post("/cancel")
+    @once.idempotent()
+    def cancel(tx: Tx[Any]) -> bool:
+        found: bool = tx.cancel(event_id)
+        return found
+
+    once.install(app)
+    with TestClient(app) as client:
+        answers = [client.post("/cancel", headers={"idempotency-key": key}).json() for key in ("1", "1", "2")]
+    assert answers == [True, True, False]
+    once.close()
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "postgres"])
+def test_a_cancellation_finds_its_event_by_an_index(request: pytest.FixtureRequest, driver: str) -> None:
+    address = str(request.getfixturevalue("sqlite_path" if driver == "sqlite" else "postgres_dsn"))
+    once = Onefold(address, source="shop")
+    once.migrate()
+    with once.transaction() as tx:
+        for _ in range(3000):
+            event_id = tx.publish("mail.sent", {}, not_before=in_an_hour())
+    statement = STATEMENTS[driver].cancel(event_id)[-1]
+    assert isinstance(statement, Statement)
+    with once.transaction() as tx:
+        if driver == "sqlite":
+            plan = tx.connection.execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.values).fetchall()
+        else:
+            tx.connection.execute("ANALYZE onefold_outbox")
+            sql = statement.sql.replace("$1", f"'{event_id}'")
+            plan = tx.connection.execute(f"EXPLAIN {sql}").fetchall()
+    assert "onefold_outbox_delayed" in str(plan)
+    once.close()
+
+
+def test_what_is_no_id_is_refused(sqlite_path: Any) -> None:
+    no_id: Any = None
+    with closing(Onefold(sqlite_path, source="shop")) as once, once.transaction() as tx:
+        with pytest.raises(MessageInvalid, match=r"tx.cancel\(None\): give the id of the event"):
+            tx.cancel(no_id)
+        assert tx.cancel("no such id") is False

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from onefold.policy.attempts import Attempts, Host
 from onefold.policy.breaker import BreakerTerms
+from onefold.policy.budget import Budget
 from onefold.policy.outcome import Answered, Outcome, Unanswered
 from onefold.policy.retry import Reason, RetryAfter, RetryPolicy, Stop
 from tests.policy.properties import properties
 
 GONE = Unanswered(maybe_sent=True)
+REFUSED = Unanswered(maybe_sent=False)
 BUSY = Answered(status=503)
 WRONG = Answered(status=404)
+THROTTLED = Answered(status=429)
+IN_FLIGHT = Answered(status=409, problem_type="urn:onefold:key-in-flight")
 
 
 def host(policy: RetryPolicy | None = None) -> Host:
@@ -34,22 +38,51 @@ def tripped(terms: BreakerTerms | None = None) -> Host:
 
 def test_a_call_that_succeeds_feeds_the_budget() -> None:
     well = host()
+    assert isinstance(well.budget, Budget)
+    for _ in range(6):
+        assert well.budget.take(0.0)
     for _ in range(20):
         attempts = Attempts(well, inf)
         assert attempts.begin(0.0) is None
         attempts.succeed(0.0)
-    assert well.budget is not None
     assert well.budget.tokens(0.0) == 2.0
 
 
-@pytest.mark.parametrize("status", [200, 204, 301, 304])
+@pytest.mark.parametrize(
+    ("outcome", "left"), [(BUSY, 4.0), (GONE, 2.0), (REFUSED, 4.0)], ids=["503", "lost", "refused"]
+)
+def test_a_call_that_succeeds_gives_back_what_its_retries_took_and_one_that_fails_does_not(
+    outcome: Outcome, left: float
+) -> None:
+    for ending in ("succeeds", "fails"):
+        well = host(RetryPolicy(breaker=None, attempts_max=3))
+        assert isinstance(well.budget, Budget)
+        attempts = Attempts(well, inf)
+        for _ in range(2):
+            assert attempts.begin(0.0) is None
+            assert isinstance(attempts.end(outcome, 0.0), RetryAfter)
+        assert well.budget.tokens(0.0) == left
+        assert attempts.begin(0.0) is None
+        if ending == "succeeds":
+            attempts.succeed(0.0)
+            attempts.succeed(0.0)
+            assert well.budget.tokens(0.0) == 6.0
+        else:
+            assert attempts.end(outcome, 0.0) == Stop(Reason.ATTEMPTS)
+            assert well.budget.tokens(0.0) == left
+
+
+@pytest.mark.parametrize("status", [200, 204, 301, 304, 404, 422])
 def test_an_answer_that_is_a_success_is_final_and_counts_as_one(status: int) -> None:
     well = host()
     attempts = Attempts(well, inf)
     attempts.begin(0.0)
-    assert attempts.end(Answered(status=status), 0.0) == Stop(Reason.FINAL)
     assert well.budget is not None
+    for _ in range(6):
+        assert well.budget.take(0.0)
+    assert attempts.end(Answered(status=status), 0.0) == Stop(Reason.FINAL)
     for _ in range(9):
+        assert not well.budget.take(0.0)
         well.budget.succeed(0.0)
     assert well.budget.take(0.0)
 
@@ -63,7 +96,7 @@ def test_attempts_are_counted_as_they_begin() -> None:
             break
         waits.append(decision.wait_s)
     assert decision == Stop(Reason.ATTEMPTS)
-    assert (attempts.made, waits) == (4, [0.025, 0.05, 0.1])
+    assert (attempts.made, waits) == (4, [0.125, 0.25, 0.5])
 
 
 @pytest.mark.parametrize("attempts_max", [1, 2, 7])
@@ -99,7 +132,7 @@ def test_without_a_breaker_everything_begins() -> None:
         attempts.end(GONE, 0.0)
 
 
-@pytest.mark.parametrize("ending", ["excuse", "client error"])
+@pytest.mark.parametrize("ending", ["excuse", "throttled"])
 def test_what_says_nothing_about_the_host_frees_the_place_of_its_probe(ending: str) -> None:
     down = tripped(BreakerTerms(probes=1))
     first = Attempts(down, inf)
@@ -108,8 +141,41 @@ def test_what_says_nothing_about_the_host_frees_the_place_of_its_probe(ending: s
     if ending == "excuse":
         first.excuse()
     else:
-        first.end(WRONG, 100.0)
+        first.end(THROTTLED, 100.0)
     assert Attempts(down, inf).begin(100.0) is None
+
+
+def test_a_host_that_mostly_answers_404_does_not_fail() -> None:
+    well = host(RetryPolicy(budget=None, attempts_max=1))
+    refused = 0
+    for number in range(1000):
+        attempts = Attempts(well, inf)
+        if attempts.begin(number * 0.01) is None:
+            attempts.end(WRONG if number % 20 else BUSY, number * 0.01)
+        else:
+            refused += 1
+    assert refused == 0
+
+
+@pytest.mark.parametrize("answer", [WRONG, IN_FLIGHT], ids=["404", "in flight"])
+def test_after_an_outage_an_answer_below_500_closes_the_breaker(answer: Answered) -> None:
+    down = tripped(BreakerTerms(probes=2))
+    assert down.breaker is not None
+    for state in ("half-open", "closed"):
+        probe = Attempts(down, inf)
+        assert probe.begin(100.0) is None
+        probe.end(answer, 100.0)
+        assert down.breaker.state(100.0) == state
+
+
+def test_a_key_in_flight_is_asked_again_and_earns_no_retries() -> None:
+    well = host()
+    assert isinstance(well.budget, Budget)
+    before = well.budget.tokens(0.0)
+    attempts = Attempts(well, inf)
+    attempts.begin(0.0)
+    assert isinstance(attempts.end(IN_FLIGHT, 0.0), RetryAfter)
+    assert well.budget.tokens(0.0) <= before - 1
 
 
 def test_an_attempt_is_reported_once_however_often_it_ends() -> None:
@@ -155,10 +221,43 @@ def test_whatever_happens_no_wait_passes_the_deadline_and_no_retry_the_budget(
             if attempts.begin(now) is not None:
                 break
             decision = attempts.end(outcome, now)
-            successes += outcome == Answered(status=200)
+            successes += outcome in (Answered(status=200), WRONG)
             if isinstance(decision, Stop):
                 break
             retries += 1
             now += decision.wait_s
             assert now < attempts.deadline_at
-        assert 10 * retries <= 10 + successes
+        assert retries <= 6 + 4 * successes
+
+
+@pytest.mark.parametrize("way", ["succeeds", "is refused", "is answered", "is broken off", "ends and is broken off"])
+def test_an_attempt_holds_a_place_in_flight_until_it_ends_and_no_longer(way: str) -> None:
+    one = host(RetryPolicy(in_flight=1))
+    first, second = Attempts(one, inf), Attempts(one, inf)
+    assert first.begin(0.0) is None
+    assert second.begin(0.1) == Stop(Reason.IN_FLIGHT)
+    match way:
+        case "succeeds":
+            first.succeed(0.2)
+        case "is refused":
+            first.end(BUSY, 0.2)
+        case "is answered":
+            first.end(WRONG, 0.2)
+        case "is broken off":
+            first.excuse()
+        case _:
+            first.end(GONE, 0.2)
+            first.excuse()
+    assert second.begin(0.3) is None
+    assert Attempts(one, inf).begin(0.4) == Stop(Reason.IN_FLIGHT), "exactly one place was given back"
+
+
+def test_a_breaker_that_is_open_takes_no_place_in_flight() -> None:
+    sick = host(RetryPolicy(in_flight=1, breaker=BreakerTerms(calls_least=1)))
+    attempts = Attempts(sick, inf)
+    assert attempts.begin(0.0) is None
+    attempts.end(GONE, 0.0)
+    for _ in range(3):
+        stop = Attempts(sick, inf).begin(0.1)
+        assert stop is not None
+        assert stop.reason is Reason.BREAKER

@@ -17,10 +17,10 @@ CHANCES = st.floats(0, 1, exclude_max=True)
 @pytest.mark.parametrize(
     ("attempt", "throttled", "ceiling_s"),
     [
-        pytest.param(1, False, 0.05, id="a first stumble"),
-        pytest.param(2, False, 0.1, id="a second stumble"),
-        pytest.param(9, False, 12.8, id="the last one below the cap"),
-        pytest.param(10, False, 20.0, id="the first one at the cap"),
+        pytest.param(1, False, 0.25, id="a first stumble"),
+        pytest.param(2, False, 0.5, id="a second stumble"),
+        pytest.param(7, False, 16.0, id="the last one below the cap"),
+        pytest.param(8, False, 20.0, id="the first one at the cap"),
         pytest.param(1, True, 1.0, id="a first throttling"),
         pytest.param(5, True, 16.0, id="a fifth throttling"),
         pytest.param(6, True, 20.0, id="throttled at the cap"),

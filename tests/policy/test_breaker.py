@@ -19,7 +19,8 @@ Make = Callable[[], Breaker]
 
 
 def breaker() -> Breaker:
-    return Breaker(lambda: 1.0, BreakerTerms(open_max_s=60))  # room to see the open time grow
+    # Room to see the open time grow; and all three probes have to succeed, so that one that fails is enough to open it.
+    return Breaker(lambda: 1.0, BreakerTerms(open_max_s=60, proofs=3))
 
 
 def call(machine: Breaker, verdict: Verdict, now: float) -> None:
@@ -117,6 +118,33 @@ def test_one_probe_that_fails_opens_it_again_for_longer() -> None:
     call(machine, Verdict.SUCCESS, 5.0)
     call(machine, Verdict.FAILURE, 5.0)
     assert machine.admit(5.0) == Refused(15.0)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "state"),
+    [
+        ("s", "half-open"),
+        ("f", "half-open"),
+        ("sf", "half-open"),
+        ("ss", "closed"),
+        ("sfs", "closed"),
+        ("fss", "closed"),
+        ("ff", "open"),
+        ("fsf", "open"),
+    ],
+)
+def test_by_default_two_of_three_probes_decide(verdicts: str, state: str) -> None:
+    machine = opened(Breaker(lambda: 1.0))
+    for verdict in verdicts:
+        call(machine, Verdict.SUCCESS if verdict == "s" else Verdict.FAILURE, 5.0)
+    assert machine.state(5.0) == state
+
+
+def test_with_one_probe_that_one_decides() -> None:
+    for verdict, state in ((Verdict.SUCCESS, "closed"), (Verdict.FAILURE, "open")):
+        machine = opened(Breaker(lambda: 1.0, BreakerTerms(probes=1)))
+        call(machine, verdict, 5.0)
+        assert machine.state(5.0) == state
 
 
 def test_probes_that_succeeded_before_it_opened_again_prove_nothing_afterwards() -> None:

@@ -12,7 +12,8 @@ from onefold.policy.outcome import Answered, Outcome, Unanswered, Verdict, verdi
     ("outcome", "expected"),
     [
         *((Answered(status=status), Verdict.SUCCESS) for status in (200, 201, 204, 302, 304)),
-        *((Answered(status=status), Verdict.NEITHER) for status in (400, 401, 404, 408, 409, 422, 425, 429, 501)),
+        *((Answered(status=status), Verdict.SUCCESS) for status in (400, 401, 403, 404, 409, 410, 422, 451)),
+        *((Answered(status=status), Verdict.NEITHER) for status in (408, 425, 429, 501)),
         *((Answered(status=status), Verdict.FAILURE) for status in (500, 502, 503, 504, 599)),
         (Unanswered(maybe_sent=True), Verdict.FAILURE),
         (Unanswered(maybe_sent=False), Verdict.FAILURE),

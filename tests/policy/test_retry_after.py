@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.policy.retry_after import ABSURD_S, MONTHS, retry_after_s
+from onefold.policy.retry_after import ABSURD_S, MONTHS, retry_after_ms_s, retry_after_s
 from tests.policy.properties import planted, properties
 
 Parse = Callable[[str, str | None, float], float | None]
@@ -35,7 +35,15 @@ def read(value: str, date: str | None = DATE, wall_s: float = WALL_S) -> float |
         pytest.param("0" * 5000 + "7", 7, id="with more zeros than Python likes to read"),
         pytest.param("86400", 86_400, id="a day, not shortened"),
         pytest.param("172830", 172_830, id="two days and a bit, not wrapped"),
+        pytest.param("30.5", 30.5, id="with decimals"),
+        pytest.param("7.", 7, id="with a point"),
+        pytest.param("0.25", 0.25, id="less than a second"),
         pytest.param(str(ABSURD_S), ABSURD_S, id="the most that is believed"),
+        pytest.param(str(ABSURD_S + 1), ABSURD_S, id="more than that"),
+        pytest.param("1734000000000", ABSURD_S, id="a moment in place of a wait"),
+        pytest.param("9" * 5000, ABSURD_S, id="more digits than Python likes to read"),
+        pytest.param("9" * 5000 + "." + "9" * 5000, ABSURD_S, id="the same with decimals"),
+        pytest.param("Sun, 06 Nov 2094 08:49:37 GMT", ABSURD_S, id="a date in a hundred years"),
         pytest.param("Sun, 06 Nov 1994 08:49:37 GMT", 37, id="IMF-fixdate"),
         pytest.param("Sunday, 06-Nov-94 08:49:37 GMT", 37, id="RFC 850"),
         pytest.param("Sun Nov  6 08:49:37 1994", 37, id="asctime"),
@@ -55,7 +63,8 @@ def test_what_the_server_asks_for_is_read_in_full(value: str, wait_s: float) -> 
         "",
         "-1",
         "+5",
-        "1.5",
+        ".5",
+        "1.5.5",
         "1e3",
         "0x10",
         "5 s",
@@ -65,11 +74,7 @@ def test_what_the_server_asks_for_is_read_in_full(value: str, wait_s: float) -> 
         "nan",
         "inf",
         "soon",
-        str(ABSURD_S + 1),
-        "1734000000000",
-        "9" * 5000,
         "Sun, 06 Nov 1994 08:48:59 GMT",
-        "Sun, 06 Nov 2094 08:49:37 GMT",
         "Sun, 31 Feb 1994 08:49:37 GMT",
         "Sun, 06 Nov 1994 24:00:00 GMT",
         "Sun, 06 Nov 1994 08:49:61 GMT",
@@ -82,8 +87,16 @@ def test_what_the_server_asks_for_is_read_in_full(value: str, wait_s: float) -> 
         "1994-11-06T08:49:37Z",
     ],
 )
-def test_what_is_malformed_past_or_absurd_is_ignored(value: str) -> None:
+def test_what_is_malformed_or_past_is_ignored(value: str) -> None:
     assert read(value) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "wait_s"),
+    [(None, None), ("", None), ("soon", None), ("-5", None), ("20", 0.02), ("20.5", 0.0205), ("9" * 400, ABSURD_S)],
+)
+def test_milliseconds_are_read_as_seconds(value: str | None, wait_s: float | None) -> None:
+    assert retry_after_ms_s(value) == (None if wait_s is None else pytest.approx(wait_s))
 
 
 def test_an_absent_header_asks_for_nothing() -> None:

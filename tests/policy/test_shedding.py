@@ -41,7 +41,7 @@ def overloaded() -> Shedder:
     ids=["at least 5 ms", "20 ms of work", "100 ms of work", "at most a second"],
 )
 def test_the_target_follows_the_latency_within_bounds(latency_s: float, target_s: float) -> None:
-    assert shedder(latency_s).target_s == target_s
+    assert shedder(latency_s)._target_s == target_s
 
 
 def test_one_slow_request_does_not_move_the_target() -> None:
@@ -49,7 +49,7 @@ def test_one_slow_request_does_not_move_the_target() -> None:
     for latency_s in (0.1, 0.1, 59.0):
         judge.serve(latency_s)
     judge.admit(0.0, 0.0)
-    assert judge.target_s == 0.1
+    assert judge._target_s == 0.1
 
 
 def test_a_burst_is_served_when_the_queue_empties_within_the_interval() -> None:
@@ -107,8 +107,8 @@ def check_fairness(make: Callable[[], Shedder], how: settings = properties) -> N
         for after_s, waited_s, latency_s in requests:
             now += after_s
             served = judge.admit(waited_s, now)
-            assert served or (judge.overloaded and waited_s > 2 * judge.target_s)
-            assert 0.005 <= judge.target_s <= 1.0
+            assert served or (judge.overloaded and waited_s > 2 * judge._target_s)
+            assert 0.005 <= judge._target_s <= 1.0
             if latency_s is not None:
                 judge.serve(latency_s)
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,12 @@ from types import ModuleType
 import httpx
 import pytest
 
+from onefold.http.answers import HEADERS_KEPT, NOT_STORED
 from onefold.http.policy import Policy
+from tests.patience import PATIENCE_S
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def block(language: str, containing: str) -> str:
@@ -48,7 +52,7 @@ def payments_url(tmp_path: Path) -> Iterator[str]:
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_at and server.poll() is None:
         try:
             httpx.get(url, timeout=1)
@@ -79,7 +83,7 @@ def test_the_customer_pays_once_however_often_he_is_started(payments_url: str, t
     (tmp_path / "customer.py").write_text(program)
     command = [sys.executable, "customer.py"]
     printed = [
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
         for _ in range(2)
     ]
     assert printed == ["201 {'id': 1, 'amount': 500}\n"] * 2
@@ -98,31 +102,75 @@ def test_the_flask_program_happens_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     shop = ModuleType("shop")
     exec(compile(block("python", "# shop.py"), "shop.py", "exec"), vars(shop))
-    client = shop.app.test_client()
-    headers = {"Idempotency-Key": '"o-1"', "X-Account": "acme"}
+    client, stranger = shop.app.test_client(), shop.app.test_client()
+    headers = {"Idempotency-Key": '"o-1"'}
+    assert client.post("/login/acme", data={"password": "wrong"}).status_code == 401
+    assert client.post("/login/acme", data={"password": "password of acme"}).text == "welcome"
     first = client.post("/orders", json={"item": "tea"}, headers=headers)
     again = client.post("/orders", json={"item": "tea"}, headers=headers)
     assert (first.status_code, first.data) == (again.status_code, again.data) == (201, first.data)
     assert again.headers["Idempotent-Replayed"] == "true"
+    assert stranger.post("/orders", json={"item": "tea"}, headers=headers).status_code == 401
     shop.once.close()
+    restarted = ModuleType("shop")
+    exec(compile(block("python", "# shop.py"), "shop.py", "exec"), vars(restarted))
+    client = restarted.app.test_client()
+    assert client.post("/login/acme", data={"password": "password of acme"}).text == "welcome"
+    assert client.post("/orders", json={"item": "tea"}, headers=headers).data == first.data
+    assert client.post("/orders", json={"item": "tea"}, headers={"Idempotency-Key": '"o-2"'}).status_code == 201
+    restarted.once.close()
 
 
 def test_the_events_program_ships_its_order(tmp_path: Path) -> None:
     (tmp_path / "orders.py").write_text(block("python", "# orders.py"))
-    ran = subprocess.run(
-        [sys.executable, "orders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ran.stdout, ran.returncode) == ("shipping ord-42\n", 0), ran.stderr
+    for _ in range(2):  # a second run finds the file of the first
+        ran = subprocess.run(
+            [sys.executable, "orders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert (ran.stdout, ran.returncode) == ("shipping ord-42\n", 0), ran.stderr
+
+
+def test_the_payments_api_survives_a_second_start(tmp_path: Path) -> None:
+    (tmp_path / "payments.py").write_text(block("python", "# payments.py"))
+    for _ in range(2):
+        subprocess.run([sys.executable, "payments.py"], cwd=tmp_path, timeout=PATIENCE_S, check=True)
+
+
+def test_no_two_programs_share_a_file() -> None:
+    named = [
+        set(re.findall(r'"(\w+\.db)"', program)) for program in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    ]
+    assert all(len(files) == 1 for files in named)
+    assert len(set().union(*named)) == len(named) == 4
+
+
+@pytest.mark.parametrize("program", ["payments", "shop", "orders", "customer"])
+def test_each_program_is_preceded_by_what_to_install(program: str) -> None:
+    before = README.partition(f"```python\n# {program}.py")[0].rpartition("```")[2]
+    [line] = re.findall(r"`pip install ([^`]+)`", before.rpartition("## ")[2])
+    extras = re.search(r"onefold\[(.*?)\]", line)
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "onefold" in line
+    assert extras is None or known.keys() >= set(extras[1].split(","))
+
+
+def test_the_journal_it_lists_is_the_one_its_customer_writes() -> None:
+    [journal] = re.findall(r'journal="(\S+?)"', README)
+    assert f"`onefold intents -d {journal}`" in README
 
 
 def test_every_program_is_run_by_a_test() -> None:
     assert set(re.findall(r"```python\n# (\w+)\.py", README)) == {"payments", "shop", "orders", "customer"}
 
 
+#: Settings whose default says nothing by its name.
+UNNAMED = {"principal", "authorize", "headers_kept", "fingerprint_before", "operation", "isolation", "quota"}
+
+
 def test_the_settings_table_has_every_setting_with_its_default() -> None:
     section = README.split("## Settings")[1].split("\n## ")[0]
     printed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
-    fields = {field.name: field for field in dataclasses.fields(Policy)}
+    fields = {field.name: field for field in dataclasses.fields(Policy) if field.init}
     assert printed.keys() == fields.keys()
     for name, shown in printed.items():
         default = fields[name].default
@@ -133,7 +181,33 @@ def test_the_settings_table_has_every_setting_with_its_default() -> None:
                 assert float(shown.strip("`")) == default, name
             case _:
                 named = getattr(default, "__name__", None)
-                assert shown.strip("`") == named or (name in ("principal", "headers_kept") and named is None), name
+                assert shown.strip("`") == named or (name in UNNAMED and named is None), name
+
+
+def test_the_headers_and_the_refusals_it_names_are_those_of_the_code() -> None:
+    [kept] = re.findall(r"The headers that are kept: (.*?), and those", README, re.DOTALL)
+    assert {name.strip("`").lower() for name in re.split(r",\s+", kept)} == HEADERS_KEPT
+    [refusals] = re.findall(r"Not stored, so that a corrected retry runs: (.*?), and what", README)
+    assert {int(status) for status in refusals.split(", ")} == NOT_STORED
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.stem
+)
+def test_no_page_shows_a_principal_that_anyone_can_write(page: Path) -> None:
+    assert not re.findall(
+        r"principal=lambda \w+: \w+\.header|x-account|x-user|x-tenant", page.read_text(), re.IGNORECASE
+    )
+
+
+def test_the_payments_api_shows_nothing_to_a_stranger(payments_url: str) -> None:
+    headers = {"idempotency-key": '"s-1"', "authorization": "Bearer sk-acme-1"}
+    assert httpx.post(f"{payments_url}/payments", json={"amount": 7}, headers=headers).status_code == 201
+    for stranger in ({}, {"authorization": "Bearer acme"}, {"x-account": "acme"}):
+        refused = httpx.post(
+            f"{payments_url}/payments", json={"amount": 7}, headers=headers | {"authorization": ""} | stranger
+        )
+        assert (refused.status_code, '"id"' in refused.text) == (401, False)
 
 
 def test_the_links_lead_somewhere() -> None:

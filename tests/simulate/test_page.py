@@ -9,7 +9,7 @@ import pytest
 from onefold.errors import ConfigurationError
 from onefold.simulate import experiments
 from onefold.simulate.entrants import DEFAULT, FIXED, NO_RETRIES, STANDARD, Entrant
-from onefold.simulate.experiments import FAILURES, FIFO, FULL, PROCESSES, SERVERS, Effort
+from onefold.simulate.experiments import FAILURES, FIFO, FULL, PROCESSES, RATES_RPS, SERVERS, Effort
 from onefold.simulate.pages import refreshed
 from onefold.simulate.tables import recovery
 
@@ -30,13 +30,14 @@ def test_the_page_names_the_seed_it_was_made_with() -> None:
     assert f"$ onefold storm --seed {SEED} --plots docs/storms" in PAGE
 
 
-@pytest.mark.parametrize("failure", [0.05, 0.5])
-def test_the_page_says_what_failures_come_to(failure: float) -> None:
-    cell = experiments.failures(DEFAULT, failure, SEED, FULL)
-    assert row(PAGE, "failures", DEFAULT.name)[FAILURES.index(failure)] == f"{cell.success:.3f} / {cell.load:.3f}"
+@pytest.mark.parametrize(("failure", "rps"), [(1 / 3, 0.4), (0.5, 4.0)])
+def test_the_page_says_what_failures_come_to(failure: float, rps: float) -> None:
+    cell = experiments.failures(DEFAULT, failure, rps, SEED, FULL)
+    shown = row(PAGE, f"failures {rps:g}", DEFAULT.name)[FAILURES.index(failure)]
+    assert shown == f"{cell.success:.3f} / {cell.load:.2f}"
 
 
-@pytest.mark.parametrize("processes", PROCESSES)
+@pytest.mark.parametrize("processes", [20, 100])
 def test_the_page_says_how_long_the_default_takes_after_a_stall(processes: int) -> None:
     cell = experiments.stall(DEFAULT, FIFO, processes, SEED, FULL)
     shown = row(PAGE, "stall", DEFAULT.name)
@@ -53,10 +54,12 @@ def test_the_page_says_what_an_overload_leaves(policy: Entrant) -> None:
 
 def test_the_page_has_a_cell_for_everything() -> None:
     for policy in STANDARD:
-        assert len(row(PAGE, "failures", policy.name)) == len(FAILURES)
+        for rps in RATES_RPS:
+            assert len(row(PAGE, f"failures {rps:g}", policy.name)) == len(FAILURES)
         assert len(row(PAGE, "stall", policy.name)) == len(PROCESSES) + 2
+        assert len(row(PAGE, "other stalls", policy.name)) == 2 * len(PROCESSES)
         assert len(row(PAGE, "servers", policy.name)) == len(row(PAGE, "overload", policy.name)) == len(SERVERS)
-    assert row(PAGE, "stall", FIXED.name)[:3] == ["never"] * 3
+    assert row(PAGE, "stall", FIXED.name)[:4] == ["never"] * 4
 
 
 @pytest.mark.soak
@@ -65,7 +68,7 @@ def test_every_number_of_the_page_is_what_the_command_prints() -> None:
 
 
 def test_refreshing_puts_tables_between_their_marks_and_nothing_else() -> None:
-    storm = experiments.run((NO_RETRIES,), SEED, Effort(failures_s=1, seeds=1, after_stall_s=10, servers=(FIFO,)))
+    storm = experiments.run((NO_RETRIES,), SEED, Effort(failing_calls=100, seeds=1, after_stall_s=10, servers=(FIFO,)))
     page = refreshed(PAGE, storm)
     assert row(page, "stall", NO_RETRIES.name) != row(PAGE, "stall", NO_RETRIES.name)
     assert f"| {FIXED.name} | `attempts_max=4" in page

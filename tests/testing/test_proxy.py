@@ -15,8 +15,8 @@ import pytest
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.testing.proxy import HOST, Direction, FaultProxy, reserve_port
 from onefold.testing.servers import PrivatePostgres
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 A_MOMENT_S = 0.05
 
 

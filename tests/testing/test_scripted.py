@@ -13,8 +13,8 @@ from onefold.client.waiting import Waiting, wait
 from onefold.errors import ConfigurationError
 from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
 from onefold.testing.waiting import no_waiting
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 20.0
 GET = b"GET /a?b=1 HTTP/1.1\r\nHost: x\r\nX-One: 1\r\n\r\n"
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 import onefold
+from tests.patience import PATIENCE_S
 from tests.tidy import checks
 from tests.tidy.checks import Finding, Source
 
@@ -40,7 +41,7 @@ def import_alone(package_parent: Path, package: str) -> subprocess.CompletedProc
     """Import a package in an interpreter that has no site-packages."""
     program = f"import sys; sys.path.insert(0, {str(package_parent)!r}); import {package}"
     command = [sys.executable, "-I", "-S", "-B", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 # The rules

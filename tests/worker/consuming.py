@@ -10,8 +10,7 @@ from dataclasses import replace
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold.errors import BrokerUnavailable
 from onefold.worker.consumer import Consuming
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 class MemoryBroker:

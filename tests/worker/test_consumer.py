@@ -7,7 +7,6 @@ import logging
 import random
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,8 @@ from onefold.errors import ConfigurationError
 from onefold.inbox.model import Consumer
 from onefold.testing.servers import PrivatePostgres
 from onefold.worker.consumer import Consuming
-from tests.inbox.worlds import World, message, postgres_world, sqlite_world, world_of
+from tests.inbox.worlds import World, message, sqlite_world
 from tests.worker.consuming import MemoryBroker, running, until
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    async with world_of(request) as world:
-        yield world
-
-
-@pytest.fixture
-async def on_postgres(postgres_dsn: str) -> AsyncIterator[World]:
-    async with postgres_world(postgres_dsn) as world:
-        yield world
 
 
 def consuming(world: World, broker: MemoryBroker, *consumers: Consumer, **settings: Any) -> Consuming:
@@ -290,10 +277,11 @@ async def test_a_lock_that_someone_holds_for_long_is_waited_for_with_the_deliver
         database = async_sqlite(sqlite_path, busy_timeout_s=0.05)
         broker = MemoryBroker()
         lane: TaskLane[Any] = TaskLane(world.database)
-        await lane.acquire()
-        await lane.batch((Boundary.BEGIN,))
-        broker.put(message())
         async with running(Consuming(database, broker, [world.consumer()])):
+            await until(lambda: bool(broker.subscriptions))
+            await lane.acquire()
+            await lane.batch((Boundary.BEGIN,))
+            broker.put(message())
             await until(lambda: bool(broker.out))
             await asyncio.sleep(0.2)  # several times longer than the patience for the lock
             await lane.batch((Boundary.ROLLBACK,))
@@ -360,11 +348,6 @@ async def test_trouble_with_our_own_code_is_logged_and_survived(world: World, ca
         await until(lambda: broker.idle)
     assert await world.effects() == ["m1"]
     assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
-
-
-def test_two_consumers_of_one_name_are_refused(world: World) -> None:
-    with pytest.raises(ConfigurationError, match="two consumers are named 'billing'"):
-        consuming(world, MemoryBroker(), world.consumer(), world.consumer())
 
 
 def test_a_ledger_that_forgets_before_the_broker_does_is_refused_at_start(world: World) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import nats as nats_py
 import pytest
+from faststream import AckPolicy
+from faststream.confluent import KafkaBroker, TestKafkaBroker
 from faststream.message import StreamMessage
-from faststream.nats import JStream, NatsBroker
+from faststream.nats import JStream, NatsBroker, TestNatsBroker
+from faststream.nats.annotations import NatsMessage
+from faststream.redis import RedisBroker, TestRedisBroker
 from pydantic import BaseModel
 
 from onefold import AsyncOnefold, Transaction
-from onefold.errors import ConfigurationError, MessageUnreadable
+from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
 from onefold.testing.servers import PrivateNats
 from onefold.worker.faststream import handled_once, message_id
+from tests.patience import PATIENCE_S
 
 
 class Payment(BaseModel):
@@ -26,26 +34,25 @@ class Payment(BaseModel):
 class Desk:
     """A FastStream application with one subscriber, which fails as often as it is told to."""
 
-    def __init__(self, once: AsyncOnefold, url: str) -> None:
+    def __init__(self, once: AsyncOnefold, url: str, **options: Any) -> None:
         self.once = once
+        self.url = url
         self.broker = NatsBroker(url, logger=None)
         self.subject = f"payments-{uuid4().hex}"
         self.stream = JStream(self.subject, subjects=[self.subject])
         self.failures = 0
         self.calls: list[str] = []
-        self.settled = asyncio.Semaphore(0)
 
-        @handled_once(once, "fulfilment")
+        @handled_once(once, "fulfilment", retry_s=0.01)
         async def ship(payment: Payment, tx: Transaction[Any]) -> None:
             self.calls.append(payment.order)
             await tx.connection.execute("INSERT INTO shipments VALUES (?)", (payment.order,))
             await tx.publish("order.shipped", {"order": payment.order}, key=payment.order)
-            self.settled.release()
             if self.failures:
                 self.failures -= 1
                 raise RuntimeError("as you wish")
 
-        self.broker.subscriber(self.subject, stream=self.stream, queue=self.subject)(ship)
+        self.broker.subscriber(self.subject, stream=self.stream, queue=self.subject, **options)(ship)
 
     async def publish(self, order: str, headers: dict[str, str]) -> None:
         await self.broker.publish({"order": order}, self.subject, headers=headers, stream=self.subject)
@@ -56,20 +63,26 @@ class Desk:
             return found
 
 
-@pytest.fixture
-async def desk(nats: PrivateNats, sqlite_path: Any) -> AsyncIterator[Desk]:
-    once = AsyncOnefold(sqlite_path, source="fulfilment")
+@asynccontextmanager
+async def at_work(nats: PrivateNats, path: Any, **options: Any) -> AsyncIterator[Desk]:
+    once = AsyncOnefold(path, source="fulfilment")
     async with once.transaction() as tx:
         await tx.connection.execute("CREATE TABLE shipments (item TEXT NOT NULL)")
-    desk = Desk(once, nats.url)
+    desk = Desk(once, nats.url, **options)
     async with desk.broker:
         await desk.broker.start()
         yield desk
     await once.close()
 
 
+@pytest.fixture
+async def desk(nats: PrivateNats, sqlite_path: Any) -> AsyncIterator[Desk]:
+    async with at_work(nats, sqlite_path) as desk:
+        yield desk
+
+
 async def until(found: Any, wanted: object) -> None:
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + PATIENCE_S
     while await found() != wanted:
         assert time.monotonic() < give_up_at, f"{await found()} instead of {wanted}"
         await asyncio.sleep(0.02)
@@ -85,14 +98,87 @@ async def test_a_message_that_comes_twice_is_handled_once_with_its_rows_and_even
     assert await desk.rows("SELECT key FROM onefold_outbox ORDER BY key") == [("ord-1",), ("ord-2",), ("ord-3",)]
 
 
-async def test_what_fails_leaves_nothing_and_its_redelivery_is_handled(desk: Desk) -> None:
-    desk.failures = 1
-    await desk.publish("ord-1", {"message_id": "m-1"})
-    async with asyncio.timeout(20):
-        await desk.settled.acquire()
-    await desk.publish("ord-1", {"message_id": "m-1"})
-    await until(lambda: desk.rows("SELECT item FROM shipments"), [("ord-1",)])
-    assert len(desk.calls) == 2
+@pytest.mark.parametrize(
+    "options",
+    [{}, *({"ack_policy": policy} for policy in AckPolicy)],
+    ids=["default", *(policy.value for policy in AckPolicy)],
+)
+async def test_what_fails_leaves_nothing_and_is_delivered_again_whatever_the_ack_policy(
+    nats: PrivateNats, sqlite_path: Any, options: dict[str, Any]
+) -> None:
+    async with at_work(nats, sqlite_path, **options) as desk:
+        desk.failures = 2
+        await desk.publish("ord-1", {"message_id": "m-1"})
+        await until(lambda: desk.rows("SELECT item FROM shipments"), [("ord-1",)])
+        await until(partial(unacknowledged, desk), 0)
+    assert len(desk.calls) == 3
+
+
+async def unacknowledged(desk: Desk) -> int:
+    """How many messages the broker still waits for, or would deliver."""
+    client = await nats_py.connect(desk.url)
+    try:
+        [consumer] = await client.jetstream().consumers_info(desk.subject)
+        return (consumer.num_ack_pending or 0) + (consumer.num_pending or 0)
+    finally:
+        await client.close()
+
+
+async def test_a_message_that_was_acknowledged_before_it_is_handled_is_refused(sqlite_path: Any) -> None:
+    """Kafka, as FastStream has it by default."""
+    once = AsyncOnefold(sqlite_path, source="fulfilment")
+    broker = KafkaBroker()
+    calls: list[str] = []
+
+    @broker.subscriber("payments", group_id="shop")
+    @handled_once(once, "fulfilment")
+    async def ship(payment: Payment, tx: Transaction[Any]) -> None:
+        calls.append(payment.order)
+
+    @broker.subscriber("refunds", group_id="shop", ack_policy=AckPolicy.NACK_ON_ERROR)
+    @handled_once(once, "refunds")
+    async def refund(payment: Payment, tx: Transaction[Any]) -> None:
+        calls.append(payment.order)
+
+    async with TestKafkaBroker(broker):
+        await broker.publish({"order": "ord-1"}, "refunds", headers={"ce-id": "m-1"})
+        with pytest.raises(ConfigurationError, match=r"'fulfilment' acknowledges messages before.*NACK_ON_ERROR"):
+            await broker.publish({"order": "ord-2"}, "payments", headers={"ce-id": "m-2"})
+    assert calls == ["ord-1"]
+    await once.close()
+
+
+async def test_a_message_that_cannot_be_delivered_again_is_refused(sqlite_path: Any) -> None:
+    once = AsyncOnefold(sqlite_path, source="fulfilment")
+    broker = RedisBroker()
+
+    @broker.subscriber(list="payments")
+    @handled_once(once, "fulfilment")
+    async def ship(payment: Payment, tx: Transaction[Any]) -> None: ...
+
+    async with TestRedisBroker(broker):
+        with pytest.raises(ConfigurationError, match="RedisListMessage, which its broker cannot deliver again"):
+            await broker.publish({"order": "ord-1"}, list="payments", headers={"ce-id": "m-1"})
+    await once.close()
+
+
+async def test_a_handler_that_acknowledges_before_its_transaction_commits_is_refused(
+    nats: PrivateNats, sqlite_path: Any
+) -> None:
+    once = AsyncOnefold(sqlite_path, source="fulfilment")
+    broker = NatsBroker(nats.url, logger=None)
+
+    @broker.subscriber("payments", stream=JStream("payments"), ack_policy=AckPolicy.MANUAL)
+    @handled_once(once, "fulfilment")
+    async def ship(payment: Payment, received: NatsMessage, tx: Transaction[Any]) -> None:
+        await received.ack()
+
+    async with TestNatsBroker(broker):
+        with pytest.raises(ProgrammerError, match="has settled its message itself"):
+            await broker.publish({"order": "ord-1"}, "payments", stream="payments", headers={"ce-id": "m-1"})
+    async with once.transaction() as tx:
+        assert await tx.connection.fetch("SELECT message_id FROM onefold_inbox") == []
+    await once.close()
 
 
 @pytest.mark.parametrize("headers", [{}, {"message_id": ""}])

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
-from onefold._kernel.events import Event, Relayed
+from onefold._kernel.events import Duplicate, Event, Handled, Relayed
+from onefold._kernel.ports import Broker
 from onefold.brokers.connect import broker_of
 from onefold.brokers.local import LocalBroker
 from onefold.errors import ConfigurationError, OnefoldError
 from tests.outbox.test_write import Stage, void
-
-PATIENCE_S = 30.0
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_at, "it never happened"
-        await asyncio.sleep(0.01)
+from tests.patience import PATIENCE_S
+from tests.worker.consuming import until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -60,6 +57,41 @@ async def test_what_is_published_is_handled_once_and_in_order(address: str) -> N
     await once.close()
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_the_same_where_the_database_is_stricter_by_default(level: str, postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level}'".encode())
+    once = AsyncOnefold(postgres_dsn, source="shop", broker="local")
+    await once.migrate()
+    handled: list[tuple[str | None, int | None]] = []
+    levels: set[str] = set()
+
+    @once.consumer("fulfilment", topic="order.placed", order="strict", retry_base_s=0.05, retry_cap_s=0.1)
+    async def ship(message: Message, tx: Transaction[Any]) -> None:
+        levels.add(await tx.connection.fetchval("SELECT current_setting('transaction_isolation')"))
+        await tx.publish("order.shipped", message.json(), key=message.key)
+        tx.after_commit(lambda: handled.append((message.key, message.version)))
+
+    shipped: set[Any] = set()
+
+    @once.consumer("mail", topic="order.shipped", isolation="read committed", retry_base_s=0.05, retry_cap_s=0.1)
+    async def write(message: Message, tx: Transaction[Any]) -> None:
+        levels.add(await tx.connection.fetchval("SELECT current_setting('transaction_isolation')"))
+        shipped.add(message.json())
+
+    async with once.consuming(), once.relaying():
+        for number in range(20):
+            async with once.transaction() as tx:
+                await tx.publish("order.placed", number, key=f"ord-{number % 4}")
+        await until(lambda: len(handled) >= 20 and len(shipped) == 20)
+    assert sorted(handled) == [(f"ord-{key}", version) for key in range(4) for version in range(1, 6)]
+    for key in range(4):
+        assert [version for k, version in handled if k == f"ord-{key}"] == [1, 2, 3, 4, 5]
+    assert levels == {level, "read committed"}
+    await once.close()
+
+
 def test_the_same_on_threads(address: str) -> None:
     once = Onefold(address, source="shop", broker="local")
     once.migrate()
@@ -84,6 +116,76 @@ def test_the_same_on_threads(address: str) -> None:
             assert handled.acquire(timeout=PATIENCE_S)
     assert sorted(seen) == [0, 1, 2]
     once.close()
+
+
+ENGINES = ("postgresql+psycopg", "sqlite")
+ASYNC_ENGINES = ("postgresql+asyncpg", "postgresql+psycopg", "sqlite+aiosqlite")
+
+
+def engine_url(scheme: str, request: pytest.FixtureRequest) -> str:
+    if scheme.startswith("sqlite"):
+        return f"{scheme}:///{request.getfixturevalue('sqlite_path')}"
+    return str(request.getfixturevalue("postgres_dsn")).replace("postgresql://", f"{scheme}://")
+
+
+class Count:
+    """Counts what consumers did, and knows when they have handled all of it."""
+
+    def __init__(self, expected: int) -> None:
+        self.seen: Counter[str] = Counter()
+        self._expected = expected
+        self.complete = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.seen[type(event).__name__] += isinstance(event, Handled | Duplicate)
+        if self.seen["Handled"] == self._expected:
+            self.complete.set()
+
+
+@pytest.mark.parametrize("scheme", ASYNC_ENGINES)
+async def test_what_was_handled_is_acknowledged_through_an_async_engine(
+    scheme: str, request: pytest.FixtureRequest
+) -> None:
+    engine = create_async_engine(engine_url(scheme, request))
+    count = Count(12)
+    once = AsyncOnefold(engine, source="shop", broker="local", listener=count)
+    await once.migrate()
+
+    @once.consumer("fulfilment", topic="order.placed")
+    async def ship(message: Message) -> None: ...
+
+    async with once.consuming(), once.relaying():
+        for number in range(12):
+            async with once.transaction() as tx:
+                await tx.publish("order.placed", number)
+        await until(count.complete.is_set)
+    async with engine.connect() as connection:
+        left = (await connection.execute(text("SELECT count(*), max(taken) FROM onefold_delivery"))).one()
+    assert (tuple(left), count.seen["Duplicate"]) == ((0, None), 0)
+    await once.close()
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("scheme", ENGINES)
+def test_what_was_handled_is_acknowledged_through_an_engine(scheme: str, request: pytest.FixtureRequest) -> None:
+    engine = create_engine(engine_url(scheme, request))
+    count = Count(12)
+    once = Onefold(engine, source="shop", broker="local", listener=count)
+    once.migrate()
+
+    @once.consumer("fulfilment", topic="order.placed")
+    def ship(message: Message) -> None: ...
+
+    with once.consuming(), once.relaying():
+        for number in range(12):
+            with once.transaction() as tx:
+                void(tx.publish("order.placed", number))
+        assert count.complete.wait(PATIENCE_S)
+    with engine.connect() as connection:
+        left = connection.execute(text("SELECT count(*), max(taken) FROM onefold_delivery")).one()
+    assert (tuple(left), count.seen["Duplicate"]) == ((0, None), 0)
+    once.close()
+    engine.dispose()
 
 
 async def test_events_that_nobody_awaited_leave_when_somebody_subscribes(address: str) -> None:
@@ -118,6 +220,7 @@ async def test_events_that_nobody_awaited_leave_when_somebody_subscribes(address
 
 async def test_a_worker_that_cannot_start_says_so_when_its_block_ends(postgres_dsn: str) -> None:
     once = AsyncOnefold(postgres_dsn, source="shop")
+    once.consumer("ship", topic="order.placed")(lambda message: None)
 
     async def work(block: Any) -> None:
         async with block:
@@ -131,13 +234,16 @@ async def test_a_worker_that_cannot_start_says_so_when_its_block_ends(postgres_d
 
 
 def test_a_worker_on_a_thread_says_so_too(sqlite_path: Path) -> None:
-    once = Onefold(sqlite_path, source="shop", broker="carrier-pigeon://loft")
+    def without_pigeons() -> Broker:
+        raise ConfigurationError("the loft is empty")
+
+    once = Onefold(sqlite_path, source="shop", broker=without_pigeons)
 
     def work() -> None:
         with once.relaying():
             pass
 
-    with pytest.raises(ConfigurationError, match="'carrier-pigeon://loft' is unknown"):
+    with pytest.raises(ConfigurationError, match="the loft is empty"):
         work()
 
 
@@ -145,7 +251,7 @@ def test_a_worker_on_a_thread_says_so_too(sqlite_path: Path) -> None:
     ("broker", "says"),
     [
         ("https://example.test/hook", "webhooks are signed"),
-        ("mqtt://user:hush@example.test", "'mqtt://...' is unknown"),
+        ("mqtt://user:hush@example.test", "'mqtt://example.test' is unknown"),
         ("", "'' is unknown"),
         ("nats://[", "cannot be read"),
         ("local?lease_s=soon", "is no number"),

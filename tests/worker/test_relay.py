@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,18 +14,19 @@ import pytest
 
 from onefold._kernel.events import BucketsHeld, Event, Forgotten, Relayed, RelayPaused, RelayResumed, SetAside
 from onefold._kernel.messages import Confirm, Message
+from onefold._kernel.signals import Signal
 from onefold.brokers.nats import NatsBroker
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
-from onefold.outbox.relay import PROBE_ROWS
+from onefold.outbox.destinations import PROBE_ROWS
 from onefold.testing.servers import PrivateNats, PrivatePostgres
 from onefold.worker import relay as module
 from onefold.worker.relay import Relay
-from onefold.worker.wakeup import Notifier, Signal
+from onefold.worker.wakeup import Notifier
 from tests.outbox.relaying import ScriptedBroker, Stage, opened
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
+from tests.worker.consuming import until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -40,16 +41,6 @@ async def on_postgres(postgres_dsn: str) -> AsyncIterator[Stage]:
     await stage.migrate()
     yield stage
     await stage.database.close()
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for something that must come."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            met = condition()
-            if met if isinstance(met, bool) else await met:
-                return
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -160,9 +151,10 @@ async def test_a_commit_in_another_process_wakes_the_relay_by_notify(
 
 async def test_a_delayed_event_leaves_when_it_is_due(stage: Stage) -> None:
     async with running(stage, poll_s_max=0.05):
-        await stage.write(("later", None), not_before=datetime.now(UTC) + timedelta(seconds=0.3))
-        await stage.write(("now", None))
-        await until(lambda: stage.broker.names == ["now", "later"])
+        due_at = datetime.now(UTC) + timedelta(seconds=1)
+        await stage.write(("later", None), not_before=due_at)
+        await until(lambda: stage.broker.names == ["later"])
+        assert datetime.now(UTC) >= due_at
 
 
 async def test_a_refused_event_is_tried_again_by_itself(stage: Stage) -> None:
@@ -185,6 +177,17 @@ async def test_what_is_kept_is_forgotten_in_time(stage: Stage) -> None:
     told: list[Event] = []
     await stage.write(("a", "a"), ("b", "b"))
     async with running(stage, keep_published_s=0.2, poll_s_max=0.05, listener=told.append):
+        await until(lambda: Forgotten(2) in told)
+    assert await stage.fetch("SELECT count(*) FROM onefold_outbox") == [(0,)]
+
+
+async def test_what_was_kept_by_an_earlier_setting_is_forgotten_too(stage: Stage) -> None:
+    told: list[Event] = []
+    await stage.write(("a", "a"), ("b", "b"))
+    async with running(stage, keep_published_s=3600, poll_s_max=0.05):
+        await until(lambda: len(stage.broker.taken) == 2)
+    assert await stage.fetch("SELECT count(*) FROM onefold_outbox") == [(2,)]
+    async with running(stage, keep_published_s=0, poll_s_max=0.05, listener=told.append):
         await until(lambda: Forgotten(2) in told)
     assert await stage.fetch("SELECT count(*) FROM onefold_outbox") == [(0,)]
 
@@ -306,6 +309,10 @@ async def test_when_a_relay_stops_another_has_its_buckets_at_once(stage: Stage) 
         assert await stage.fetch("SELECT count(DISTINCT relay), count(relay) FROM onefold_bucket") == [(1, 64)]
 
 
+class Killed(BaseException):
+    """As good as the death of the process: nothing catches it."""
+
+
 async def test_an_event_that_kills_every_relay_is_set_aside_and_told(on_postgres: Stage) -> None:
     stage = on_postgres
     told: list[Event] = []
@@ -313,13 +320,13 @@ async def test_an_event_that_kills_every_relay_is_set_aside_and_told(on_postgres
 
     def answer(message: Message) -> Confirm:
         if message.data == b"killer":
-            raise asyncio.CancelledError
+            raise Killed
         return None
 
     stage.broker.answer = answer
     for _ in range(3):
         relay = Relay(stage.database, stage.broker, lease_s=0.5, listener=told.append, batch_max=640)
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(Killed):
             await asyncio.wait_for(relay.run(asyncio.Event()), PATIENCE_S)
     async with running(stage, lease_s=0.5, listener=told.append):
         await until(lambda: any(isinstance(event, SetAside) for event in told))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import asyncpg
 import pytest
 
+from onefold._kernel.signals import Signal
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.worker import wakeup
-from onefold.worker.wakeup import CHANNEL, Notifier, Signal
-
-PATIENCE_S = 20.0
+from onefold.worker.wakeup import CHANNEL, Notifier, ThreadNotifier
+from tests.patience import PATIENCE_S
 
 
 async def test_a_signal_is_not_lost_between_looking_and_waiting() -> None:
@@ -70,6 +71,36 @@ async def test_a_burst_of_commits_is_told_once(postgres_dsn: str, monkeypatch: p
     assert len(heard) == 2
     await listener.close()
     await database.close()
+
+
+class Failing:
+    """A database that fails in a way that nothing foresees, once."""
+
+    dialect = "postgres"
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answered = threading.Event()
+
+    def acquire(self) -> Any:
+        self.asked += 1
+        if self.asked > 1:
+            self.answered.set()
+        raise RuntimeError("unforeseen")
+
+    def close(self) -> None: ...
+
+
+def test_a_notifier_on_threads_goes_on_after_something_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
+    database = Failing()
+    notifier = ThreadNotifier(database)
+    notifier.notify()
+    if (sending := notifier._sending) is not None:
+        sending.join(PATIENCE_S)
+    notifier.notify()
+    assert database.answered.wait(PATIENCE_S)
+    notifier.close()
+    assert "unforeseen" in caplog.text
 
 
 async def test_a_notifier_without_its_database_harms_nobody(postgres_dsn: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Flow, Release, Step
-from onefold.errors import OnefoldError
+from onefold.errors import ConnectionLost, OnefoldError
 
 T = TypeVar("T")
 
@@ -33,15 +33,16 @@ async def borrowing(work: Callable[[], Flow[T]]) -> T:
     return result
 
 
-async def undoing(*after: Step) -> None:
-    """Roll back, do what must follow, give the connection back.
+async def undoing(*after: Step) -> ConnectionLost | None:
+    """Roll back, do what must follow, give the connection back. What is returned is how it was found to be lost.
 
     Whatever refuses that (also a driver that is still busy with a statement the handler left behind) costs the
     connection, and the server rolls back by itself.
     """
     try:
         await Batch((Boundary.ROLLBACK, *after))
-    except OnefoldError:
+    except OnefoldError as error:
         await Discard()
-    else:
-        await Release()
+        return error if isinstance(error, ConnectionLost) else None
+    await Release()
+    return None

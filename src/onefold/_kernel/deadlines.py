@@ -6,16 +6,21 @@ left. It travels in a ContextVar, so it is there in tasks, and in threads that w
 On the wire it is a number of milliseconds, not a moment: the clocks of two hosts never agree. What the
 request spent on its way is not counted: the server is late by a network's delay, and not by a wrong clock's hours.
 
-Invariant: whoever sets a deadline can only shorten the one that is there.
+A caller's deadline ends with the response to it: what goes on afterwards, in background tasks or in tasks that were
+begun before, has nobody who waits. So what travels is not the moment but a `Granted`, which whoever granted it can
+lift, for all contexts at once.
+
+Invariant: whoever sets a deadline can only shorten the one that is there; `no_deadline` is for work of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from math import ceil
 
+from onefold._kernel.arguments import named_arguments
 from onefold._kernel.clock import monotonic_s
 from onefold.errors import ConfigurationError
 
@@ -27,19 +32,45 @@ LONGEST_S = 24 * 3600.0
 
 _DIGITS_MAX = len(str(int(LONGEST_S * 1000)))
 
-_current: ContextVar[float | None] = ContextVar("onefold_deadline", default=None)
+
+class Granted:
+    """A deadline in force, until it is lifted."""
+
+    __slots__ = ("_at", "_outer")
+
+    def __init__(self, at: float, outer: Granted | None = None) -> None:
+        self._at: float | None = at
+        self._outer = outer
+
+    @property
+    def at(self) -> float | None:
+        """The first moment of those in force; None: all of them are lifted."""
+        at, outer = self._at, self._outer
+        if outer is None or (outer_at := outer.at) is None:
+            return at
+        return outer_at if at is None or outer_at < at else at
+
+    def lift(self) -> None:
+        """Nobody waits any more."""
+        self._at = None
 
 
-#: The moment on the monotonic clock (`time.monotonic`) by which all must be over; None: there is none.
-current: Callable[[], float | None] = _current.get
+_current: ContextVar[Granted | None] = ContextVar("onefold_deadline", default=None)
+
+
+def current() -> float | None:
+    """The moment on the monotonic clock (`time.monotonic`) by which all must be over; None: there is none."""
+    granted = _current.get()
+    return None if granted is None else granted.at
 
 
 def left_s() -> float | None:
     """What is left until then: never negative. None: there is no deadline."""
-    at = _current.get()
+    at = current()
     return None if at is None else max(0.0, at - monotonic_s())
 
 
+@named_arguments("onefold.deadline")
 @contextmanager
 def deadline(seconds: float) -> Iterator[float]:
     """Everything in this block is to be over after so many seconds, or sooner, where a deadline was set already.
@@ -47,28 +78,45 @@ def deadline(seconds: float) -> Iterator[float]:
     Nothing is interrupted: clients of onefold send what is left along and give up in time; other code asks `left_s`.
     Yields the moment on the monotonic clock.
     """
+    given: object = seconds
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ConfigurationError(f"deadline({given!r}) is no number: choose 0 to {LONGEST_S:g} seconds")
     if not 0 <= seconds <= LONGEST_S:
         raise ConfigurationError(f"deadline({seconds!r}) is out of range: choose 0 to {LONGEST_S:g} seconds")
-    at = shortened(monotonic_s() + seconds)
-    token = begin(at)
+    at = monotonic_s() + seconds
+    shortest = shortened(at)
+    token = begin(Granted(at, _current.get()))
     try:
-        yield at
+        yield shortest
     finally:
         end(token)
 
 
+@contextmanager
+def no_deadline() -> Iterator[None]:
+    """What is called in this block is not bound by the deadline of whoever called: work that has to be done although
+    nobody waits for it, such as an audit record, or a task that outlives its request."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def shortened(at: float) -> float:
     """This moment, or the one that is set already if that comes first."""
-    outer = _current.get()
-    return at if outer is None or at < outer else outer
+    granted = _current.get()
+    if granted is None or (outer := granted.at) is None:
+        return at
+    return at if at < outer else outer
 
 
-def begin(at: float) -> Token[float | None]:
+def begin(granted: Granted) -> Token[Granted | None]:
     """Set the deadline of what is called from here, for rims that have no block: take it off with `end`."""
-    return _current.set(at)
+    return _current.set(granted)
 
 
-def end(token: Token[float | None]) -> None:
+def end(token: Token[Granted | None]) -> None:
     """Put back what was there before `begin`."""
     _current.reset(token)
 

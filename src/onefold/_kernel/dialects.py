@@ -3,10 +3,50 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
+
+from onefold._kernel.catalog import qualified
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Statement
 
 #: SQLite's own clock, in milliseconds since 1970.
 SQLITE_NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+#: Postgres: how long a statement may take, and wait for a lock, in one text.
+POSTGRES_LIMITS: Final = "current_setting('statement_timeout') || ' ' || current_setting('lock_timeout')"
+
+#: Postgres: the role and the limits that a transaction begins with are kept in it, for our own statements: its handler
+#: may set others (see `as_ourselves` in `db/postgres.py`). A condition that never holds, to stand behind WHERE.
+POSTGRES_KEPT: Final = f"""(set_config('onefold.role', current_setting('role'), true) IS NULL
+    OR set_config('onefold.limits', {POSTGRES_LIMITS}, true) IS NULL)"""
+
+#: Postgres: from now on the transaction lasts as long as the lease in the value $1, and so does a pause in it, whatever
+#: the server, the database or the role have set. A stopped or half-open peer would otherwise hold its locks for ever.
+#: Setting transaction_timeout (17 and later) inside a transaction does not wind up a timer that runs already: 0 stops
+#: it first. A condition, to stand behind WHERE, that never holds: a row would be read by nobody.
+POSTGRES_LEASE: Final = f"""(
+    {POSTGRES_KEPT}
+    OR set_config('idle_in_transaction_session_timeout', $1::text, true) IS NULL
+    OR CASE WHEN current_setting('transaction_timeout', true) IS NULL THEN false
+            WHEN set_config('transaction_timeout', '0', true) IS NULL THEN false
+            ELSE set_config('transaction_timeout', $1::text, true) IS NULL END)"""
+
+#: What a transaction without a lease begins with, where a handler works in it.
+POSTGRES_OPENING: Final = Statement(qualified(f"SELECT WHERE {POSTGRES_KEPT}"))
+
+#: Postgres: stands in front of COMMIT. What either opening has set dies with its transaction, and in one that was
+#: begun instead nothing is there: then the function is given a count of no buckets, which it alone refuses in its own
+#: way (SQLSTATE 2201G, `TransactionEnded`). An aborted transaction, which would answer COMMIT with a silent ROLLBACK,
+#: refuses every statement. It writes nothing: a transaction may be read-only.
+POSTGRES_PROOF: Final = Statement(
+    qualified("""
+SELECT WHERE width_bucket(0, 0, 1, CASE WHEN coalesce(current_setting('onefold.role', true), '') = '' THEN 0
+                                        ELSE 1 END) IS NULL
+""")
+)
+
+_LEASE: Final = qualified(f"SELECT WHERE {POSTGRES_LEASE}")
 
 _VALUE: Final = re.compile(r"\$(\d+)::\w+")
 
@@ -14,3 +54,14 @@ _VALUE: Final = re.compile(r"\$(\d+)::\w+")
 def sqlite_values(sql: str) -> str:
     """Values as SQLite writes them: ?1 for $1::text."""
     return _VALUE.sub(r"?\1", sql)
+
+
+@lru_cache(maxsize=256)
+def postgres_span(seconds: float) -> str:
+    """As settings and intervals write it."""
+    return f"{milliseconds(seconds)}ms"
+
+
+def postgres_lease(lease_s: float) -> Statement:
+    """Bounds the transaction it stands in."""
+    return Statement(_LEASE, (postgres_span(lease_s),))

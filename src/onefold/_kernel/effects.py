@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from onefold._kernel.messages import Confirm, Message
+from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onefold._kernel.ports import AsyncLane, Lane
@@ -29,6 +30,8 @@ class Statement(NamedTuple):
 
     sql: str
     values: tuple[Value, ...] = ()
+    brief: bool = False
+    """A read of one row by its key: a driver that has a thread for waiting may do it where it is."""
 
 
 class Boundary(Enum):
@@ -36,19 +39,62 @@ class Boundary(Enum):
 
     __hash__ = object.__hash__  # an Enum's own is written in Python, and drivers look batches up by their steps
 
+    #: A transaction of our own statements: READ COMMITTED whatever the default, for flows that need a snapshot per
+    #: statement.
     BEGIN = "begin"
+    #: A transaction with the user's statements, at the level that the engine, the session, the role or the database has
+    #: by default: never lowered. SQLite has one level, which is the strictest.
+    BEGIN_AS_CHOSEN = "begin as chosen"
+    BEGIN_REPEATABLE_READ = "begin repeatable read"
+    BEGIN_SERIALIZABLE = "begin serializable"
     #: A transaction whose loss in a power cut is harmless (a lease), and that its flow can try again: drivers may
     #: spare the disk flush, and may give up soon (StoreBusy) on a lock that someone else holds.
     BEGIN_LIGHT = "begin light"
     COMMIT = "commit"
     ROLLBACK = "rollback"
+    #: The savepoint of whoever opened the transaction. It has one name and nests: the last two act on the innermost.
     SAVEPOINT = "savepoint"
-    #: Savepoints share one name and nest: the last two act on the innermost.
     ROLLBACK_TO_SAVEPOINT = "rollback to savepoint"
     RELEASE_SAVEPOINT = "release savepoint"
 
 
-Step: TypeAlias = Statement | Boundary
+class Nested(NamedTuple):
+    """A boundary of one of the handler's savepoints. Each has a number, and by it a name of its own: one that is left
+    open, or ended out of turn, is never taken for another, nor for the savepoint of whoever opened the transaction."""
+
+    boundary: Boundary
+    number: int
+
+
+#: Refused in a transaction that is aborted, and gone with whatever undoes the handler's work.
+WHOLE: Final = Nested(Boundary.SAVEPOINT, 0)
+
+Step: TypeAlias = Statement | Boundary | Nested
+
+#: How strictly transactions are kept apart, in the words of SQL.
+Isolation: TypeAlias = Literal["read committed", "repeatable read", "serializable"]
+
+_BEGINS: Final = {
+    None: Boundary.BEGIN_AS_CHOSEN,
+    "read committed": Boundary.BEGIN,
+    "repeatable read": Boundary.BEGIN_REPEATABLE_READ,
+    "serializable": Boundary.BEGIN_SERIALIZABLE,
+}
+
+
+def begin_at(isolation: Isolation | None) -> Boundary:
+    """The beginning of a transaction with the user's statements. None: at the level they have without us."""
+    return _BEGINS[isolation]
+
+
+def checked_isolation(isolation: Isolation | None) -> Isolation | None:
+    """The same, unless it is something else."""
+    if isolation not in _BEGINS:
+        levels = ", ".join(repr(level) for level in _BEGINS if level is not None)
+        raise ConfigurationError(
+            f"isolation={isolation!r} is not one of {levels}; None keeps what the engine or the database has by default"
+        )
+    return isolation
 
 
 # The effects are not frozen, as values elsewhere are: freezing would triple the price of making one, and every request
@@ -84,7 +130,7 @@ class Batch(Effect[int]):
 
 @dataclass(slots=True)
 class Fetch(Effect[list[Row]]):
-    """One statement and all its rows."""
+    """One statement and all its rows. Outside a transaction what it writes is committed with its answer."""
 
     statement: Statement
 
@@ -105,6 +151,16 @@ class Release(Effect[None]):
     """Give the connection back to its pool. It must be outside a transaction."""
 
     def perform(self, lane: Lane | AsyncLane) -> Any:
+        return lane.release()
+
+
+@dataclass(slots=True)
+class ReleaseCommitted(Release):
+    """COMMIT was answered: note that for the transaction of the lane, then give the connection back. An interruption
+    while it goes back finds the outcome known."""
+
+    def perform(self, lane: Lane | AsyncLane) -> Any:
+        lane.note_commit()
         return lane.release()
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Outcome: TypeAlias = Literal["run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable"]
+Outcome: TypeAlias = Literal[
+    "run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable", "limited"
+]
 ShedReason: TypeAlias = Literal["queue full", "displaced", "waited too long", "deadline"]
 
 
@@ -42,10 +44,9 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """Expired records and abandoned claims were forgotten."""
+    """Expired records were forgotten."""
 
     records: int
-    claims: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class RelayPaused:
-    """The broker or the database does not take part: nothing is published until RelayResumed. Told once."""
+    """The broker confirms nothing, or the database does not take part: nothing is published until RelayResumed. Told
+    once."""
 
     reason: str
 
@@ -69,11 +71,28 @@ class RelayResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class DestinationPaused:
+    """A topic or an endpoint takes nothing: its events wait, the others go on. Told once."""
+
+    destination: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationResumed:
+    """A destination takes events again."""
+
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetAside:
-    """An event was at hand when a relay died, too often: it waits for a person, and so does its key."""
+    """An event is a dead letter of the outbox: it was refused too often, or at hand when relays died. It waits for a
+    person, and so does its key."""
 
     id: str
     topic: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +150,7 @@ class Failed:
     topic: str
     reason: str
     failed: int
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +160,7 @@ class DeadLettered:
     consumer: str
     topic: str
     reason: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +248,15 @@ class LimitMoved:
 
 SheddingEvent: TypeAlias = Shed | LimitMoved
 ClientEvent: TypeAlias = AttemptEnded | RetryPlanned | CallEnded | BreakerMoved
-RelayEvent: TypeAlias = Relayed | RelayPaused | RelayResumed | SetAside | BucketsHeld | Forgotten
+RelayEvent: TypeAlias = (
+    Relayed | RelayPaused | RelayResumed | DestinationPaused | DestinationResumed | SetAside | BucketsHeld | Forgotten
+)
 InboxEvent: TypeAlias = Handled | Duplicate | Dropped | Parked | Failed | DeadLettered
 ConsumerEvent: TypeAlias = InboxEvent | Redriven | ConsumerPaused | ConsumerResumed
 Event: TypeAlias = Claimed | Settled | Released | Reaped | RelayEvent | ConsumerEvent | ClientEvent | SheddingEvent
 Listener: TypeAlias = Callable[[Event], None]
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.telemetry")
 
 
 def tell(listener: Listener | None, event: Event) -> None:

@@ -1,8 +1,20 @@
-"""What a refused end of a transaction says about the handler that had it."""
+"""What an error of the database says about the handler in whose transaction it came: at its end, or before."""
 
 from __future__ import annotations
 
-from onefold.errors import RequiredValueMissing, TransactionAborted, TransactionEnded, TransactionMisused
+from collections.abc import Iterator
+from typing import NoReturn
+
+from onefold.errors import (
+    RequiredValueMissing,
+    SerializationFailed,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionMisused,
+)
 
 COMMITTED_BY_HANDLER = (
     "the handler committed or rolled back its transaction by itself; nothing was stored, but its rows may be committed "
@@ -16,6 +28,23 @@ _SWALLOWED_ERROR = (
 )
 
 
+def success_not_stored(operation: str, raised: BaseException, status: int) -> str:
+    """What the log says of a success that goes out although something was raised."""
+    return (
+        f"{operation} raised {type(raised).__name__} and an exception handler answered {status}: its rows were rolled "
+        "back and the answer is not stored, so a retry runs again"
+    )
+
+
+def refusal_not_stored(operation: str, status: int) -> str:
+    """What the log says of a refusal that goes out, but not for good."""
+    return (
+        f"{operation} answered {status} after it had swallowed an SQL error that aborted its transaction. At its "
+        "isolation level that may be a serialization failure, so the answer is not stored and a retry runs again. Let "
+        "such errors rise; put a statement that may fail for other reasons into a savepoint, and its refusal is stored"
+    )
+
+
 def translated(error: Exception) -> Exception:
     """What a refused settle says about the handler, where it says something; else the error itself."""
     match error:
@@ -25,3 +54,86 @@ def translated(error: Exception) -> Exception:
             return TransactionMisused(_SWALLOWED_ERROR)
         case _:
             return error
+
+
+def rethrow(error: Exception) -> NoReturn:
+    """Raise that. An error that rises as it is keeps its cause, the vendor's own: applications have handlers for it."""
+    told = translated(error)
+    if told is error:
+        raise error
+    raise told from error
+
+
+#: What Postgres calls a transaction that it could not serialise, and a deadlock; SET TRANSACTION that comes too late.
+_UNSERIALIZED = ("40001", "40P01")
+_TOO_LATE = "25001"
+
+#: How Postgres ends a session whose transaction stood still, or lasted, longer than it may.
+_LEASE_OVER = ("25P03", "25P04")
+
+#: How far an error is followed to where it came from.
+_CAUSES_MAX = 20
+
+
+def failure_of(error: BaseException, operation: str, lease_s: float) -> StoreError | None:
+    """What a handler raised, if it is the database's to answer for: it could not have its transaction (SQLite has one
+    write lock), that could not be serialised, or it outlived its lease."""
+    if isinstance(error, StoreBusy):
+        return error
+    return unserialized(error, operation) or lease_over(error, operation, lease_s)
+
+
+def unserialized(error: BaseException, operation: str) -> SerializationFailed | None:
+    """Our error for a handler's, where all it says is that the transaction was in the way of another: a retry may
+    succeed, whatever the handler or an exception handler made of it. Without its text, which may quote values."""
+    for cause in _causes(error):
+        if isinstance(cause, SerializationFailed) or is_unserialized(cause):
+            return SerializationFailed(
+                f"the transaction of {operation} could not be serialised with others beside it "
+                f"({type(cause).__name__}, in the handler); nothing of it is left, and a retry runs again"
+            )
+    return None
+
+
+def is_unserialized(error: BaseException) -> bool:
+    """Whether a driver's error says that the transaction could not be serialised, or was the victim of a deadlock."""
+    return _sqlstate(error) in _UNSERIALIZED
+
+
+def lease_over(error: BaseException, operation: str, lease_s: float) -> StoreUnavailable | None:
+    """Our error for a handler's, where all it says is that the server ended its transaction with the lease."""
+    for cause in _causes(error):
+        if _sqlstate(cause) in _LEASE_OVER:
+            return StoreUnavailable(
+                f"the handler of {operation} took longer than its lease, lease_s={lease_s:g}, and Postgres cut it off "
+                f"({type(cause).__name__}); nothing of it is left, and a retry runs again"
+            )
+    return None
+
+
+def late_isolation(error: BaseException) -> TransactionMisused | None:
+    """Our error for a SET TRANSACTION in the handler, whose transaction has begun long before it."""
+    for cause in _causes(error):
+        if _sqlstate(cause) == _TOO_LATE and "TRANSACTION ISOLATION LEVEL" in str(cause):
+            return TransactionMisused(
+                "the handler tried to SET TRANSACTION ISOLATION LEVEL, but its transaction has begun before it, with "
+                "the request's claim: say isolation='serializable' (or 'repeatable read') in @once.idempotent(...) or "
+                "in Onefold(...), or choose it for the engine or the database"
+            )
+    return None
+
+
+def _sqlstate(error: BaseException) -> object:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and the driver's error inside of SQLAlchemy's."""
+    waiting, seen = [error], 0
+    while waiting and seen < _CAUSES_MAX:
+        found, seen = waiting.pop(), seen + 1
+        yield found
+        context = None if found.__suppress_context__ else found.__context__
+        grouped = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
+        behind = (getattr(found, "orig", None), found.__cause__, context, *grouped)
+        waiting += [cause for cause in behind if isinstance(cause, BaseException)]

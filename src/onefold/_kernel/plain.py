@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from onefold._kernel.borrow import holding, undoing
-from onefold._kernel.effects import Batch, Boundary, Discard, Release, Statement, Step
-from onefold._kernel.misuse import translated
+from onefold._kernel.dialects import POSTGRES_OPENING, POSTGRES_PROOF, postgres_lease
+from onefold._kernel.effects import Batch, Boundary, Discard, Isolation, ReleaseCommitted, Statement, Step, begin_at
+from onefold._kernel.misuse import rethrow
 from onefold.errors import ConnectionLost, OutcomeUnknowable
 
 
@@ -16,8 +19,9 @@ class PlainTransaction:
     def __init__(self, *, lazily: bool) -> None:
         self._lazily = lazily
 
-    async def begin(self) -> None:
-        await holding(self._open)
+    async def begin(self, isolation: Isolation | None = None, lease_s: float | None = None) -> None:
+        """Acquire and begin. With `lease_s` the database ends it when that time is over, where it is begun now."""
+        await holding(functools.partial(self._open, isolation, lease_s))
 
     async def commit(self, also: tuple[Statement, ...], *, name: str = "a `with once.transaction()` block") -> None:
         """Write `also`, commit, give the connection back. `name` says whose COMMIT was lost, should it be."""
@@ -30,19 +34,17 @@ class PlainTransaction:
             ) from error
         except Exception as error:
             await Discard()
-            raise translated(error) from error
-        await Release()
+            rethrow(error)
+        await ReleaseCommitted()
 
-    async def rollback(self) -> None:
+    async def rollback(self, _: Exception | None = None) -> None:
         await undoing()
 
-    async def _open(self) -> None:
+    async def _open(self, isolation: Isolation | None, lease_s: float | None) -> None:
         if not self._lazily:
-            await Batch((Boundary.BEGIN,))
+            await Batch((begin_at(isolation), POSTGRES_OPENING if lease_s is None else postgres_lease(lease_s)))
 
     def _first(self, also: tuple[Statement, ...]) -> tuple[Step, ...]:
         if self._lazily:
             return (Boundary.BEGIN,) if also else ()
-        # Refused where there is no transaction any more, and in an aborted one, which would answer COMMIT with a silent
-        # ROLLBACK.
-        return (Boundary.SAVEPOINT,)
+        return (POSTGRES_PROOF,)

@@ -5,8 +5,9 @@ Each port comes in two colours with the same verbs. A driver knows these verbs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.messages import Confirm, Delivery, Message
@@ -15,7 +16,11 @@ H_co = TypeVar("H_co", covariant=True)
 
 
 class Connection(Protocol[H_co]):
-    """One checked-out connection. `batch` and `fetch` raise onefold's errors, never a vendor's."""
+    """One checked-out connection. `batch` and `fetch` raise onefold's errors, never a vendor's.
+
+    Outside a transaction every statement, also one that is fetched, is a transaction of its own: what it wrote is
+    committed when its answer is there, and when it fails nothing of it is left. Neither leaves a transaction open.
+    """
 
     @property
     def handle(self) -> H_co:
@@ -66,6 +71,7 @@ class Lane(Protocol):
     def batch(self, steps: Sequence[Step]) -> int: ...
     def fetch(self, statement: Statement) -> list[Row]: ...
     def acquire(self) -> None: ...
+    def note_commit(self) -> None: ...
     def release(self) -> None: ...
     def discard(self) -> None: ...
     def sleep(self, seconds: float) -> None: ...
@@ -81,6 +87,7 @@ class AsyncLane(Protocol):
     async def batch(self, steps: Sequence[Step]) -> int: ...
     async def fetch(self, statement: Statement) -> list[Row]: ...
     async def acquire(self) -> None: ...
+    def note_commit(self) -> None: ...
     async def release(self) -> None: ...
     async def discard(self) -> None: ...
     async def sleep(self, seconds: float) -> None: ...
@@ -136,7 +143,41 @@ class Broker(Protocol):
         ...
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> Subscription:
-        """Processes that subscribe under one consumer name share its messages; each name gets every message."""
+        """Processes that subscribe under one consumer name share its messages; each name gets every message. Topics
+        that the name has had before stay: see `ManagesSubscriptions`."""
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSeen:
+    """What a broker keeps for a consumer, whether a process of it is running or not."""
+
+    consumer: str
+    topics: tuple[str, ...] | None
+    """None where the broker cannot list them."""
+    waiting: int | None
+    """Messages that it has not acknowledged. None where the broker cannot count them."""
+    attached: int | None = None
+    """How many processes are connected to it now. None where the broker cannot tell."""
+
+
+@runtime_checkable
+class ManagesSubscriptions(Protocol):
+    """A broker that keeps something for a consumer while no process of it runs, and can be told to stop that. Kafka
+    does not: a group gets the topics that its members ask for, and the topic's retention ends the rest."""
+
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        """What is published to these topics from now on does not go to the consumer, nor what waits there where it can
+        be told apart; what it does not have is passed over."""
+        ...
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        """All that there are, where the broker can list them; else those of these consumers that there are."""
+        ...
+
+    async def remove(self, consumer: str) -> int | None:
+        """End a consumer: drop what waits for it, and keep nothing more for it. How many messages waited; None: the
+        broker keeps nothing for it. Raises ConsumerActive where processes of it are connected."""
+        ...

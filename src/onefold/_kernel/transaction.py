@@ -7,17 +7,24 @@ error that says so.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
-from onefold._kernel.effects import Boundary, Call, Statement
-from onefold._kernel.lanes import TaskLane, ThreadLane
-from onefold.errors import ProgrammerError, StoreUnavailable
+from onefold._kernel.arguments import named_arguments
+from onefold._kernel.effects import Call, Flow, Statement, Step
+from onefold._kernel.hooks import Due, Hooks
+from onefold._kernel.lanes import TaskLane, ThreadLane, name_of
+from onefold._kernel.ports import Connection
+from onefold._kernel.savepoints import Savepoint, Savepoints
+from onefold.errors import MessageInvalid, ProgrammerError, StoreUnavailable
 
 H = TypeVar("H")
+P = ParamSpec("P")
+
+_log = logging.getLogger("onefold.transaction")
 
 _NOT_BEGUN = "the request's transaction has not begun"
 
@@ -51,9 +58,81 @@ class Outgoing(Protocol):
         content_type: str | None,
         not_before: datetime | None,
     ) -> str: ...
+    def cancel(self, event_id: str) -> tuple[Step, ...]: ...
     def cut(self, length: int) -> None: ...
     def flush(self) -> tuple[Statement, ...]: ...
     def committed(self) -> None: ...
+
+
+class Joined(Protocol):
+    """What works inside the transaction and must be told of its end: a session.
+
+    What it answers is awaited where it can be.
+    """
+
+    def write(self) -> Any:
+        """The handler has returned: write what is held back now, where the handler ran. Whatever comes next may close
+        it. A failure is raised by `before_end`, where the answer still has to be kept."""
+        ...
+
+    def begin_part(self) -> Any:
+        """A savepoint is about to be set: write what is held back in front of it. The answer is for `end_part`."""
+        ...
+
+    def end_part(self, part: Any, *, keep: bool) -> Any:
+        """The savepoint is about to be released, or rolled back: write, or forget, what came since. None for the part:
+        it joined inside of it."""
+        ...
+
+    def before_end(self, keep_rows: bool) -> Any:
+        """Write what is still held back, or let go of it. Called again with False if the end fails."""
+        ...
+
+    def after_end(self, kept: bool | None) -> Any:
+        """The transaction is over and its connection gone. None: it is not known whether the rows were kept."""
+        ...
+
+
+class Sessions(Protocol):
+    """The application's sessions. See `db/sqlalchemy/sessions.py`."""
+
+    @property
+    def kind(self) -> str:
+        """Session or AsyncSession."""
+        ...
+
+    def join(self, tx: Transaction[Any]) -> Any:
+        """A session inside the transaction, for as long as that lasts."""
+        ...
+
+    def own(self) -> Any:
+        """A session with a transaction of its own, where there is none to join. Its user commits, and closes it."""
+        ...
+
+
+class Mark(NamedTuple):
+    """A place in a transaction that its work can be undone to."""
+
+    published: int
+    hooks: int
+
+
+def _all_headers(carried: Mapping[str, str], topic: object, own: object) -> dict[str, str]:
+    if own is None:
+        return dict(carried)
+    if not isinstance(own, Mapping):
+        raise MessageInvalid(f"headers={own!r} of an event on {topic!r} must be texts by name, as {{'tenant': 'acme'}}")
+    return {**carried, **own}
+
+
+async def _any_row(lane: TaskLane[Any], steps: tuple[Step, ...]) -> bool:
+    match steps:
+        case ():
+            return True
+        case (Statement() as alone,):
+            return len(await lane.fetch(alone)) > 0
+        case _:
+            return await lane.batch(steps) > 0
 
 
 def no_outbox() -> Outgoing:
@@ -64,33 +143,68 @@ class Transaction(Generic[H]):
     """Everything written through `connection`, and every event, commits together with the key and the response, or not
     at all."""
 
-    __slots__ = ("_lane", "_outbox", "_outgoing", "_over", "carried", "endings", "touched")
+    __slots__ = (
+        "_handed", "_hooks", "_lane", "_outbox", "_outgoing", "_over", "_savepoints", "_session", "_sessions",
+        "carried", "joined", "kept", "settled", "touched",
+    )  # fmt: skip
 
-    def __init__(self, lane: ThreadLane[H] | TaskLane[H], outbox: Callable[[], Outgoing] = no_outbox) -> None:
+    def __init__(
+        self,
+        lane: ThreadLane[H] | TaskLane[H],
+        outbox: Callable[[], Outgoing] = no_outbox,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._lane = lane
         self._outbox = outbox
+        self._sessions = sessions
+        self._session: Any = None
         self._outgoing: Outgoing | None = None
         self._over: StoreUnavailable | str | None = _NOT_BEGUN
-        self.touched = False
+        #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
+        self.kept: bool | None = False
+        #: Whether its COMMIT was answered: from then on a record that went with it is stored.
+        self.settled = False
+        self._savepoints: Savepoints | None = None
+        self.touched = self._handed = False
         #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
         self.carried: Callable[[], Mapping[str, str]] = dict
-        #: Called with whether the rows are kept, before the transaction ends: where a session writes what it
-        #: still holds back, or lets go of it.
-        self.endings: list[Callable[[bool], Any]] = []
+        self._hooks: Hooks | None = None
+        #: The sessions that work inside this transaction.
+        self.joined: list[Joined] = []
 
     @property
     def connection(self) -> H:
         """The driver's own connection, inside the request's transaction."""
         self._check()
-        self.touched = True
+        self.touched = self._handed = True
         return self._lane.connection.handle
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether its user was given the connection, and has had nothing executed on it: what is not awaited is not
+        executed. Where a driver cannot tell, it was."""
+        return self._handed and not getattr(self._lane.connection, "executed", True)
+
+    def session(self) -> Any:
+        """The application's SQLAlchemy session inside this transaction, always the same one: a Session, or with
+        AsyncOnefold an AsyncSession. Its `commit()` is a savepoint; what it holds back is written before COMMIT."""
+        self._check()
+        if self._session is None:
+            if self._sessions is None:
+                raise ProgrammerError("sessions need SQLAlchemy: give Onefold an engine, AsyncOnefold an async engine")
+            self._session = self._sessions.join(self)
+        return self._session
+
     def savepoint(self) -> Savepoint:
-        """`with` (or `async with`) a part that may fail: an exception undoes that part only, and rises."""
+        """`with` (or `async with`) a part that may fail: an exception undoes that part only, and rises. So does an
+        interruption, such as a time-out; where a part cannot be undone alone then, nothing of the transaction stays."""
         self._check()
         self.touched = True
-        return Savepoint(self._lane, self)
+        if self._savepoints is None:
+            self._savepoints = Savepoints(self._lane)
+        return Savepoint(self._savepoints, self)
 
+    @named_arguments("tx.publish")
     def publish(
         self,
         topic: str,
@@ -107,100 +221,156 @@ class Transaction(Generic[H]):
         bytes need a `content_type`. With `not_before` the event leaves later.
         """
         self._check()
-        if self._outgoing is None:
-            self._outgoing = self._outbox()
-        event_id = self._outgoing.add(
+        event_id = self._events().add(
             topic,
             data,
             key=key,
-            headers={**self.carried(), **(headers or {})},
+            headers=_all_headers(self.carried(), topic, headers),
             content_type=content_type,
             not_before=not_before,
         )
         return EventId(event_id)
+
+    def cancel(self, event_id: str) -> Any:
+        """Take back an event that waits for its `not_before`, or was published in this very transaction, if and only if
+        this transaction commits. Whether it was taken back: False where it has left, or may be leaving now. With
+        AsyncOnefold to be awaited."""
+        self._check()
+        self.touched = True
+        steps = self._events().cancel(event_id)
+        lane = self._lane
+        if isinstance(lane, ThreadLane):
+            here: Connection[Any] | ThreadLane[Any] = lane
+        elif (own := lane.on_this_thread()) is not None:
+            here = own
+        else:
+            return _any_row(lane, steps)
+        match steps:
+            case ():
+                return True
+            case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
+                return len(here.fetch(alone)) > 0
+            case _:
+                return here.batch(steps) > 0
+
+    def _events(self) -> Outgoing:
+        if self._outgoing is None:
+            self._outgoing = self._outbox()
+        return self._outgoing
+
+    def after_commit(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call this once COMMIT has been answered, and never if nothing was committed.
+
+        The answer waits for it; what it raises is logged and changes nothing. Rolled back with the savepoint it was
+        asked for in, it is forgotten. A process that dies in between has not called it: see `publish`.
+        """
+        self._ask_for(Due.COMMIT, functools.partial(function, *args, **kwargs))
+
+    def after_rollback(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call this once the rows are rolled back: with the whole transaction, or with the savepoint it was asked for
+        in (then after the end of the transaction, however that ends)."""
+        self._ask_for(Due.ROLLBACK, functools.partial(function, *args, **kwargs))
+
+    def _ask_for(self, due: Due, call: Callable[[], Any]) -> None:
+        self._check()
+        if self._hooks is None:
+            self._hooks = Hooks()
+        self._hooks.add(due, self._lane.as_asked_here(call))
+
+    def blocking(self, function: Callable[[], Any]) -> Any:
+        """What a function that may block answers; on asyncio to be awaited, and called on a thread."""
+        return self._lane.blocking(function)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether there is something to do after its end: see `conclude`."""
+        return bool(self._hooks or self.joined)
 
     @property
     def published(self) -> int:
         """How many events wait for COMMIT."""
         return 0 if self._outgoing is None else len(self._outgoing)
 
-    def retract(self, published: int) -> None:
-        """Forget the events published since there were so many: what they told of was rolled back."""
+    def mark(self) -> Mark:
+        """Where its events and hooks stand now."""
+        return Mark(self.published, 0 if self._hooks is None else len(self._hooks))
+
+    def retract(self, mark: Mark) -> None:
+        """Forget the events and the commit hooks since then: what they told of was rolled back."""
         if self._outgoing is not None:
-            self._outgoing.cut(published)
+            self._outgoing.cut(mark.published)
+        if self._hooks is not None:
+            self._hooks.cut(mark.hooks)
 
     def flush(self) -> tuple[Statement, ...]:
         """What writes the events, to go in front of COMMIT."""
         return () if self._outgoing is None else self._outgoing.flush()
 
     def committed(self) -> None:
-        """COMMIT was answered: whoever publishes events in this process may begin."""
-        if self._outgoing is not None and len(self._outgoing):
-            self._outgoing.committed()
+        """COMMIT was answered: whoever publishes events in this process may begin. Told again, it does nothing."""
+        self.settled = True
+        if self.kept is None:
+            self.kept = True
+            if self._outgoing is not None and len(self._outgoing):
+                self._outgoing.committed()
 
     def open(self) -> None:
         """The claim was granted."""
         self._over = None
+        self._lane.inside = self
 
-    def end(self) -> None:
-        """The request is settled or released: the connection belongs to someone else now."""
+    def end(self, kept: bool | None = False) -> None:
+        """The request is about to be settled or released: the connection belongs to someone else now. `kept` is what
+        is known of its rows until `conclude` tells more: None where COMMIT is sent next."""
         self._over = _ENDED
+        self.kept = kept
+
+    def interrupt(self) -> Callable[[], Flow[None]] | None:
+        """Its lane is abandoned, wherever it stands. What is left to do concludes it with what is known now."""
+        self._over = _ENDED
+        return functools.partial(self.conclude, self.kept) if self.outlived else None
+
+    async def conclude(self, kept: bool | None) -> None:
+        """It has ended and its connection is given back: call the hooks, let go of the sessions.
+
+        What a hook raises cannot change what is committed, nor the answer. None: the outcome is not known, so that
+        neither kind of hook would be true. Interrupted in a hook, it goes on with the next: each is called once.
+        """
+        self.kept, self._session = kept, None
+        if kept is None and self.outlived:
+            _log.warning(
+                "the outcome of a transaction is not known: neither its commit nor its rollback hooks are called"
+            )
+        while (call := self._take_call(kept)) is not None:
+            try:
+                await Call(call)
+            except Exception:
+                ended = "COMMIT" if kept else "rollback"
+                _log.exception("a hook after %s failed (%s); the %s stands", ended, name_of(call), ended)
+        self._lane.inside = None  # neither must keep the other from being freed
+
+    def _take_call(self, kept: bool | None) -> Callable[[], Any] | None:
+        """What is to be called next, now that it has ended like this. It is forgotten: nothing is called twice."""
+        due = Due.BOTH if kept is None else Due.COMMIT if kept else Due.ROLLBACK
+        if self._hooks is not None and (hook := self._hooks.take_next(due)) is not None:
+            return hook
+        return functools.partial(self.joined.pop().after_end, kept) if self.joined else None
+
+    def is_open_for(self, outbox: Callable[[], Outgoing]) -> bool:
+        """Whether a handler is inside of it at this moment, and its events go to this outbox: it is this Onefold's."""
+        return self._over is None and self._outbox == outbox
 
     def deny(self, error: StoreUnavailable) -> None:
         """The route runs without its store, because it said so: there is no transaction to offer."""
         self._over = error
 
+    def check_end(self, *, keep_rows: bool = True) -> None:
+        """Whoever is about to settle it asks: raises TransactionMisused where a savepoint forbids that."""
+        if self._savepoints is not None:
+            self._savepoints.check_end(keep_rows=keep_rows)
+
     def _check(self) -> None:
         if self._over is not None:
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
-
-
-async def close_sessions(tx: Transaction[Any], keep_rows: bool) -> None:
-    """The transaction is about to end: have whoever joined it write what they hold back, or let go of it."""
-    while tx.endings:
-        await Call(functools.partial(tx.endings.pop(), keep_rows))
-
-
-class Savepoint:
-    """A part of the transaction that can be undone alone, with the events published in it."""
-
-    __slots__ = ("_lane", "_published", "_tx")
-
-    def __init__(self, lane: ThreadLane[Any] | TaskLane[Any], tx: Transaction[Any]) -> None:
-        self._lane = lane
-        self._tx = tx
-        self._published = tx.published
-
-    def __enter__(self) -> None:
-        self._thread_lane().batch((Boundary.SAVEPOINT,))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread_lane().batch(self._leaving(kind))
-
-    async def __aenter__(self) -> None:
-        await self._task_lane().batch((Boundary.SAVEPOINT,))
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None or issubclass(kind, Exception):
-            await self._task_lane().batch(self._leaving(kind))
-        # Interrupted: the whole transaction rolls back, and nothing more may be awaited on its connection.
-
-    def _thread_lane(self) -> ThreadLane[Any]:
-        if isinstance(self._lane, ThreadLane):
-            return self._lane
-        raise ProgrammerError("this transaction belongs to asyncio: write `async with tx.savepoint()`")
-
-    def _task_lane(self) -> TaskLane[Any]:
-        if isinstance(self._lane, TaskLane):
-            return self._lane
-        raise ProgrammerError("this transaction belongs to a thread: write `with tx.savepoint()`")
-
-    def _leaving(self, kind: type[BaseException] | None) -> tuple[Boundary, ...]:
-        if kind is None:
-            return (Boundary.RELEASE_SAVEPOINT,)
-        self._tx.retract(self._published)
-        return (Boundary.ROLLBACK_TO_SAVEPOINT, Boundary.RELEASE_SAVEPOINT)
+        if self._savepoints is not None:
+            self._savepoints.check()

@@ -18,9 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from onefold._kernel.extras import missing_extra
+
+try:
+    from confluent_kafka import KafkaError, KafkaException, Producer
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "kafka") from None
 from confluent_kafka import Message as Record
 
+from onefold._kernel.addresses import redact
 from onefold._kernel.messages import Confirm, Message, write
 from onefold.brokers.kafka_group import PREFIX, PROBE_S, SLICE_S, Health, KafkaSubscription, ask, made
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
@@ -87,6 +93,11 @@ class KafkaBroker:
         require("redelivery_s", redelivery_s, least=1, most=10 * 366 * 86_400)
         if not bootstrap.strip():
             raise ConfigurationError("bootstrap='' names no server: give host:port, several joined by commas")
+        if "@" in bootstrap:  # librdkafka would log it
+            raise ConfigurationError(
+                f"bootstrap={redact(f'kafka://{bootstrap}').removeprefix('kafka://')!r} was given with a user: Kafka's "
+                "credentials are settings, settings={'sasl.username': ..., 'sasl.password': ...}"
+            )
         if len(topic_prefix) > _TOPIC_CHARACTERS_MAX - _TOPIC_OURS_MAX:
             raise ConfigurationError(
                 f"topic_prefix={topic_prefix!r} is too long: give up to {_TOPIC_CHARACTERS_MAX - _TOPIC_OURS_MAX} "
@@ -143,7 +154,8 @@ class KafkaBroker:
         subscription = KafkaSubscription(
             self._settings,
             group=consumer,
-            topics=[self._topic_prefix + topic for topic in topics],
+            topics=topics,
+            topic_prefix=self._topic_prefix,
             patience_s=self._confirm_s,
         )
         try:

@@ -7,6 +7,7 @@ that is taken away takes its unsettled messages along: an acknowledgement of one
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as Record
 
-from onefold._kernel.messages import Delivery, received
+from onefold._kernel.messages import Delivery, Origin, key_text, received
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 T = TypeVar("T")
@@ -89,9 +90,12 @@ class _Arrival:
 class KafkaSubscription:
     """A member of a consumer group. Made by `KafkaBroker.subscribe`."""
 
-    def __init__(self, settings: Mapping[str, Any], *, group: str, topics: Sequence[str], patience_s: float) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], *, group: str, topics: Sequence[str], topic_prefix: str, patience_s: float
+    ) -> None:
         self._group = group
-        self._topics = list(topics)
+        self._topics = [topic_prefix + topic for topic in topics]
+        self._topic_prefix = topic_prefix
         self._patience_s = patience_s
         self._health = Health()
         self._shares: dict[tuple[str, int], _Share] = {}
@@ -164,7 +168,7 @@ class KafkaSubscription:
             arrival = self._ready.popleft()
             if not arrival.share.ended:
                 arrival.waiting = False
-                taken.append(_delivery(arrival))
+                taken.append(_delivery(arrival, self._topic_prefix))
         return taken
 
     # --- on the subscription's own thread ----------------------------------------------------------------
@@ -261,6 +265,8 @@ class KafkaSubscription:
 
     def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined = True
+        if self.closed:
+            return  # Dealt out while the client leaves the group, in the last polls of its close: none is taken.
         for partition in partitions:
             self._adopt(partition.topic, partition.partition)
 
@@ -330,16 +336,46 @@ def ask(client: Producer | Consumer, health: Health, patience_s: float) -> None:
     health.down = False
 
 
-def _delivery(arrival: _Arrival) -> Delivery:
-    headers: dict[str, str] = {}
-    pairs: Any = arrival.record.headers() or ()
-    for name, value in pairs:
-        headers[name] = (value or b"").decode(errors="replace")
+def _delivery(arrival: _Arrival, topic_prefix: str) -> Delivery:
+    record, share = arrival.record, arrival.share
+    key: Any = record.key()
     return received(
-        headers,
-        arrival.record.value() or b"",
+        _headers(record),
+        record.value() or b"",
         redelivered=arrival.redelivered,
         receipt=arrival,
-        prefix=PREFIX,
-        percent=False,
+        origin=Origin(
+            broker="kafka",
+            subject=share.topic,
+            topic=share.topic.removeprefix(topic_prefix),
+            id=f"{share.partition}/{arrival.offset}",
+            key=None if key is None else key_text(key if isinstance(key, bytes) else str(key).encode()),
+            prefix=PREFIX,
+            percent=False,
+        ),
     )
+
+
+#: The application's headers as one JSON object: a connector that reads the outbox table cannot take them apart.
+TOGETHER: Final = "onefold-headers"
+
+
+def _headers(record: Record) -> dict[str, str]:
+    try:
+        pairs: Any = record.headers() or ()
+    except Exception:  # a name that is no text: what the headers say is lost, the message is not
+        return {}
+    # A connector writes a column that is NULL as a header without a value: the event has no such attribute.
+    found = {
+        name: (value or b"").decode(errors="replace")
+        for name, value in pairs
+        if value is not None or not name.startswith(PREFIX)
+    }
+    try:
+        together = json.loads(found.get(TOGETHER, ""))
+    except (ValueError, RecursionError):
+        return found
+    if not isinstance(together, dict):
+        return found
+    own = {name: value for name, value in together.items() if isinstance(value, str) and name not in found}
+    return {**own, **{name: value for name, value in found.items() if name != TOGETHER}}

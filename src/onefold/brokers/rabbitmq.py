@@ -10,15 +10,17 @@ disk stops reading from those that publish, and acknowledgements must not wait b
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
-import aio_pika
-from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractIncomingMessage
-from aiormq.abc import AbstractChannel as Channel
+from onefold._kernel.extras import missing_extra
+
+try:
+    import aio_pika
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "rabbitmq") from None
+from aio_pika.abc import AbstractChannel, AbstractExchange
 from aiormq.exceptions import (
     ChannelClosed,
     ChannelNotFoundEntity,
@@ -27,21 +29,15 @@ from aiormq.exceptions import (
     PublishError,
 )
 
-from onefold._kernel.messages import Confirm, Delivery, Message, received, write
-from onefold.brokers.rabbitmq_line import PORTS, UNFIT, Line, declare_exchange, end, said, translated
-from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
+from onefold._kernel.messages import Confirm, Message, write
+from onefold._kernel.ports import SubscriptionSeen
+from onefold.brokers.addresses import check_address
+from onefold.brokers.rabbitmq_line import PORTS, Line, declare_exchange, end, said, translated
+from onefold.brokers.rabbitmq_queue import PREFIX, QueueType, RabbitSubscription
+from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
 from onefold.policy.ranges import require
 
-PREFIX: Final = "cloudEvents_"
-"""Of the CloudEvents binding for AMQP. `cloudEvents:`, which it also knows, is understood."""
-
-_OTHER_PREFIX: Final = "cloudEvents:"
-#: What RabbitMQ writes into the headers of a message that it delivers again.
-_NOTES: Final = ("x-delivery-count", "x-acquired-count", "x-death", "x-first-death-", "x-last-death-")
-#: The first version that throws away what a quorum queue has delivered 20 times, unless it is told not to.
-_DELIVERY_LIMIT_SINCE: Final = 4
-
-QueueType = Literal["quorum", "classic"]
+__all__ = ["QueueType", "RabbitBroker", "RabbitSubscription"]
 
 
 class RabbitBroker:
@@ -72,8 +68,7 @@ class RabbitBroker:
                 raise ConfigurationError(
                     f"{name}={value!r} cannot be used: give 1 to 100 characters that do not begin with 'amq.'"
                 )
-        if urlsplit(url).scheme not in PORTS:
-            raise ConfigurationError("the URL of RabbitMQ must begin with amqp:// or amqps://")
+        check_address("RabbitBroker", url, PORTS)
         self._exchange_name = exchange
         self._queue_prefix = queue_prefix
         self._queue_type: QueueType = queue_type
@@ -119,7 +114,7 @@ class RabbitBroker:
         ]
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> RabbitSubscription:
-        queue = f"{self._queue_prefix}.{consumer}"
+        queue = self._queue(consumer)
         if not consumer or len(queue.encode()) > 255:
             raise ConfigurationError(f"consumer={consumer!r} makes no name of a queue: {queue!r} must have 255 bytes")
         if not topics:
@@ -139,6 +134,55 @@ class RabbitBroker:
             raise
         self._subscriptions = {*(each for each in self._subscriptions if not each.closed), subscription}
         return subscription
+
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        """What is in the queue already stays there: it cannot be told apart."""
+        async with self._channel(f"unsubscribing {consumer!r}") as channel:
+            queue = await channel.declare_queue(self._queue(consumer), passive=True)
+            for topic in topics:
+                await queue.unbind(self._exchange_name, topic)
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        """AMQP lists neither queues nor what is bound to one; how long a queue is, it tells."""
+        found: list[SubscriptionSeen] = []
+        for name in sorted(names):
+            async with self._channel(f"looking for {name!r}") as channel:
+                queue = await channel.declare_queue(self._queue(name), passive=True)
+                counted = queue.declaration_result
+                found.append(
+                    SubscriptionSeen(
+                        consumer=name, topics=None, waiting=counted.message_count, attached=counted.consumer_count
+                    )
+                )
+        return found
+
+    async def remove(self, consumer: str) -> int | None:
+        found = await self.subscriptions([consumer])
+        if not found:
+            return None
+        if found[0].attached:
+            raise ConsumerActive(
+                f"consumer {consumer!r} cannot be removed while {found[0].attached} processes are connected to its "
+                "queue: stop them first"
+            )
+        # Not with its own `if_unused`, over which a quorum queue ends the connection.
+        async with self._channel(f"removing {consumer!r}") as channel:
+            await channel.queue_delete(self._queue(consumer))
+        return found[0].waiting
+
+    def _queue(self, consumer: str) -> str:
+        return f"{self._queue_prefix}.{consumer}"
+
+    @asynccontextmanager
+    async def _channel(self, doing: str) -> AsyncIterator[AbstractChannel]:
+        """A channel of its own: RabbitMQ closes it over a queue that is not there, and the block ends there."""
+        channel = await self._in.channel(confirms=False)
+        try:
+            with suppress(ChannelNotFoundEntity):
+                async with translated(doing, but=(ChannelNotFoundEntity,)), asyncio.timeout(self._confirm_s):
+                    yield channel
+        finally:
+            await end(channel)
 
     async def close(self) -> None:
         for subscription in tuple(self._subscriptions):
@@ -221,179 +265,3 @@ class _Condemned:
 
 def _settled(answer: Confirm | _Condemned) -> Confirm:
     return MessageRefused(f"RabbitMQ refuses it: {answer.reason}") if isinstance(answer, _Condemned) else answer
-
-
-@dataclass(slots=True, eq=False)
-class _Feed:
-    """What arrives over one channel. Its tags mean nothing on any other: they die with it."""
-
-    channel: Channel
-    arrived: deque[AbstractIncomingMessage] = field(default_factory=deque)
-    unsettled: dict[int, None] = field(default_factory=dict)
-    stirred: asyncio.Event = field(default_factory=asyncio.Event)
-    """Something arrived, or nothing will any more."""
-    ended: str | None = None
-
-    async def arrive(self, message: AbstractIncomingMessage) -> None:
-        self.unsettled[message.delivery_tag or 0] = None
-        self.arrived.append(message)
-        self.stirred.set()
-
-    def end(self, why: str) -> None:
-        self.ended = self.ended or why
-        self.arrived.clear()
-        self.stirred.set()
-
-    def take(self, limit: int) -> list[Delivery]:
-        taken = [self.arrived.popleft() for _ in range(min(limit, len(self.arrived)))]
-        if not self.arrived and self.ended is None:
-            self.stirred.clear()
-        return [_delivery(message, self) for message in taken]
-
-
-@dataclass(frozen=True, slots=True)
-class _Receipt:
-    feed: _Feed
-    tag: int
-
-
-class RabbitSubscription:
-    """A consumer's queue, fetched from ahead of time. Made by `RabbitBroker.subscribe`."""
-
-    def __init__(
-        self, line: Line, *, exchange: str, queue: str, queue_type: QueueType, topics: Sequence[str], prefetch: int
-    ) -> None:
-        self._line = line
-        self._exchange = exchange
-        self._queue = queue
-        self._queue_type: QueueType = queue_type
-        self._topics = tuple(topics)
-        self._prefetch = prefetch
-        self._channel: AbstractChannel | None = None
-        self._feed: _Feed | None = None
-        self._attaching = asyncio.Lock()
-        self.closed = False
-
-    async def attach(self) -> _Feed:
-        """Have the queue delivered, where it is not."""
-        async with self._attaching:
-            if self._feed is None or self._feed.ended is not None:
-                await self._detach()
-                self._channel = await self._line.channel(confirms=False)
-                async with translated(f"subscribing to {self._queue!r}"), asyncio.timeout(self._line.patience_s):
-                    self._feed = await self._consume(self._channel)
-            return self._feed
-
-    async def _consume(self, channel: AbstractChannel) -> _Feed:
-        arguments: dict[str, Any] = {"x-queue-type": self._queue_type}
-        if self._queue_type == "quorum" and self._line.major >= _DELIVERY_LIMIT_SINCE:
-            arguments["x-delivery-limit"] = -1
-        await channel.set_qos(prefetch_count=self._prefetch)
-        exchange = await declare_exchange(channel, self._exchange, self._line.patience_s)
-        try:
-            queue = await channel.declare_queue(self._queue, durable=True, arguments=arguments)
-        except UNFIT as error:
-            raise ConfigurationError(
-                f"the queue {self._queue!r} is not one that onefold can use: {said(error)}; delete it once it is "
-                "empty, choose its queue_type, or choose another queue_prefix"
-            ) from error
-        for topic in self._topics:
-            await queue.bind(exchange, topic)
-        feed = _Feed(await channel.get_underlay_channel())
-        feed.channel.on_consumer_cancel_callbacks.add(lambda _: feed.end("RabbitMQ has ended the delivery"))
-        channel.close_callbacks.add(lambda _, error: feed.end(said(error)))
-        await queue.consume(feed.arrive)
-        return feed
-
-    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        if self.closed:
-            raise BrokerUnavailable(f"the subscription to {self._queue!r} is closed")
-        try:
-            feed = await self.attach()
-        except ConfigurationError as error:
-            raise BrokerUnavailable(f"{self._queue!r} cannot be subscribed to again: {error}") from error
-        try:
-            async with asyncio.timeout(wait_s):
-                await feed.stirred.wait()
-        except TimeoutError:
-            return []
-        if feed.ended is not None:
-            raise BrokerUnavailable(f"the delivery from {self._queue!r} has ended: {feed.ended}")
-        return feed.take(limit)
-
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        late = 0
-        for feed, tags in _by_feed(deliveries).items():
-            if feed.ended is not None:
-                late += len(tags)
-                continue
-            async with translated(f"acknowledging to {self._queue!r}"):
-                # What lies before all else that is unsettled goes in one frame.
-                first = 0
-                for tag in tuple(feed.unsettled):
-                    if tag not in tags:
-                        break
-                    first = tag
-                rest = [tag for tag in feed.unsettled if tag > first and tag in tags]
-                for tag in [tag for tag in feed.unsettled if tag <= first] + rest:
-                    del feed.unsettled[tag]
-                if first:
-                    await feed.channel.basic_ack(first, multiple=True, wait=not rest)
-                for tag in rest:
-                    await feed.channel.basic_ack(tag, wait=tag == rest[-1])
-        if late:
-            raise BrokerUnavailable(
-                f"the connection was lost before {late} messages were acknowledged: they come again"
-            )
-
-    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        for feed, tags in _by_feed(deliveries).items():
-            if feed.ended is not None:
-                continue  # RabbitMQ has taken them back by itself.
-            async with translated(f"giving back to {self._queue!r}"):
-                for tag in [tag for tag in feed.unsettled if tag in tags]:
-                    del feed.unsettled[tag]
-                    await feed.channel.basic_nack(tag, requeue=True)
-
-    async def keep(self, deliveries: Sequence[Delivery]) -> None:
-        """Nothing to do: a message stays with its connection."""
-
-    async def close(self) -> None:
-        self.closed = True
-        await self._detach()
-
-    async def _detach(self) -> None:
-        channel, self._channel = self._channel, None
-        if self._feed is not None:
-            self._feed.end("it was closed")
-        if channel is not None:
-            await end(channel)
-
-
-def _by_feed(deliveries: Sequence[Delivery]) -> dict[_Feed, set[int]]:
-    found: dict[_Feed, set[int]] = {}
-    for delivery in deliveries:
-        found.setdefault(delivery.receipt.feed, set()).add(delivery.receipt.tag)
-    return found
-
-
-def _delivery(message: AbstractIncomingMessage, feed: _Feed) -> Delivery:
-    return received(
-        _headers(message.headers, message.content_type),
-        message.body,
-        redelivered=bool(message.redelivered),
-        receipt=_Receipt(feed, message.delivery_tag or 0),
-        prefix=PREFIX,
-        percent=False,
-    )
-
-
-def _headers(table: Mapping[str, Any], content_type: str | None) -> dict[str, str]:
-    found = {} if content_type is None else {"content-type": content_type}
-    for name, value in table.items():
-        if name.startswith(_NOTES):
-            continue
-        if name.startswith(_OTHER_PREFIX):
-            name = PREFIX + name[len(_OTHER_PREFIX) :]
-        found[name] = value.decode(errors="replace") if isinstance(value, bytes | bytearray) else str(value)
-    return found

@@ -10,43 +10,30 @@ take the last second of it. Where that matters, set appendfsync=always.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import time
-import uuid
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
-import redis.asyncio
+from onefold._kernel.extras import missing_extra
+
+try:
+    import redis.asyncio
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "redis") from None
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from onefold._kernel.messages import Confirm, Delivery, Message, received, write
+from onefold._kernel.addresses import redact
+from onefold._kernel.messages import Confirm, Message, name_apart, write
+from onefold._kernel.ports import SubscriptionSeen
+from onefold.brokers.addresses import check_address
+from onefold.brokers.redis_group import DATA, RedisSubscription, is_final
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
-#: The field of an entry that holds the data; no header can have that name.
-_DATA: Final = ":data"
-#: For how long a read blocks at most: what another reader gave back is looked for in between.
-_BLOCK_S: Final = 1.0
 #: Below this version a server has no idempotent XADD. Valkey calls itself 7.2.4.
 _IDEMPOTENT_SINCE: Final = (8, 6)
-#: How many entries are trimmed at once.
-_TRIM: Final = 10_000
-#: A reader without entries that was not heard of for so long is forgotten.
-_FORGET_MS: Final = 86_400_000
-_FORGET: Final = """
-for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
-  local reader = {}
-  for i = 1, #fields, 2 do reader[fields[i]] = fields[i + 1] end
-  if reader.pending == 0 and reader.idle > tonumber(ARGV[2]) then
-    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], reader.name)
-  end
-end
-"""
 _TROUBLE: Final = (RedisError, OSError, TimeoutError)
 
 
@@ -77,6 +64,7 @@ class RedisBroker:
         self.confirm_s = confirm_s
         self.lease_s = lease_s
         self.trim_every_s = trim_every_s
+        check_address("RedisBroker", url, ("redis", "rediss", "unix"))
         self._url = url
         self._prefix = prefix
         self._bytes_max = message_bytes_max
@@ -95,8 +83,12 @@ class RedisBroker:
                 socket_connect_timeout=self.confirm_s,
                 socket_keepalive=True,
             )
-        except ValueError as error:
-            raise ConfigurationError(f"RedisBroker({_without_password(self._url)!r}): {error}") from error
+        except ValueError:
+            # Neither quoted nor chained: the client repeats what it could not read, which may be a password.
+            raise ConfigurationError(
+                f"RedisBroker({redact(self._url)!r}): the address cannot be read; it is written "
+                "redis://user:password@host:port/0, with special characters of the password percent-encoded"
+            ) from None
         try:
             async with asyncio.timeout(self.confirm_s):
                 found = await client.info()
@@ -125,9 +117,9 @@ class RedisBroker:
                 continue
             sent.append(len(answers))
             answers.append(None)
-            once = ("IDMP", self._prefix, message.id) if self._idempotent else ()
+            once = ("IDMP", self._prefix, name_apart(message.id, message.source)) if self._idempotent else ()
             pairs = [part for pair in fields.items() for part in pair]
-            pipe.execute_command("XADD", self.key(message.topic), *once, "*", *pairs, _DATA, message.data)
+            pipe.execute_command("XADD", self.key(message.topic), *once, "*", *pairs, DATA, message.data)
         if sent:
             for index, answer in zip(sent, await self._sent(pipe, len(sent)), strict=True):
                 answers[index] = answer
@@ -136,9 +128,50 @@ class RedisBroker:
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> RedisSubscription:
         if not topics:
             raise ConfigurationError(f"{consumer!r} cannot subscribe to no topics")
-        subscription = RedisSubscription(self, consumer, [self.key(topic) for topic in dict.fromkeys(topics)])
+        subscription = RedisSubscription(self, consumer, {self.key(topic): topic for topic in topics})
         await subscription.prepare()
         return subscription
+
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        """The group of each topic ends, with what waits in it."""
+        for topic in topics:
+            await self._destroy(self.key(topic), consumer)
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        topics: dict[str, list[str]] = {}
+        waiting: dict[str, int | None] = {}
+        for key in await self._streams():
+            for group in await self.ask("XINFO GROUPS", key):
+                name, count = group["name"].decode(), _waiting(group)
+                topics.setdefault(name, []).append(key.removeprefix(f"{self._prefix}:"))
+                before = waiting.get(name, 0)
+                waiting[name] = None if before is None or count is None else before + count
+        return [
+            SubscriptionSeen(consumer=name, topics=tuple(sorted(found)), waiting=waiting[name])
+            for name, found in sorted(topics.items())
+        ]
+
+    async def remove(self, consumer: str) -> int | None:
+        dropped: int | None = None
+        for key in await self._streams():
+            for group in await self.ask("XINFO GROUPS", key):
+                if group["name"].decode() == consumer and await self._destroy(key, consumer):
+                    dropped = (dropped or 0) + (_waiting(group) or 0)
+        return dropped
+
+    async def _streams(self) -> list[str]:
+        """The keys of all topics. The prefix has none of the characters that a pattern gives a meaning."""
+        try:
+            async with asyncio.timeout(self.confirm_s):
+                return [key.decode() async for key in self.client.scan_iter(f"{self._prefix}:*", 1000, "STREAM")]
+        except _TROUBLE as error:
+            raise self.unavailable(error) from error
+
+    async def _destroy(self, key: str, group: str) -> bool:
+        try:
+            return bool(await self.ask("XGROUP", "DESTROY", key, group))
+        except ResponseError:  # no such stream
+            return False
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -157,7 +190,7 @@ class RedisBroker:
 
     def unavailable(self, reason: BaseException | str) -> BrokerUnavailable:
         why = str(reason) or f"no answer within confirm_s={self.confirm_s}"
-        return BrokerUnavailable(f"Redis at {_without_password(self._url)}: {why}")
+        return BrokerUnavailable(f"Redis at {redact(self._url)}: {why}")
 
     async def ask(self, *command: Any, wait_s: float = 0.0) -> Any:
         """One command, bounded, and its errors as ours. A refusal of the command itself is passed on."""
@@ -192,14 +225,14 @@ class RedisBroker:
     def _confirm(self, answer: object) -> Confirm:
         if not isinstance(answer, BaseException):
             return None
-        if _is_final(answer):
-            return MessageRefused(f"Redis at {_without_password(self._url)}: {answer}")
+        if is_final(answer):
+            return MessageRefused(f"Redis at {redact(self._url)}: {answer}")
         return self.unavailable(answer)
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """INFO says what CONFIG says, and is allowed where CONFIG is not."""
         policy = found.get("maxmemory_policy", "noeviction")
-        where = f"Redis at {_without_password(self._url)}"
+        where = f"Redis at {redact(self._url)}"
         if found.get("cluster_enabled"):
             raise ConfigurationError(f"{where} has cluster-enabled=yes: streams of several topics cannot be read there")
         if not found.get("aof_enabled") and not self._allow_volatile:
@@ -215,176 +248,12 @@ class RedisBroker:
             )
 
 
-class RedisSubscription:
-    """A reader of its own name in the consumer's group."""
-
-    def __init__(self, broker: RedisBroker, group: str, keys: list[str]) -> None:
-        self._broker = broker
-        self._group = group
-        self._keys = keys
-        self._reader = uuid.uuid4().hex
-        self._buffer: deque[tuple[float, Delivery]] = deque()
-        self._unsettled: set[_Receipt] = set()
-        self._cursors = dict.fromkeys(keys, b"0-0")
-        self._trim_at = time.monotonic() + broker.trim_every_s
-        self._closed = False
-
-    async def prepare(self) -> None:
-        """Make the groups that are missing. A new one gets all that its stream still has."""
-        for key in self._keys:
-            try:
-                await self._broker.ask("XGROUP", "CREATE", key, self._group, "0", "MKSTREAM")
-            except ResponseError as error:
-                if _is_final(error):
-                    raise ConfigurationError(f"{self._group!r} cannot subscribe to the key {key!r}: {error}") from error
-                if not str(error).startswith("BUSYGROUP"):
-                    raise self._broker.unavailable(error) from error
-
-    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        deadline = time.monotonic() + wait_s
-        fresh_since = time.monotonic() - self._broker.lease_s / 2
-        while self._buffer and self._buffer[0][0] < fresh_since:
-            self._buffer.popleft()  # its lease is running out: it comes again
-        try:
-            while True:
-                await self._take_over(limit)
-                while len(self._buffer) < limit and await self._read(limit, 0.0):
-                    pass
-                left = deadline - time.monotonic()
-                if self._buffer or left <= 0:
-                    break
-                await self._read(limit, min(left, _BLOCK_S, self._broker.lease_s / 4))
-        except ResponseError as error:
-            if str(error).startswith("NOGROUP"):
-                await self.prepare()
-            raise self._broker.unavailable(error) from error
-        found = [self._buffer.popleft()[1] for _ in range(min(limit, len(self._buffer)))]
-        self._unsettled.update(delivery.receipt for delivery in found)
-        return found
-
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        receipts = [delivery.receipt for delivery in deliveries]
-        pipe = self._broker.pipeline()
-        for key, ids in _by_key(receipts).items():
-            pipe.xack(key, self._group, *ids)
-        await self._broker.execute(pipe)
-        self._unsettled.difference_update(receipts)
-        if time.monotonic() >= self._trim_at:
-            self._trim_at = time.monotonic() + self._broker.trim_every_s
-            with suppress(BrokerUnavailable, ResponseError):
-                for key in self._keys:
-                    await self._trim(key)
-
-    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        receipts = [delivery.receipt for delivery in deliveries]
-        await self._set_idle(receipts, self._broker.lease_s)
-        self._unsettled.difference_update(receipts)
-
-    async def keep(self, deliveries: Sequence[Delivery]) -> None:
-        await self._set_idle([delivery.receipt for delivery in deliveries], 0.0)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        left = [*self._unsettled, *(delivery.receipt for _, delivery in self._buffer)]
-        self._unsettled.clear()
-        self._buffer.clear()
-        with suppress(BrokerUnavailable):
-            await self._set_idle(left, self._broker.lease_s)
-
-    async def _read(self, limit: int, block_s: float) -> bool:
-        """What nobody of the group was given yet. COUNT holds per stream, so there may be a few more than asked for."""
-        count = -(-(limit - len(self._buffer)) // len(self._keys))
-        block = ("BLOCK", max(1, int(block_s * 1000))) if block_s else ()
-        command = ("XREADGROUP", "GROUP", self._group, self._reader, "COUNT", count, *block)
-        answer = await self._broker.ask(*command, "STREAMS", *self._keys, *(">" for _ in self._keys), wait_s=block_s)
-        for key, entries in answer or ():
-            self._arrive(key.decode(), entries, redelivered=False)
-        return bool(answer)
-
-    async def _take_over(self, limit: int) -> None:
-        """What somebody of the group was given, and did not settle or keep for a lease's time."""
-        lease_ms = int(self._broker.lease_s * 1000)
-        for key in self._keys:
-            room = limit - len(self._buffer)
-            if room <= 0:
-                return
-            command = ("XAUTOCLAIM", key, self._group, self._reader, lease_ms, self._cursors[key], "COUNT", room)
-            self._cursors[key], entries, *_ = await self._broker.ask(*command)
-            self._arrive(key, entries, redelivered=True)
-
-    def _arrive(self, key: str, entries: Sequence[Any], *, redelivered: bool) -> None:
-        now = time.monotonic()
-        for entry, fields in entries:
-            if fields:  # an entry that somebody deleted has none
-                self._buffer.append((now, _delivery(_Receipt(key, entry), fields, redelivered)))
-
-    async def _set_idle(self, receipts: Sequence[_Receipt], idle_s: float) -> None:
-        pipe = self._broker.pipeline()
-        for key, ids in _by_key(receipts).items():
-            pipe.xclaim(key, self._group, self._reader, 0, ids, idle=int(idle_s * 1000), justid=True)
-        await self._broker.execute(pipe)
-
-    async def _trim(self, key: str) -> None:
-        """Remove what every group has acknowledged: all before the first entry that is pending, or not yet delivered,
-        in some group. A group made at this moment starts at what is left."""
-        floors: list[tuple[int, int]] = []
-        for group in await self._broker.ask("XINFO GROUPS", key):
-            name, delivered = group["name"], _number(group["last-delivered-id"])
-            pending = await self._broker.ask("XPENDING", key, name)
-            after = (delivered[0], delivered[1] + 1)
-            floors.append(min(after, _number(pending["min"])) if pending["min"] else after)
-        if floors:
-            milliseconds, sequence = min(floors)
-            await self._broker.ask("XTRIM", key, "MINID", "~", f"{milliseconds}-{sequence}", "LIMIT", _TRIM)
-        await self._broker.ask("EVAL", _FORGET, 1, key, self._group, _FORGET_MS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Receipt:
-    key: str
-    entry: bytes
-
-
 def is_idempotent(info: Mapping[str, Any]) -> bool:
     """Whether this server discards what it was given before under the same id."""
     numbers = re.findall(r"\d+", str(info.get("redis_version", "0.0")))
     return info.get("server_name", "redis") == "redis" and tuple(map(int, numbers[:2])) >= _IDEMPOTENT_SINCE
 
 
-def _is_final(error: BaseException) -> bool:
-    """Whether the server would say the same again, whenever it is asked; all else is trouble that passes."""
-    return isinstance(error, NoPermissionError) or str(error).startswith("WRONGTYPE")
-
-
-def _by_key(receipts: Sequence[_Receipt]) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
-    for receipt in receipts:
-        found.setdefault(receipt.key, []).append(receipt.entry)
-    return found
-
-
-def _delivery(receipt: _Receipt, fields: Mapping[bytes, bytes], redelivered: bool) -> Delivery:
-    texts = {_text(name): value for name, value in fields.items()}
-    data = texts.pop(_DATA, None)
-    if data is None:  # not one of ours: its one value, or all of them as JSON
-        values = list(texts.values())
-        data = (
-            values[0] if len(values) == 1 else json.dumps({name: _text(text) for name, text in texts.items()}).encode()
-        )
-    headers = {name: _text(value) for name, value in texts.items()}
-    return received(headers, data, redelivered=redelivered, receipt=receipt, percent=False)
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
-
-
-def _number(entry: bytes) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.decode().partition("-")
-    return int(milliseconds), int(sequence)
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
+def _waiting(group: Mapping[str, Any]) -> int | None:
+    """What a group was given and has not acknowledged, and what it was not given yet, where the server knows that."""
+    return None if group.get("lag") is None else group["lag"] + group["pending"]

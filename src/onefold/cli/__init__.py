@@ -8,7 +8,9 @@ import sys
 def main() -> None:
     """The `onefold` command."""
     try:
-        from onefold.cli.app import app
+        from onefold.cli.app import assemble
+
+        app = assemble(sys.argv[1:])
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

@@ -1,17 +1,21 @@
-"""Short commands: one flow after the other over a driver for threads, then the connection is closed."""
+"""Short commands: one flow after the other over a database, then its connections are closed.
+
+On asyncio, like the workers: so a command runs over asyncpg as well as over psycopg, whichever is installed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from onefold._kernel.effects import Flow
-from onefold._kernel.lanes import ThreadLane
-from onefold._kernel.ports import Database
-from onefold._kernel.runners import run
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
 from onefold.cli.options import existing
-from onefold.db.connect import sync_database
+from onefold.db.connect import async_database
 
 T = TypeVar("T")
 
@@ -19,22 +23,31 @@ T = TypeVar("T")
 class Desk:
     """Where questions are put to a database."""
 
-    def __init__(self, database: Database[Any]) -> None:
+    def __init__(self, database: AsyncDatabase[Any], loop: asyncio.Runner) -> None:
         self._database = database
+        self._loop = loop
         self.dialect = database.dialect
 
     def ask(self, flow: Flow[T]) -> T:
-        return run(flow, ThreadLane(self._database))
+        return self._loop.run(run_async(flow, TaskLane(self._database)))
+
+
+@contextmanager
+def open_desk(database: str) -> Iterator[Desk]:
+    """For as long as the block lasts."""
+    with asyncio.Runner() as loop:
+        opened = async_database(database)
+        try:
+            yield Desk(opened, loop)
+        finally:
+            loop.run(opened.close())
 
 
 @contextmanager
 def desk(database: str) -> Iterator[Desk]:
-    """For as long as the block lasts. The database must be there: no file is made."""
-    opened = sync_database(existing(database))
-    try:
-        yield Desk(opened)
-    finally:
-        opened.close()
+    """The same. The database must be there: no file is made."""
+    with open_desk(existing(database)) as place:
+        yield place
 
 
 def asked(database: str, question: Callable[[str], Flow[T]]) -> T:

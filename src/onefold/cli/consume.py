@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Annotated
 
 import typer
 
 from onefold._kernel.events import Listener
-from onefold.cli.health import HOST, healthz
+from onefold.cli.health import HOST, PORT, STALE_S, Health, healthz
 from onefold.cli.options import AS_JSON_LINES, TARGET_HELP
 from onefold.cli.speaking import answer, broker_name, log_to_stderr, printed, say, tell_as_json
 from onefold.cli.stopping import stopped_by_signals
@@ -18,7 +17,6 @@ from onefold.cli.targets import AnyOnefold, closed, loaded, opened, refuse_missi
 from onefold.errors import OnefoldError
 from onefold.inbox.letters import tallied
 from onefold.inbox.model import Consumer
-from onefold.outbox.report import report
 from onefold.worker.consumer import Consuming
 from onefold.worker.settings import chosen
 
@@ -27,40 +25,34 @@ def command(
     target: Annotated[str, typer.Argument(help=TARGET_HELP, show_default=False)],
     only: Annotated[list[str] | None, typer.Option(help="Run only this consumer; may be repeated.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Print the consumers and stop.")] = False,
-    health_port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help=f"Serve GET /healthz on {HOST}; 0: on a free port.")
-    ] = None,
-    health_stale_s: Annotated[
-        float, typer.Option("--health-stale", min=1, help="Seconds without a turn after which /healthz says 503.")
-    ] = 120,
+    health_host: Annotated[str, HOST] = "127.0.0.1",
+    health_port: Annotated[int | None, PORT] = None,
+    health_stale_s: Annotated[float, STALE_S] = 120,
     as_json: Annotated[bool, AS_JSON_LINES] = False,
 ) -> None:
     """Run the consumers until SIGTERM or SIGINT; what is being handled then is finished, the rest given back."""
+    log_to_stderr()
     value = loaded(target)
-    health = None if health_port is None else (health_port, health_stale_s)
+    log_to_stderr()
+    health = Health(health_host, health_port, health_stale_s)
     asyncio.run(_main(target, value, only or [], check=check, health=health, as_json=as_json))
 
 
-async def _main(
-    target: str, value: object, only: Sequence[str], *, check: bool, health: tuple[int, float] | None, as_json: bool
-) -> None:
+async def _main(target: str, value: object, only: Sequence[str], *, check: bool, health: Health, as_json: bool) -> None:
     once = await opened(target, value)
     try:
         consumers = chosen(once.consumers, only)
         if check:
             _print(consumers, as_json=as_json)
             return
-        log_to_stderr()
-        await refuse_missing_tables(once, tallied, report)
+        await refuse_missing_tables(once, tallied)
         what = f"consuming from {broker_name(once.broker)}: {', '.join(consumer.name for consumer in consumers)}"
         await _consume(once, only, what, health, tell_as_json if as_json else None)
     finally:
         await closed(once)
 
 
-async def _consume(
-    once: AnyOnefold, only: Sequence[str], what: str, health: tuple[int, float] | None, listener: Listener | None
-) -> None:
+async def _consume(once: AnyOnefold, only: Sequence[str], what: str, health: Health, listener: Listener | None) -> None:
     running: list[Consuming] = []
 
     def begun(consuming: Consuming) -> None:
@@ -71,10 +63,7 @@ async def _consume(
         return running[0].alive() if running else {}
 
     with stopped_by_signals() as stop:
-        async with AsyncExitStack() as stack:
-            if health is not None:
-                port = await stack.enter_async_context(healthz(health[0], alive, health[1]))
-                say(f"health at http://{HOST}:{port}/healthz")
+        async with healthz(health, alive):
             try:
                 await once.consume(stop, only=only, begun=begun, listener=listener)
             except ExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""GET /healthz for a process that serves nothing else: one small answer per connection, on this machine only."""
+"""GET /healthz for a process that serves nothing else: one small answer per connection."""
 
 from __future__ import annotations
 
@@ -6,24 +6,43 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
+import typer
+
+from onefold.cli.speaking import say
 from onefold.errors import ConfigurationError
 
-HOST = "127.0.0.1"
+#: Asked by this machine only, unless told otherwise: probes of an orchestrator come from elsewhere.
+HOST = typer.Option("--health-host", help="The address /healthz is served on; 0.0.0.0 for probes from elsewhere.")
+PORT = typer.Option("--health-port", min=0, max=65_535, help="Serve GET /healthz on this port; 0: on a free one.")
+STALE_S = typer.Option("--health-stale", min=1, help="Seconds without a turn after which /healthz says 503.")
 
 _REQUEST_S_MAX = 5.0
 _REQUEST_BYTES_MAX = 16 * 1024
 _PHRASES = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Where /healthz is served, and what makes it 503. Without a port it is not."""
+
+    host: str
+    port: int | None
+    stale_s: float
+
+
 @asynccontextmanager
-async def healthz(port: int, alive: Callable[[], Mapping[str, float]], stale_s: float) -> AsyncIterator[int]:
-    """Serve while the block lasts; the port, which the system chooses for 0. Unwell: someone did not turn in time."""
+async def healthz(health: Health, alive: Callable[[], Mapping[str, float]]) -> AsyncIterator[None]:
+    """Serve while the block lasts, and say where. Unwell: a worker did not turn in time."""
+    if health.port is None:
+        yield
+        return
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_REQUEST_S_MAX):
-                writer.write(await _answered(reader, alive, stale_s))
+                writer.write(await _answered(reader, alive, health.stale_s))
                 await writer.drain()
         except (TimeoutError, OSError):
             pass
@@ -33,12 +52,15 @@ async def healthz(port: int, alive: Callable[[], Mapping[str, float]], stale_s: 
                 await writer.wait_closed()
 
     try:
-        server = await asyncio.start_server(serve, HOST, port, limit=_REQUEST_BYTES_MAX)
+        server = await asyncio.start_server(serve, health.host, health.port, limit=_REQUEST_BYTES_MAX)
     except OSError as error:
-        raise ConfigurationError(f"--health-port {port} cannot be listened on: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"--health-port {health.port} cannot be listened on at {health.host}: {error.strerror or error}"
+        ) from error
     async with server:
-        chosen: int = server.sockets[0].getsockname()[1]
-        yield chosen
+        host = f"[{health.host}]" if ":" in health.host else health.host
+        say(f"health at http://{host}:{server.sockets[0].getsockname()[1]}/healthz")
+        yield
 
 
 async def _answered(reader: asyncio.StreamReader, alive: Callable[[], Mapping[str, float]], stale_s: float) -> bytes:

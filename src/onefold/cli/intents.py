@@ -9,13 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
+from onefold._kernel.addresses import redact
 from onefold.cli.asking import Desk, desk
 from onefold.cli.options import JSON, YES, confirmed
-from onefold.cli.speaking import address, age, answer, harmless, moment, printed
+from onefold.cli.speaking import age, answer, harmless, moment, printed
 from onefold.client.journal import IntentView, Summary, counts, default_journal, forget, intent_of, intents
 from onefold.errors import ConfigurationError
 
-app = typer.Typer(help="Calls of which nobody knows the end; and forgetting one on purpose.")
+app = typer.Typer(
+    help="List the intents whose calls ended without an answer, or still run, the oldest first; forget one on purpose. "
+    "The column tries is how often a call was begun under its key, by any process; the attempts of one call, which the "
+    "client makes by itself, count once."
+)
 
 _PAGE = 500
 _HELP = "The key journal: the path of a SQLite file, or postgresql://...; by default this user's own."
@@ -111,7 +116,7 @@ def _told(each: IntentView) -> dict[str, Any]:
 
 def _print(whose: str, found: list[IntentView], summary: Summary, *, everything: bool) -> None:
     more = "at least " if summary.cut else ""
-    typer.echo(f"key journal {address(whose)}")
+    typer.echo(f"key journal {redact(whose)}")
     typer.echo(f"unresolved: {more}{summary.unresolved}, the oldest for {age(summary.oldest_s)}")
     if not found:
         return

@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from onefold._kernel.lanes import ThreadLane
-from onefold._kernel.runners import run
+from onefold._kernel.addresses import redact
+from onefold.cli.asking import open_desk
 from onefold.cli.options import DATABASE
-from onefold.db.connect import dialect_of, sync_database
-from onefold.db.migrate import migrate, script
+from onefold.db.connect import dialect_of, file_of
+from onefold.db.migrate import migrate, newer, script
+from onefold.errors import ConfigurationError
 from onefold.face import MIGRATIONS
 
 
 def command(
-    database: Annotated[str, DATABASE],
+    unnamed: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
+    database: Annotated[str, DATABASE] = "",
     show: Annotated[
         bool, typer.Option("--print", help="Print the SQL and change nothing; the database is not opened.")
     ] = False,
 ) -> None:
-    """Create or upgrade onefold's tables. Safe to run again, and from several processes at once."""
+    """Create or upgrade onefold's tables. Safe to run again, and from several processes at once. A SQLite file that is
+    not there is made."""
+    _check(unnamed or [], database)
     if show:
         dialect = dialect_of(database)
         typer.echo(script(dialect, MIGRATIONS[dialect]))
         return
-    opened = sync_database(database)
-    try:
-        applied = run(migrate(opened.dialect, MIGRATIONS[opened.dialect]), ThreadLane(opened))
-    finally:
-        opened.close()
-    typer.echo(f"applied: {', '.join(map(str, applied))}" if applied else "up to date")
+    file = file_of(database)
+    is_new = file is not None and not file.exists()
+    with open_desk(database) as place:
+        known = MIGRATIONS[place.dialect]
+        applied = place.ask(migrate(place.dialect, known))
+        beyond = place.ask(newer(place.dialect, known))
+    if is_new and file is not None:
+        typer.echo(f"created the SQLite file {str(file.absolute())!r}, which was not there")
+    if applied:
+        typer.echo(f"applied to {redact(database)}: {', '.join(map(str, applied))}")
+    elif beyond:
+        typer.echo(f"newer, fine: a newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it")
+    else:
+        typer.echo("up to date")
+
+
+def _check(unnamed: list[str], database: str) -> None:
+    """Say how the database is named: other commands take a target."""
+    if unnamed:
+        given = "app.db"
+        with suppress(ConfigurationError):  # a target, or something else that may be secret
+            dialect_of(unnamed[0])
+            given = redact(unnamed[0])
+        raise typer.BadParameter(
+            f"migrate takes no argument; it takes the database as an option: --database {given}, or ONEFOLD_DATABASE"
+        )
+    if not database:
+        raise typer.BadParameter("give --database, or set ONEFOLD_DATABASE")

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 
+from onefold._kernel.addresses import redact
 from onefold._kernel.effects import Flow
 from onefold.cli.asking import asked, desk
+from onefold.cli.moments import moment_of
 from onefold.cli.options import DATABASE, DATABASE_AFTER, JSON, YES, confirmed
-from onefold.cli.speaking import address, age, answer, printed
-from onefold.outbox.report import Report, discard, report, retry
+from onefold.cli.speaking import age, answer, printed
+from onefold.db.connect import dialect_of
+from onefold.outbox.captured import connector
+from onefold.outbox.report import Chosen, Report, Stopped, cancel, discard_all, report, retry_all, stopped
 
 app = typer.Typer(help="What waits in the outbox and why; and what to do with what is stopped.")
 
-_IDS = typer.Argument(help="Ids of stopped events, as `onefold outbox` shows them.", show_default=False)
+_IDS = typer.Argument(help="Ids of stopped events; all that fit the filters, when none.", show_default=False)
+_TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
+_REASON = typer.Option("--reason", help="Whose error contains this.")
+_DESTINATION = typer.Option("--destination", help="For this endpoint only.")
+_SINCE = typer.Option(
+    "--since", help="Dead since this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d."
+)
+_DEAD = typer.Option("--dead", help="Dead letters only, not what is tried again by itself.")
 
 
 @app.callback(invoke_without_command=True)
@@ -25,53 +37,148 @@ def look(
     database: Annotated[str, DATABASE] = "",
     stopped_max: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Stopped events to list.")] = 100,
     as_json: Annotated[bool, JSON] = False,
+    print_debezium: Annotated[
+        bool, typer.Option("--print-debezium", help="Print a Debezium connector that publishes in place of a relay.")
+    ] = False,
+    schema: Annotated[str, typer.Option(help="For --print-debezium: the schema of onefold's tables.")] = "public",
 ) -> None:
     """Look at the outbox: what waits, what is stopped and why, which relays are at work."""
     context.obj = database
     if context.invoked_subcommand is not None:
         return
+    if print_debezium:
+        answer(_connector(database, schema))
+        return
     found = asked(database, lambda dialect: report(dialect, stopped_max=stopped_max))
     if as_json:
         answer({**asdict(found), "waiting": _waiting(found)})
     else:
-        _print(address(database), found)
+        _print(redact(database), found)
+
+
+@app.command("list")
+def list_command(
+    context: typer.Context,
+    database: Annotated[str, DATABASE_AFTER] = "",
+    topic: Annotated[str, _TOPIC] = "",
+    reason: Annotated[str, _REASON] = "",
+    destination: Annotated[str, _DESTINATION] = "",
+    since: Annotated[str, _SINCE] = "",
+    dead: Annotated[bool, _DEAD] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """List stopped events: dead letters, and those that are tried again."""
+    chosen = _chosen([], topic, reason, destination, since, dead=dead)
+    found = asked(database or context.obj, lambda dialect: stopped(dialect, chosen, limit=limit))
+    if as_json:
+        answer([asdict(each) for each in found])
+        return
+    if found:
+        _print_stopped("", found)
+    typer.echo(f"stopped events: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
 
 
 @app.command("retry")
 def retry_command(
     context: typer.Context,
-    ids: Annotated[list[str], _IDS],
+    ids: Annotated[list[str] | None, _IDS] = None,
     database: Annotated[str, DATABASE_AFTER] = "",
+    topic: Annotated[str, _TOPIC] = "",
+    reason: Annotated[str, _REASON] = "",
+    destination: Annotated[str, _DESTINATION] = "",
+    since: Annotated[str, _SINCE] = "",
+    dead: Annotated[bool, _DEAD] = False,
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Try stopped events now, instead of when their time comes."""
-    confirmed(f"Try {len(ids)} stopped event(s) now?", yes=yes)
-    _act(database or context.obj, retry, ids, "retried", as_json=as_json)
+    """Try stopped events now, instead of when their time comes. Their attempts begin anew."""
+    chosen = _chosen(ids or [], topic, reason, destination, since, dead=dead)
+    confirmed(f"Try {_how_many(ids)} stopped event(s) now?", yes=yes)
+    _act(database or context.obj, retry_all, chosen, "retried", as_json=as_json)
 
 
 @app.command("discard")
 def discard_command(
     context: typer.Context,
-    ids: Annotated[list[str], _IDS],
+    ids: Annotated[list[str] | None, _IDS] = None,
     database: Annotated[str, DATABASE_AFTER] = "",
+    topic: Annotated[str, _TOPIC] = "",
+    reason: Annotated[str, _REASON] = "",
+    destination: Annotated[str, _DESTINATION] = "",
+    since: Annotated[str, _SINCE] = "",
+    dead: Annotated[bool, _DEAD] = False,
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Delete stopped events: they are never published, and their keys go on with a gap."""
-    confirmed(f"Delete {len(ids)} stopped event(s), never to be published?", yes=yes)
-    _act(database or context.obj, discard, ids, "discarded", as_json=as_json)
+    chosen = _chosen(ids or [], topic, reason, destination, since, dead=dead)
+    if chosen == Chosen():
+        raise typer.BadParameter(
+            "say which: name ids, or filter with --dead, --topic, --reason, --destination, --since"
+        )
+    confirmed(f"Delete {_how_many(ids)} stopped event(s), never to be published?", yes=yes)
+    _act(database or context.obj, discard_all, chosen, "discarded", as_json=as_json)
 
 
-def _act(
-    database: str, verb: Callable[[str, list[str]], Flow[int]], ids: list[str], done: str, *, as_json: bool
+@app.command("cancel")
+def cancel_command(
+    context: typer.Context,
+    ids: Annotated[list[str], typer.Argument(help="Ids of events that wait for their time.", show_default=False)],
+    database: Annotated[str, DATABASE_AFTER] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    with desk(database) as place:
-        count = place.ask(verb(place.dialect, ids))
+    """Take back delayed events before their time has come: they are never published."""
+    confirmed(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
+    count = asked(database or context.obj, lambda dialect: cancel(dialect, ids))
     if as_json:
-        answer({done: count, "asked": len(ids)})
+        answer({"cancelled": count, "asked": len(ids)})
     else:
-        typer.echo(f"{done}: {count} of {len(ids)}" + ("" if count == len(ids) else "; the others are not stopped"))
+        others = "" if count == len(ids) else "; the others have left, are leaving or were never there"
+        typer.echo(f"cancelled: {count} of {len(ids)}{others}")
+    if count == 0:
+        raise typer.Exit(1)
+
+
+def _connector(database: str, schema: str) -> dict[str, object]:
+    """With what the address says, where one is given, and without its password."""
+    if not database:
+        return connector(schema=schema)
+    if dialect_of(database) != "postgres":
+        raise typer.BadParameter("Debezium reads the log of Postgres: give the address of one, or none")
+    address = urlsplit(database)
+    given = {"host": address.hostname, "user": address.username, "database": address.path.lstrip("/")}
+    return connector(
+        schema=schema, port=address.port or 5432, **{name: unquote(value) for name, value in given.items() if value}
+    )
+
+
+def _chosen(ids: list[str], topic: str, reason: str, destination: str, since: str, *, dead: bool) -> Chosen:
+    return Chosen(
+        ids=tuple(ids) or None,
+        topic=topic or None,
+        reason=reason or None,
+        destination=destination or None,
+        since=moment_of(since, "--since"),
+        dead=dead,
+    )
+
+
+def _how_many(ids: list[str] | None) -> str:
+    return str(len(ids)) if ids else "all fitting"
+
+
+def _act(database: str, verb: Callable[[str, Chosen], Flow[int]], chosen: Chosen, done: str, *, as_json: bool) -> None:
+    with desk(database) as place:
+        count = place.ask(verb(place.dialect, chosen))
+    named = None if chosen.ids is None else len(chosen.ids)
+    if as_json:
+        answer({done: count, "asked": named})
+    elif named is None:
+        typer.echo(f"{done}: {count}")
+    else:
+        typer.echo(f"{done}: {count} of {named}" + ("" if count == named else "; the others are not stopped"))
     if count == 0:
         raise typer.Exit(1)
 
@@ -87,10 +194,7 @@ def _print(whose: str, found: Report) -> None:
     if found.pending:
         printed("\nWaiting", ("topic", "events"), [(topic.topic, topic.waiting) for topic in found.pending])
     if found.stopped:
-        rows = [
-            (each.id, each.topic, each.key, each.attempts, _next(each.next_try_s), each.error) for each in found.stopped
-        ]
-        printed("\nStopped", ("id", "topic", "key", "attempts", "next try", "error"), rows)
+        _print_stopped("\nStopped", found.stopped)
     relays = [
         (each.relay, each.buckets, f"{each.lease_left_s:.0f} s" if each.lease_left_s > 0 else "dead")
         for each in found.relays
@@ -101,5 +205,13 @@ def _print(whose: str, found: Report) -> None:
         typer.echo("no relay is at work")
 
 
+def _print_stopped(title: str, found: Sequence[Stopped]) -> None:
+    rows = [
+        (each.id, each.destination or each.topic, each.key, each.attempts, _next(each.next_try_s), each.error)
+        for each in found
+    ]
+    printed(title, ("id", "destination", "key", "attempts", "next try", "error"), rows)
+
+
 def _next(seconds: float | None) -> str:
-    return "set aside" if seconds is None else f"in {age(seconds)}"
+    return "dead" if seconds is None else f"in {age(seconds)}"

@@ -7,20 +7,20 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import typer
 
+from onefold._kernel.addresses import redact
 from onefold._kernel.events import BucketsHeld, Event, Relayed, RelayPaused, RelayResumed
-from onefold.cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP, existing
-from onefold.cli.speaking import address, broker_name, log_to_stderr, say, tell_as_json
+from onefold.cli.health import HOST, PORT, STALE_S, Health, healthz
+from onefold.cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
+from onefold.cli.speaking import broker_name, log_to_stderr, say, tell_as_json
 from onefold.cli.stopping import stopped_by_signals
-from onefold.cli.targets import AnyOnefold, closed, loaded, opened, refuse_missing_tables
-from onefold.db.connect import dialect_of
+from onefold.cli.targets import AnyOnefold, closed, from_target_or_addresses, refuse_missing_tables
 from onefold.errors import StoreError
-from onefold.face import AsyncOnefold
 from onefold.outbox.report import Report, report
 from onefold.outbox.schema import BUCKETS
+from onefold.worker.relay import Relay
 from onefold.worker.settings import RelaySettings
 
 #: How often --until-empty looks, and how long it waits for what stands behind a stopped event.
@@ -39,49 +39,35 @@ def command(
         float,
         typer.Option("--keep-published", help="Seconds to keep published events, to look at them. 0: not at all."),
     ] = 0,
+    attempts: Annotated[int, typer.Option(help="An event that was refused so often is a dead letter.")] = 25,
     until_empty: Annotated[
         bool,
         typer.Option("--until-empty", help="Stop when nothing is left to send; exit code 1 if events are stopped."),
     ] = False,
+    health_host: Annotated[str, HOST] = "127.0.0.1",
+    health_port: Annotated[int | None, PORT] = None,
+    health_stale_s: Annotated[float, STALE_S] = 120,
     as_json: Annotated[bool, AS_JSON_LINES] = False,
 ) -> None:
     """Publish what is in the outbox until SIGTERM or SIGINT. Run as many of them as you like."""
-    settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s)
-    make = _from_target(context, target) if target else _from_addresses(database, broker)
-    whose = target or address(database)
+    settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s, attempts_max=attempts)
     log_to_stderr()
-    if not asyncio.run(_relay(make, whose, settings, until_empty=until_empty, as_json=as_json)):
+    make = from_target_or_addresses(context, target, database, broker)
+    whose = target or redact(database)
+    log_to_stderr()
+    health = Health(health_host, health_port, health_stale_s)
+    if not asyncio.run(_relay(make, whose, settings, health, until_empty=until_empty, as_json=as_json)):
         raise typer.Exit(1)
 
 
-def _from_target(context: typer.Context, target: str) -> Callable[[], Awaitable[AnyOnefold]]:
-    for name in ("database", "broker"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"{target} brings its own {name}: leave out --{name}, or the target")
-    value = loaded(target)
-    return lambda: opened(target, value)
-
-
-def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOnefold]]:
-    if not database:
-        raise typer.BadParameter("give a target, or --database (or set ONEFOLD_DATABASE)")
-    if not broker and dialect_of(database) != "sqlite":
-        raise typer.BadParameter("give --broker or set ONEFOLD_BROKER: an address, or 'local' for the database itself")
-    existing(database)
-    try:
-        urlsplit(broker)
-    except ValueError:
-        raise typer.BadParameter("--broker is no address: is there a '[' in its password? Write it as %5B") from None
-
-    async def make() -> AnyOnefold:
-        return AsyncOnefold(database, broker=broker or None)
-
-    return make
-
-
 async def _relay(
-    make: Callable[[], Awaitable[AnyOnefold]], whose: str, settings: RelaySettings, *, until_empty: bool, as_json: bool
+    make: Callable[[], Awaitable[AnyOnefold]],
+    whose: str,
+    settings: RelaySettings,
+    health: Health,
+    *,
+    until_empty: bool,
+    as_json: bool,
 ) -> bool:
     """Whether the end was a good one."""
     once = await make()
@@ -91,7 +77,9 @@ async def _relay(
         with stopped_by_signals() as stop:
             if until_empty:
                 return await _drain(once, stop, settings, pulse)
-            await once.relay(stop, listener=pulse.hear, **settings)
+            running: list[Relay] = []
+            async with healthz(health, lambda: {"relay": running[0].idle_s} if running else {}):
+                await once.relay(stop, listener=pulse.hear, begun=running.append, **settings)
             return True
     finally:
         await closed(once)

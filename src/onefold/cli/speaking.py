@@ -8,18 +8,27 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from urllib.parse import urlsplit
+from typing import TextIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from onefold._kernel.addresses import redact
 from onefold._kernel.events import Event
 from onefold.brokers.connect import BrokerGiven
 
 #: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.
 _WIDE = 400
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """What onefold logs, as its commands speak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("onefold: %(message)s"))
 
 
 def say(text: str) -> None:
@@ -38,13 +47,18 @@ def tell_as_json(event: Event) -> None:
 
 
 def log_to_stderr() -> None:
-    """Show what workers log (that they pause, that they go on), unless the application does that itself."""
+    """Show what workers log (that they pause, that they go on), unless the application does that itself. Called again
+    after an application was imported: what it logs by itself is not to be shown twice."""
     log = logging.getLogger("onefold")
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("onefold: %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
+    ours = [handler for handler in log.handlers if isinstance(handler, _Stderr)]
+    for handler in ours:
+        log.removeHandler(handler)
+    if log.hasHandlers():
+        if ours:
+            log.setLevel(logging.NOTSET)
+        return
+    log.addHandler(_Stderr())
+    log.setLevel(logging.INFO)
 
 
 def printed(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -75,26 +89,11 @@ def moment(ms: int | None) -> str | None:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
 
 
-def address(given: str) -> str:
-    """An address without what may be secret in it: user, password and options; the first one of several."""
-    scheme, separator, _ = given.partition("://")
-    if not separator:
-        return given
-    try:
-        parts = urlsplit(given)
-    except ValueError:
-        return f"{scheme}://..."
-    if given.count("@") > parts.netloc.count("@"):  # a password that nobody quoted: who knows where it ends
-        return f"{scheme}://..."
-    host, several, _ = parts.netloc.rpartition("@")[2].partition(",")
-    return f"{scheme}://{host},..." if several else f"{scheme}://{host}{parts.path}"
-
-
 def broker_name(given: BrokerGiven | None) -> str:
     """What a relay publishes to."""
     if given is None:
         return "local"
     if isinstance(given, str):
-        return address(given)
+        return redact(given)
     name: str = getattr(given, "__name__", type(given).__name__)
     return "a broker of its own" if name == "<lambda>" else name

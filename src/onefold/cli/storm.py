@@ -1,4 +1,4 @@
-"""`onefold storm`: what retry policies do to a server in trouble; fails on one that keeps it down."""
+"""`onefold storm`: what retry policies do to a server in trouble; fails on one that does harm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def command(
     report: Annotated[Path | None, typer.Option("--html", help="Write a page with tables and plots.")] = None,
     page: Annotated[Path | None, typer.Option(hidden=True, help="Refresh the tables of this Markdown page.")] = None,
 ) -> None:
-    """Run clients against servers in trouble, in virtual time. Exit code 1: a given policy is metastable."""
+    """Run clients against servers in trouble, in virtual time. Exit code 1: a given policy is metastable, or worse than
+    no retries."""
     given = [Entrant(name=target, policy=_policy(target)) for target in dict.fromkeys(policies or [])]
     if plots is not None or report is not None:
         require_matplotlib()
@@ -55,7 +56,7 @@ def command(
             printed(f"\n{table.title}", table.columns, table.rows)
     for verdict in verdicts:
         _say(verdict)
-    if any(verdict.metastable for verdict in verdicts):
+    if any(not verdict.passes for verdict in verdicts):
         raise typer.Exit(1)
 
 
@@ -118,15 +119,20 @@ def _plain(storm: Storm, verdicts: Sequence[Verdict]) -> dict[str, object]:
             {name: value for name, value in asdict(cell).items() if name not in timelines} for cell in storm.stalls
         ],
         "overloads": [asdict(cell) for cell in storm.overloads],
-        "verdicts": [{**asdict(verdict), "metastable": verdict.metastable} for verdict in verdicts],
+        "verdicts": [
+            {**asdict(verdict), "metastable": verdict.metastable, "passes": verdict.passes} for verdict in verdicts
+        ],
     }
 
 
 def _say(verdict: Verdict) -> None:
     name = harmless(verdict.policy)
-    if not verdict.metastable:
-        say(f"{name} recovers in every experiment")
+    if verdict.passes:
+        say(f"{name} passes: it recovers in every experiment, and is never worse than no retries")
         return
-    say(f"{name} is metastable: it keeps a server down that is well again")
+    if verdict.metastable:
+        say(f"{name} is metastable: it keeps a server down that is well again")
+    else:
+        say(f"{name} is worse than no retries")
     for finding in verdict.findings:
         say(f"  {finding}")

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from onefold._kernel.prompt import within
-from onefold._kernel.runners import run_async
-from onefold.client.context import current_intent
+from onefold.client.driving import drive_async
 from onefold.client.exchange import Exchange
 from onefold.client.report import attach_to_error, report_of
-from onefold.client.waiting import AsyncCallLane
-from onefold.client.wire import KEY_HEADER, is_problem, not_made_as, problem_type, reads_whole
+from onefold.client.wire import (
+    STREAM_ADVICE,
+    bytes_to_read,
+    is_certificate_error,
+    not_made_as,
+    unsized_bytes_to_read,
+)
 from onefold.errors import CallNotMade, ProgrammerError
 from onefold.policy.outcome import Unanswered
+from onefold.policy.retry import IDEMPOTENT_METHODS
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientResponse
 
     Handler = Callable[[ClientRequest], Awaitable[ClientResponse]]
 
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-
-#: The intent that was just sent elsewhere, and its key. aiohttp makes a new request of a redirect, without the headers
-#: that a middleware has set; it does so in the same task, so the next request finds this.
-_moved: ContextVar[tuple[str, str] | None] = ContextVar("onefold.moved", default=None)
+#: What was given up last in this task, and what tells one call of the session from another: on some errors it sends an
+#: idempotent request once more, through all of its middlewares, which would be four attempts after four attempts.
+_given_up: ContextVar[tuple[object, Exception] | None] = ContextVar("onefold.given_up", default=None)
 
 #: Whether this task is in the middle of an attempt of some session's.
 _inside: ContextVar[bool] = ContextVar("onefold.inside", default=False)
@@ -43,34 +48,46 @@ class RetryingMiddleware:
 
         if _inside.get():
             raise ProgrammerError("the session has two middlewares that retry, and attempts would multiply: keep one")
+        timer = getattr(request, "_timer", None)  # the session makes one for each call, and all its requests have it
+        last = _given_up.get()
+        if last is not None:
+            _given_up.set(None)
+            if timer is not None and last[0] is timer:
+                raise last[1]
         wire = _Wire(request, handler)
-        intent = current_intent()
-        _follow(wire, intent)
         try:
-            response = await run_async(self._exchange.run(wire), AsyncCallLane(self._exchange.store.tasks))
+            course = self._exchange.begin(wire, time.monotonic())
+            response: ClientResponse = await drive_async(course, course.run(), wire, self._exchange.store)
+            return response
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-            # On these the session sends an idempotent request once more, through all of its middlewares: after four
-            # attempts, four more. Their parent class it hands on.
-            raise _handed_on(error) from error
-        if intent is not None and response.status in _REDIRECTS:
-            _moved.set((intent, wire.header(KEY_HEADER) or ""))
-        return response
+            if timer is None:
+                raise _handed_on(error) from error  # of their parent's class, which the session does not send again
+            if request.method in IDEMPOTENT_METHODS:
+                _given_up.set((timer, error))
+            raise
+        finally:
+            wire.restore()
 
 
 class _Wire:
     """One request, as the exchange sees it. aiohttp has no place for options: intents come from the context."""
 
-    __slots__ = ("_handler", "_read", "_request", "host", "method", "options")
+    __slots__ = ("_before", "_handler", "_read", "_request", "_unsized", "host", "method", "options", "streams")
 
     def __init__(self, request: ClientRequest, handler: Handler) -> None:
         self._request = request
         self._handler = handler
         self._read: bytes | None = None
+        #: The headers that were changed, as they came.
+        self._before: dict[str, str | None] = {}
         self.method = request.method
         self.host = f"{request.url.host}:{request.url.port}"
         self.options: Mapping[str, Any] = {}
+        self.streams = False
+        #: An answer is arriving that does not say how long it is.
+        self._unsized = False
 
     def address(self) -> str:
         return str(self._request.url)
@@ -79,7 +96,16 @@ class _Wire:
         return self._request.headers.get(name)
 
     def set_header(self, name: str, value: str) -> None:
+        self._before.setdefault(name, self._request.headers.get(name))
         self._request.headers[name] = value
+
+    def restore(self) -> None:
+        """Leave the request as it came: another middleware may send it again, with another body."""
+        for name, value in self._before.items():
+            if value is None:
+                self._request.headers.pop(name, None)
+            else:
+                self._request.headers[name] = value
 
     def replayable(self) -> bool:
         from aiohttp import MultipartWriter, payload
@@ -102,7 +128,13 @@ class _Wire:
         return left_s  # the limits of a session are not told to its middlewares
 
     async def send(self, seconds: float) -> ClientResponse:
-        return await within(seconds, self._attempt())
+        self._unsized = False
+        try:
+            return await within(seconds, self._attempt())
+        except TimeoutError as error:
+            if self._unsized:
+                error.add_note(STREAM_ADVICE)
+            raise
 
     def status(self, response: ClientResponse) -> int:
         return response.status
@@ -110,10 +142,8 @@ class _Wire:
     def answer_header(self, response: ClientResponse, name: str) -> str | None:
         return response.headers.get(name)
 
-    def problem(self, response: ClientResponse) -> str | None:
-        if not is_problem(response.headers.get("Content-Type")) or self._read is None:
-            return None
-        return problem_type(self._read)
+    def content(self, response: ClientResponse) -> bytes | None:
+        return self._read  # unpacked by the vendor
 
     async def discard(self, response: ClientResponse) -> None:
         response.close()
@@ -121,16 +151,29 @@ class _Wire:
     def unanswered(self, error: Exception) -> Unanswered | None:
         import aiohttp
 
+        if is_certificate_error(error):
+            return None
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             return Unanswered(maybe_sent=False)
         broken = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.ClientResponseError, TimeoutError)
-        return Unanswered(maybe_sent=True) if isinstance(error, broken) else None
+        if not isinstance(error, broken):
+            return None
+        return Unanswered(maybe_sent=True, timed_out=isinstance(error, TimeoutError))
 
     def not_made(self, message: str) -> CallNotMade:
         import aiohttp
 
         error: CallNotMade = not_made_as(aiohttp.ClientConnectionError)(message)
         return error
+
+    def _bytes_to_read(self, response: ClientResponse) -> int:
+        if (length := response.headers.get("Content-Length")) is not None:
+            return bytes_to_read(length)
+        if self.streams and response.status < 400:
+            return 0
+        self._unsized = True
+        content_type, accepted = response.headers.get("Content-Type"), self._request.headers.get("Accept")
+        return unsized_bytes_to_read(response.status, content_type, accepted)
 
     async def _attempt(self) -> ClientResponse:
         self._read = None
@@ -140,23 +183,13 @@ class _Wire:
             response = await self._handler(self._request)
         finally:
             _inside.reset(token)
-        if reads_whole(response.headers.get("Content-Length"), response.headers.get("Content-Type")):
+        if limit := self._bytes_to_read(response):
             try:
-                self._read = await _whole(response)
+                self._read = await _whole(response, limit)
             except BaseException:
                 response.close()
                 raise
         return response
-
-
-def _follow(wire: _Wire, intent: str | None) -> None:
-    """A redirected request keeps the key of its intent. The exchange looks up whether it is that intent's indeed."""
-    moved = _moved.get()
-    if moved is None:
-        return
-    _moved.set(None)
-    if moved[0] == intent and wire.header(KEY_HEADER) is None:
-        wire.set_header(KEY_HEADER, moved[1])
 
 
 def _handed_on(error: Exception) -> Exception:
@@ -164,18 +197,25 @@ def _handed_on(error: Exception) -> Exception:
 
     again = ClientConnectionError(f"{type(error).__name__}: {error}")
     if (report := report_of(error)) is not None:
-        attach_to_error(report, again)
+        attach_to_error(report, again, time.monotonic())
     return again
 
 
-async def _whole(response: ClientResponse) -> bytes:
-    """Read a response to its end, and put back what was read: who streams it finds it unread."""
+async def _whole(response: ClientResponse, limit: int) -> bytes | None:
+    """Read a response to its end, and put back what was read: who streams it finds it unread. None where it has more
+    than `limit` bytes: the rest of it is left to arrive."""
     from aiohttp.base_protocol import BaseProtocol
     from aiohttp.streams import StreamReader
 
     if response.content.at_eof():
         return b""
-    body = await response.content.read()
+    body = b""
+    while not response.content.at_eof():
+        body += await response.content.readany()
+        if len(body) > limit:
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                response.content.unread_data(body)
+            return None
     loop = asyncio.get_running_loop()
     again = StreamReader(BaseProtocol(loop), limit=max(1, len(body)), loop=loop)
     again.feed_data(body)

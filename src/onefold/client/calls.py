@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import time
 from collections.abc import Callable, Coroutine
 from time import monotonic
@@ -17,38 +16,58 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from onefold._kernel.deadlines import shortened
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
+from onefold._kernel.lanes import name_of
 from onefold._kernel.prompt import finishing_within
-from onefold.client.outcomes import On, outcome_on
+from onefold.client.conditions import checked_condition
+from onefold.client.hedging import hedged
+from onefold.client.host_log import log_breaker, log_layers, log_retry, log_success
+from onefold.client.outcomes import On, ResultIf, outcome_of_result, outcome_on
 from onefold.client.report import CallReport, attach_to_error, moment, retried_below
 from onefold.client.waiting import wait, wait_async
-from onefold.errors import CallNotMade, ProgrammerError
+from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
 from onefold.policy.attempts import Attempts, Host
 from onefold.policy.outcome import Outcome, Unanswered
+from onefold.policy.ranges import require
 from onefold.policy.retry import Stop
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger("onefold")
-
 
 class Calls:
-    """Calls to one host, under one name; which errors are worth another attempt is said by `on`."""
+    """Calls to one host, under one name; which errors are worth another attempt is said by `on`, which results by
+    `retry_if`. `hedge_s`: see `hedging`."""
 
-    __slots__ = ("_host", "_listener", "_warned", "name", "outcome")
+    __slots__ = ("_hedge_s", "_host", "_listener", "_retry_if", "name", "outcome")
 
-    def __init__(self, host: Host, on: On, listener: Listener | None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        on: On,
+        listener: Listener | None,
+        retry_if: ResultIf | None = None,
+        hedge_s: float | None = None,
+    ) -> None:
         self._host = host
         self.name = host.name
         self.outcome = outcome_on(on)
         self._listener = listener
-        self._warned = False
+        self._retry_if: ResultIf | None = checked_condition(retry_if)
+        if hedge_s is not None:
+            require("hedge_s", hedge_s)
+        self._hedge_s = hedge_s
 
     def around(self, function: Callable[P, T]) -> Callable[P, T]:
         """The function, retried."""
         if inspect.iscoroutinefunction(function):
             return cast("Callable[P, T]", self._around_async(function))
+        if self._hedge_s is not None:
+            raise ConfigurationError(
+                f"hedge_s={self._hedge_s!r} for calls of {self.name}: {name_of(function)} is no coroutine function, "
+                "and a call on a thread cannot be broken off when another is answered first; write it with `async def`"
+            )
         host, listener, deadline_s = self._host, self._listener, self._host.policy.deadline_s
+        retry_if = self._retry_if
 
         @functools.wraps(function)
         def retried(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -70,11 +89,11 @@ class Calls:
                 else:
                     if result.__class__ is CoroutineType:
                         raise self._not_awaited(attempts, result)
-                    if listener is None:
+                    if retry_if is None and listener is None and not host.troubled:
                         attempts.succeed(monotonic())
-                    else:
-                        self.succeeded(attempts, now)
-                    return result
+                        return result
+                    if (wait_s := self.returned(attempts, result, now)) is None:
+                        return result
                 wait(wait_s)
                 now = monotonic()
 
@@ -82,6 +101,7 @@ class Calls:
 
     def _around_async(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         host, listener, deadline_s = self._host, self._listener, self._host.policy.deadline_s
+        retry_if, hedge_s = self._retry_if, self._hedge_s
 
         @functools.wraps(function)
         async def retried(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -92,7 +112,10 @@ class Calls:
                 if (stop := attempts.begin(now)) is not None:
                     raise self.refused(stop, attempts, now)
                 try:
-                    attempt = function(*args, **kwargs)
+                    if hedge_s is None:
+                        attempt = function(*args, **kwargs)
+                    else:
+                        attempt = hedged(functools.partial(function, *args, **kwargs), hedge_s, host, self._is_good)
                     try:
                         waits_for = attempt.send(None)
                     except StopIteration as done:
@@ -107,11 +130,11 @@ class Calls:
                     attempts.excuse()
                     raise
                 else:
-                    if listener is None:
+                    if retry_if is None and listener is None and not host.troubled:
                         attempts.succeed(monotonic())
-                    else:
-                        self.succeeded(attempts, now)
-                    return result
+                        return result
+                    if (wait_s := self.returned(attempts, result, now)) is None:
+                        return result
                 await wait_async(wait_s)
                 now = monotonic()
 
@@ -121,38 +144,61 @@ class Calls:
         """A call that begins now."""
         return Attempts(self._host, shortened(now + self._host.policy.deadline_s))
 
+    def returned(self, attempts: Attempts, result: object, began: float) -> float | None:
+        """How long to wait before the next attempt, where the result is none to keep; None: it is the caller's."""
+        try:
+            outcome = None if self._retry_if is None else outcome_of_result(self._retry_if, result)
+        except BaseException:
+            attempts.excuse()
+            raise
+        if outcome is not None:
+            return self._decided(attempts, outcome, None, began, monotonic())
+        self.succeeded(attempts, began)
+        return None
+
     def succeeded(self, attempts: Attempts, began: float) -> None:
         """The attempt that began then has done what it should."""
         now = monotonic()
         attempts.succeed(now)
         if self._listener is not None:
             self._tell_attempt(attempts, began, now, None)
+        if self._host.troubled:
+            self._tell_breaker(now)
+            log_success(self._host)
+        if self._listener is not None:
             tell(self._listener, CallEnded(self.name, "", attempts.made, True))
+
+    def _is_good(self, result: object) -> bool:
+        return self._retry_if is None or outcome_of_result(self._retry_if, result) is None
 
     def failed(self, attempts: Attempts, error: Exception, began: float) -> float | None:
         """How long to wait before the next attempt; None: there is none, and the error is the caller's."""
         now = monotonic()
-        if retried_below(error, self._host):
+        if retried_below(error, began):
             attempts.excuse()
-            self._warn_of_layers()
+            log_layers(self._host)
             return None
         outcome = self.outcome(error)
         if outcome is None and isinstance(error, TimeoutError) and now >= attempts.deadline_at:
-            outcome = Unanswered(maybe_sent=True)  # the attempt was broken off by its deadline, whatever `on` says
+            # The attempt was broken off by its deadline, whatever `on` says.
+            outcome = Unanswered(maybe_sent=True, timed_out=True)
         if outcome is None:
             attempts.excuse()
             return None
         return self._decided(attempts, outcome, error, began, now)
 
     def _decided(
-        self, attempts: Attempts, outcome: Outcome, error: Exception, began: float, now: float
+        self, attempts: Attempts, outcome: Outcome, error: Exception | None, began: float, now: float
     ) -> float | None:
+        """What follows an error, or (None) a result that `retry_if` will not have."""
         decision = attempts.end(outcome, now)
         if self._listener is not None:
             self._tell_attempt(attempts, began, now, error)
+        self._tell_breaker(now)
         if isinstance(decision, Stop):
             self._ended(decision, attempts, error, now)
             return None
+        log_retry(self._host, "its result" if error is None else type(error).__name__, decision)
         if self._listener is not None:
             tell(
                 self._listener,
@@ -168,25 +214,17 @@ class Calls:
             "function that is written with `async def`"
         )
 
-    def _warn_of_layers(self) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "calls of %s are retried, and so is what they call: attempts would multiply, so this layer does not "
-                "try again what the other has given up. Keep one of the two: the one next to the network",
-                self.name,
-            )
-
     def refused(self, stop: Stop, attempts: Attempts, now: float) -> CallNotMade:
         """The error for an attempt that may not begin."""
         error = CallNotMade(f"{self.name} was not called{' again' if attempts.made else ''}: {stop.reason.value}")
         self._ended(stop, attempts, error, now)
         return error
 
-    def _ended(self, stop: Stop, attempts: Attempts, error: Exception, now: float) -> None:
-        retry_at = moment(stop.retry_at, now, time.time())
-        report = CallReport(attempts=attempts.made, reason=stop.reason, retry_at=retry_at)
-        attach_to_error(report, error, self._host)
+    def _ended(self, stop: Stop, attempts: Attempts, error: Exception | None, now: float) -> None:
+        if error is not None:
+            retry_at = moment(stop.retry_at, now, time.time())
+            report = CallReport(attempts=attempts.made, reason=stop.reason, retry_at=retry_at)
+            attach_to_error(report, error, now)
         if self._listener is not None:
             tell(self._listener, CallEnded(self.name, "", attempts.made, False, stop.reason.name.lower()))
 
@@ -203,5 +241,7 @@ class Calls:
                 succeeded=error is None,
             ),
         )
-        if (state := self._host.moved(now)) is not None:
+
+    def _tell_breaker(self, now: float) -> None:
+        if (state := log_breaker(self._host, now)) is not None:
             tell(self._listener, BreakerMoved(self.name, state))

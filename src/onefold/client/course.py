@@ -13,26 +13,45 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
+from hashlib import blake2b
+from math import inf
 from typing import Any, Final
 
 from onefold._kernel import deadlines
+from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Call, Flow, Now, Sleep
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
-from onefold.client.journal import intent_of
-from onefold.client.report import CallReport, attach, attach_to_error, moment
+from onefold._kernel.ids import new_id
+from onefold.client.conditions import HttpAnswer, RetryIf, as_said, error_as_said
+from onefold.client.context import Block, Moved, remember_move
+from onefold.client.host_log import log_breaker, log_layers, log_retry, log_success
+from onefold.client.report import CallReport, Left, attach, attach_to_error, moment, retried_below
 from onefold.client.store import JournalStore
-from onefold.client.wire import KEY_HEADER, Wire, fingerprint, target
-from onefold.errors import CallNotMade, ConfigurationError, OnefoldError
+from onefold.client.wire import (
+    KEY_HEADER,
+    Wire,
+    fetches_token,
+    fingerprint,
+    is_problem,
+    meaning_of,
+    place,
+    problem_type,
+    target,
+)
+from onefold.errors import CallNotMade, OnefoldError
 from onefold.policy.attempts import Attempts, Host
-from onefold.policy.outcome import Answered
+from onefold.policy.outcome import Answered, Outcome
 from onefold.policy.retry import Reason, RetryAfter, Stop
-from onefold.policy.retry_after import retry_after_s
 
 #: Answers that send the client elsewhere with the same request, which the client then sends as another call.
 _ELSEWHERE: Final = frozenset({307, 308})
+#: The same, and those that do so with some methods and some clients.
+_REDIRECTS: Final = frozenset({301, 302, 307, 308})
+#: Answers that ask who is calling. The client knows, or finds out, and sends the same call again.
+_CREDENTIALS_ASKED: Final = frozenset({401, 407})
 _CONFLICT: Final = 409
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.client")
 
 
 class Course:
@@ -45,9 +64,14 @@ class Course:
         "_listener",
         "_store",
         "_wire",
-        "intent",
+        "attempt_s",
+        "block",
+        "generates",
+        "held",
         "key",
+        "moved",
         "quoted",
+        "retry_if",
         "tells_deadline",
     )
 
@@ -66,10 +90,22 @@ class Course:
         self._store = store
         self._listener = listener
         self._began = now
-        self.intent: str | None = None
+        self.attempt_s = inf
+        self.block: Block | None = None
+        self.moved: Moved | None = None
+        self.generates = False
+        #: The response of the last attempt, until the caller has it: who breaks the flow off has to free it.
+        self.held: Any = None
         self.key: str | None = None
         self.quoted = False
+        #: What the user says of answers and errors.
+        self.retry_if: RetryIf | None = None
         self.tells_deadline = True
+
+    @property
+    def intent(self) -> str | None:
+        """The name under which the journal has it, if it does."""
+        return None if self.block is None else self.block.intent
 
     def name(self, key: str) -> None:
         """Send it under this key."""
@@ -79,20 +115,29 @@ class Course:
     # --- the first attempt, outside of the flow ----------------------------------------------------------
 
     def begin_first(self) -> float | None:
-        """How long the first attempt may take. None: the flow has to begin, with an intent or with a refusal."""
+        """How long the first attempt may take. None: the flow has to begin, with a name or with a refusal."""
         attempts = self._attempts
-        if self.intent is not None or attempts.begin(self._began) is not None:
+        if self.block is not None or self.moved is not None or attempts.begin(self._began) is not None:
             return None
-        return self._told_deadline(self._began) if self.tells_deadline else attempts.deadline_at - self._began
+        if self.tells_deadline:
+            return self._told_deadline(self._began)
+        left_s = attempts.deadline_at - self._began
+        return left_s if left_s < self.attempt_s else self.attempt_s
 
     def succeeded(self, response: Any, now: float) -> bool:
         """Whether that was all. False: the flow finishes it."""
         status = self._wire.status(response)
-        if status >= 400:
+        if status >= 300 and (status >= 400 or self.key is not None):
+            return False
+        if self.retry_if is not None:
             return False
         self._attempts.succeed(now)
         if self._listener is not None:
             self._tell_attempt(now, status=status, succeeded=True)
+        if self._host.troubled:
+            self._tell_breaker(now)
+            log_success(self._host)
+        if self._listener is not None:
             self._tell_end(None, succeeded=True)
         response.onefold_report = self._report(None, now)  # as `attach` does, without asking whether it can be done
         return True
@@ -107,8 +152,8 @@ class Course:
         """The response of the last attempt, or the error it raised."""
         try:
             now = self._began
-            if self.intent is not None:
-                await self._ask_journal(self.intent)
+            if self.block is not None or self.moved is not None:
+                await self._take_name()
                 now = await Now()
             return await self._finish(await self._attempt(now, None))
         finally:
@@ -124,13 +169,17 @@ class Course:
 
     async def _finish(self, ended: Any) -> Any:
         while True:
+            self.held = None if isinstance(ended, Exception) else ended
             decision = await self._judged(ended, await Now())
+            self.held = None
             if decision is None:
                 if isinstance(ended, Exception):
                     raise ended
                 return ended
             if not isinstance(ended, Exception):
                 await Call(partial(self._wire.discard, ended))
+            failure = type(ended).__name__ if isinstance(ended, Exception) else f"status {self._wire.status(ended)}"
+            log_retry(self._host, failure, decision)
             if self._listener is not None:
                 planned = (self._attempts.made, decision.wait_s, decision.throttled)
                 tell(self._listener, RetryPlanned(self._host.name, self._wire.method, *planned))
@@ -152,62 +201,83 @@ class Course:
         """What comes next; None: the caller gets what the attempt ended with."""
         wire, attempts = self._wire, self._attempts
         if isinstance(ended, Exception):
-            outcome = wire.unanswered(ended)
+            outcome: Outcome | None = wire.unanswered(ended)
+            if self.retry_if is not None:
+                outcome = error_as_said(outcome, self.retry_if(ended))
             if outcome is None:
                 raise ended
-            decision = attempts.end(outcome, now)
+            decision = self._unless_given_up_below(ended, attempts.end(outcome, now))
             if self._listener is not None:
                 self._tell_attempt(now, error=type(ended).__name__)
+            self._tell_breaker(now)
             if isinstance(decision, Stop):
                 await self._failed(decision, now, ended)
                 return None
             return decision
         status = wire.status(ended)
-        decision = attempts.end(self._meaning(ended, status), now)
+        decision = self._unless_given_up_below(ended, attempts.end(self._meaning(ended, status), now))
         if self._listener is not None:
             self._tell_attempt(now, status=status, succeeded=status < 400)
+        self._tell_breaker(now)
         if isinstance(decision, Stop):
             await self._answered(ended, status, None if decision.reason is Reason.FINAL else decision, now)
             return None
         return decision
 
+    def _unless_given_up_below(self, ended: Any, decision: RetryAfter | Stop) -> RetryAfter | Stop:
+        """Another layer that retries has used up its attempts for this one: they would multiply."""
+        if isinstance(decision, Stop) or not retried_below(ended, self._began):
+            return decision
+        log_layers(self._host)
+        return Stop(Reason.ATTEMPTS)
+
     def _told_deadline(self, now: float) -> float:
         left_s = self._attempts.deadline_at - now
+        if left_s > self.attempt_s and not self._attempts.is_last:
+            left_s = self.attempt_s
         if self.tells_deadline or self._attempts.made > 1:
             self._wire.set_header(deadlines.HEADER, deadlines.format_ms(self._wire.patience_s(left_s)))
         return left_s
 
     def _meaning(self, response: Any, status: int) -> Answered:
+        wire, header = self._wire, partial(self._wire.answer_header, response)
         if status < 400:
-            return Answered(status=status)
-        wire = self._wire
-        return Answered(
-            status=status,
-            problem_type=wire.problem(response) if status == _CONFLICT else None,
-            retry_after_s=retry_after_s(
-                wire.answer_header(response, "Retry-After"),
-                date=wire.answer_header(response, "Date"),
-                wall_s=time.time(),
-            ),
+            answered = Answered(status=status)
+        else:
+            is_told = status == _CONFLICT and is_problem(header("Content-Type"))
+            answered = meaning_of(status, header, problem_type(wire.content(response)) if is_told else None)
+        if self.retry_if is None:
+            return answered
+        seen = HttpAnswer(
+            method=wire.method, address=wire.address(), status=status, header=header, body=wire.content(response)
         )
+        return as_said(answered, self.retry_if(seen))
 
     async def _answered(self, response: Any, status: int, stop: Stop | None, now: float) -> None:
         """The caller gets this response."""
+        if status in _REDIRECTS and self.key is not None:
+            await self._remember_move(response, self.key)
         if self.intent is not None and status not in _ELSEWHERE:
-            journal = self._store.journal
-            if stop is None:
-                await self._noted(journal.resolve(self.intent, status))
+            journal, until = self._store.journal, self._attempts.deadline_at
+            if stop is not None:
+                await self._noted(journal.leave(self.intent, f"{status}: {stop.reason.value}", until=until))
+            elif status in _CREDENTIALS_ASKED:
+                await self._noted(
+                    journal.leave(self.intent, f"{status}: the server asks for other credentials", until=until)
+                )
             else:
-                await self._noted(journal.leave(self.intent, f"{status}: {stop.reason.value}"))
-        attach(self._report(stop, now), response)
+                await self._noted(journal.resolve(self.intent, status, until=until))
+        if stop is None and status < 500 and self._attempts.made == 1 and self._host.troubled:
+            log_success(self._host)
+        attach(Left(self._report(stop, now), now), response)
         self._tell_end(stop, succeeded=status < 400)
 
     async def _failed(self, stop: Stop, now: float, error: Exception) -> None:
         """The caller gets this error."""
         if self.intent is not None:
             reason = f"{type(error).__name__}: {stop.reason.value}"
-            await self._noted(self._store.journal.leave(self.intent, reason))
-        attach_to_error(self._report(stop, now)(), error)
+            await self._noted(self._store.journal.leave(self.intent, reason, until=self._attempts.deadline_at))
+        attach_to_error(self._report(stop, now)(), error, now)
         self._tell_end(stop, succeeded=False)
 
     async def _refused(self, stop: Stop, now: float) -> CallNotMade:
@@ -218,22 +288,40 @@ class Course:
         await self._failed(stop, now, error)
         return error
 
-    # --- the journal -------------------------------------------------------------------------------------
+    # --- the name ----------------------------------------------------------------------------------------
 
-    async def _ask_journal(self, intent: str) -> None:
-        """The key of the intent. It goes together with a key that was given only where that is the intent's own: where
-        a redirect sends the call elsewhere."""
-        wire, journal = self._wire, self._store.journal
-        if self.key is None:
-            named = await journal.claim(intent, fingerprint(wire, await Call(wire.body)), target(wire))
-            self.name(named.key)
+    async def _take_name(self) -> None:
+        """The key that others have for this call: the block it is made in, the journal, the redirect it follows."""
+        wire, before = self._wire, self.moved
+        body = await Call(wire.body)
+        if before is not None and before.body == _hashed(body):
+            self.block = before.block
+            self.name(before.key)
             return
-        known = await intent_of(journal.dialect, intent)
-        if known is None or self.key.strip('"') != known.key:
-            raise ConfigurationError(
-                f"{wire.method} {wire.address()} has the header {KEY_HEADER}: {self.key!r} and the intent {intent!r}: "
-                "give one of them; an intent's key is made by its journal"
-            )
+        block = self.block
+        if block is not None and not fetches_token(wire, body):
+            asked = fingerprint(wire, body)
+            block.used = True
+            if block.intent is None:
+                block.bind(asked, target(wire))
+            else:
+                named = await self._store.journal.claim(
+                    block.intent, asked, target(wire), block.key, until=self._attempts.deadline_at
+                )
+                block.key = named.key
+            # An SDK may have set a key of its own, another one for each of its attempts: this one is the call's.
+            self.name(block.key)
+            return
+        self.block = None
+        if self.key is None and self.generates:
+            self.name(new_id(wall_ms()))
+        self._attempts.has_key = self.key is not None
+
+    async def _remember_move(self, response: Any, key: str) -> None:
+        wire = self._wire
+        if (location := wire.answer_header(response, "Location")) is not None and wire.replayable():
+            body = _hashed(await Call(wire.body))
+            remember_move(Moved(place(wire.address(), location), wire.method, body, key, self.block))
 
     async def _noted(self, note: Flow[None]) -> None:
         """What cannot be noted costs at most a replay: it must not cost the caller his answer."""
@@ -258,10 +346,16 @@ class Course:
         name, elapsed_s = self._host.name, now - self._began
         made = self._attempts.made
         tell(self._listener, AttemptEnded(name, self._wire.method, made, elapsed_s, status, error, succeeded))
-        if (state := self._host.moved(now)) is not None:
-            tell(self._listener, BreakerMoved(name, state))
+
+    def _tell_breaker(self, now: float) -> None:
+        if (state := log_breaker(self._host, now)) is not None:
+            tell(self._listener, BreakerMoved(self._host.name, state))
 
     def _tell_end(self, stop: Stop | None, *, succeeded: bool) -> None:
         reason = None if stop is None else stop.reason.name.lower()
         ended = CallEnded(self._host.name, self._wire.method, self._attempts.made, succeeded, reason)
         tell(self._listener, ended)
+
+
+def _hashed(body: bytes) -> bytes:
+    return blake2b(body, digest_size=16).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from onefold._kernel import deadlines
@@ -9,11 +10,13 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Now
 from onefold._kernel.events import Listener
 from onefold._kernel.ids import new_id
-from onefold.client.context import current_intent
+from onefold.client.conditions import RetryIf, checked_condition
+from onefold.client.context import SAFE_METHODS, Block, current_block, current_options, moved, remember_move
 from onefold.client.course import Course
+from onefold.client.key_hosts import KeyHosts
 from onefold.client.store import JournalStore
-from onefold.client.wire import KEY_HEADER, R, Wire, checked
-from onefold.errors import BodyNotReplayable
+from onefold.client.wire import KEY_HEADER, R, Wire, checked, place, target
+from onefold.errors import BodyNotReplayable, ConfigurationError
 from onefold.policy.attempts import Attempts, Host
 from onefold.policy.hosts import Hosts
 from onefold.policy.retry import IDEMPOTENT_METHODS
@@ -22,16 +25,30 @@ from onefold.policy.retry import IDEMPOTENT_METHODS
 class Exchange:
     """The calls of one retrying client."""
 
-    __slots__ = ("_hosts", "_listener", "_mint", "_quoted", "store")
+    __slots__ = ("_hosts", "_key_hosts", "_listener", "_quoted", "_remake", "_retry_if", "store")
 
     def __init__(
-        self, *, hosts: Hosts[Host], store: JournalStore, listener: Listener | None, mint: bool, quoted: bool
+        self,
+        *,
+        hosts: Hosts[Host],
+        store: JournalStore,
+        listener: Listener | None,
+        key_hosts: KeyHosts,
+        quoted: bool,
+        retry_if: RetryIf | None = None,
+        remake: Callable[[], Exchange] | None = None,
     ) -> None:
         self._hosts = hosts
         self._listener = listener
-        self._mint = mint
+        self._key_hosts = key_hosts
         self._quoted = quoted
+        self._retry_if = retry_if
+        self._remake = remake
         self.store = store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the settings. What was learned about hosts, and open journals, belong to a process."""
+        return _remade, (self._remake,)
 
     async def run(self, wire: Wire[R]) -> R:
         """The response of the last attempt, or the error it raised."""
@@ -41,33 +58,82 @@ class Exchange:
     def begin(self, wire: Wire[Any], now: float) -> Course:
         """A call that begins now. Nothing is sent, and no intent is claimed yet."""
         host = self._hosts.of(wire.host, now)
-        options, intent = wire.options, current_intent()
-        deadline_s = attempts_max = None
+        options, block = wire.options, current_block()
+        deadline_s = attempts_max = attempt_s = None
+        if (around := current_options()) is not None:
+            options = {**around, **options}
         if options:
-            intent = options.get("intent") or intent
+            if (intent := options.get("intent")) is not None:
+                block = Block(intent)
             deadline_s, attempts_max = options.get("deadline_s"), options.get("attempts_max")
-            if deadline_s is not None or attempts_max is not None:
+            attempt_s = options.get("attempt_s")
+            if options.get("stream"):
+                wire.streams = True
+            if (hedge_s := options.get("hedge_s")) is not None:
+                _hedge(wire, host, hedge_s)
+            if deadline_s is not None or attempts_max is not None or attempt_s is not None:
                 checked(wire, "deadline_s", deadline_s, least=0)
                 checked(wire, "attempts_max", attempts_max, least=1)
+                checked(wire, "attempt_s", attempt_s, least=0)
         idempotent = wire.method in IDEMPOTENT_METHODS
+        if block is not None and wire.method in SAFE_METHODS:
+            block = None
         # What is idempotent by itself needs no key, and nobody looks for one.
-        key = None if idempotent and intent is None else wire.header(KEY_HEADER)
-        keyed = key is not None or intent is not None or (self._mint and not idempotent)
-        if (keyed or idempotent) and (attempts_max or host.policy.attempts_max) > 1 and not wire.replayable():
+        key = None if idempotent and block is None else wire.header(KEY_HEADER)
+        generates = not idempotent and self._key_hosts.covers(wire.host)
+        keyed = generates or key is not None or block is not None
+        again = (keyed or idempotent) and (attempts_max or host.policy.attempts_max) > 1
+        if (again or block is not None) and not wire.replayable():
+            why = (
+                "so the request cannot be retried" if again else "so it cannot be compared with what its key stands for"
+            )
             raise BodyNotReplayable(
-                f"the body of {wire.method} {wire.address()} can be sent only once, so the request cannot be retried: "
-                "pass bytes, or say attempts_max=1 for this request"
+                f"the body of {target(wire)} can be sent only once, {why}: pass bytes, or say attempts_max=1 for this "
+                "request and make it outside of onefold.call() and onefold.intent()"
             )
         until, inherited = now + (host.policy.deadline_s if deadline_s is None else deadline_s), deadlines.current()
         if inherited is not None and inherited < until:
             until = inherited
         attempts = Attempts(host, until, wire.method, keyed, attempts_max)
         course = Course(wire, host, attempts, self.store, self._listener, now)
-        course.intent, course.key = intent, key
         # The deadline is told with every write, and by readers who set one. A reader who set none says nothing at
         # first: that header would be most of what the call costs.
         course.tells_deadline = not idempotent or deadline_s is not None or inherited is not None
+        if attempt_s is not None:
+            course.attempt_s = attempt_s
+        elif again:
+            course.attempt_s = host.policy.attempt_limit_s(deadline_s)
+        course.retry_if = checked_condition(options.get("retry_if")) or self._retry_if if options else self._retry_if
         course.quoted = self._quoted
-        if keyed and key is None and intent is None:
-            course.name(new_id(wall_ms()))
+        course.block, course.key = block, key
+        if not idempotent or block is not None:
+            self._name(course, wire, generates)
         return course
+
+    def _name(self, course: Course, wire: Wire[Any], generates: bool) -> None:
+        """Give it a key of its own, unless its block has one, or it follows a redirect and had one before."""
+        course.generates = generates
+        if (before := moved()) is not None:
+            remember_move(None)
+            if before.method == wire.method and before.place == place(wire.address()):
+                course.moved = before
+        if generates and course.key is None and course.block is None and course.moved is None:
+            course.name(new_id(wall_ms()))
+
+
+def _hedge(wire: Wire[Any], host: Host, after_s: Any) -> None:
+    """What only reads may be asked twice at once. Everything else is not, also where its block says so."""
+    checked(wire, "hedge_s", after_s, least=0)
+    hedge: Any = getattr(wire, "hedge", None)
+    if hedge is None:
+        raise ConfigurationError(
+            f"hedge_s={after_s!r} of {target(wire)}: this client cannot send a second attempt beside the first, only "
+            "httpx.AsyncClient can. Around a coroutine function every client can be hedged: "
+            "Retrying.calls(..., hedge_s=...)"
+        )
+    if wire.method in SAFE_METHODS:
+        hedge(after_s, host)
+
+
+def _remade(remake: Callable[[], Exchange]) -> Exchange:
+    return remake()

@@ -67,7 +67,11 @@ class AttemptLoop:
         attempts = self._calls.attempts(time.monotonic())
         while True:
             attempt = self._begin(attempts)
-            yield attempt
+            try:
+                yield attempt
+            except GeneratorExit:  # the loop was left, maybe before the attempt was made: it holds nothing any more
+                attempts.excuse()
+                raise
             if (wait_s := attempt.ended()) is None:
                 return
             wait(wait_s)
@@ -76,7 +80,11 @@ class AttemptLoop:
         attempts = self._calls.attempts(time.monotonic())
         while True:
             attempt = self._begin(attempts)
-            yield attempt
+            try:
+                yield attempt
+            except GeneratorExit:
+                attempts.excuse()
+                raise
             if (wait_s := attempt.ended()) is None:
                 return
             await wait_async(wait_s)

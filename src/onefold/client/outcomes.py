@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from onefold.client.wire import meaning_of
 from onefold.errors import CallerError, ConfigurationError
 from onefold.policy.outcome import Answered, Outcome, Unanswered
 from onefold.policy.retry import TOO_MANY_REQUESTS
-from onefold.policy.retry_after import retry_after_s
 
 #: What a function may say of an error: whether another attempt may help, or in how many seconds; or the outcome itself.
 Said: TypeAlias = bool | float | Outcome | None
 On: TypeAlias = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], Said]
+#: The same of a result.
+ResultIf: TypeAlias = Callable[[Any], Said]
 
 
 def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
@@ -42,6 +43,14 @@ def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
     return said
 
 
+def outcome_of_result(retry_if: ResultIf, result: object) -> Outcome | None:
+    """The outcome that a result stands for; None: it is what the caller wants. Who returns a result works."""
+    said = retry_if(result)
+    if said is None or said is False or isinstance(said, Answered | Unanswered):
+        return said or None
+    return Answered(status=200, should_retry=True, retry_after_s=None if said is True else float(said))
+
+
 def outcome_of(error: Exception) -> Outcome:
     """What an error tells. One that carries a response (of httpx, requests or aiohttp) tells its status and its
     Retry-After; any other means that there was no answer."""
@@ -52,9 +61,7 @@ def outcome_of(error: Exception) -> Outcome:
         response = error  # aiohttp's errors carry status and headers themselves
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     if not isinstance(status, int) or status < 100:  # aiohttp's errors have 0 where there was none
-        return Unanswered(maybe_sent=True)
+        late = isinstance(error, TimeoutError) or "Timeout" in type(error).__name__  # clients have classes of their own
+        return Unanswered(maybe_sent=True, timed_out=late)
     headers: Any = getattr(response, "headers", None) or {}
-    return Answered(
-        status=status,
-        retry_after_s=retry_after_s(headers.get("Retry-After"), date=headers.get("Date"), wall_s=time.time()),
-    )
+    return meaning_of(status, headers.get)

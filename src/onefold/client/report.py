@@ -33,17 +33,17 @@ class CallReport:
         return text
 
 
-class _Left:
-    """A report that some layer has left on an error."""
+class Left:
+    """A report that some layer has left on an answer or an error, and when."""
 
-    __slots__ = ("layer", "report")
+    __slots__ = ("at", "report")
 
-    def __init__(self, report: CallReport, layer: object) -> None:
+    def __init__(self, report: CallReport | Callable[[], CallReport], at: float) -> None:
         self.report = report
-        self.layer = layer
+        self.at = at
 
     def __call__(self) -> CallReport:
-        return self.report
+        return self.report if isinstance(self.report, CallReport) else self.report()
 
 
 def report_of(ended: object) -> CallReport | None:
@@ -52,17 +52,18 @@ def report_of(ended: object) -> CallReport | None:
     return None if made is None else made()
 
 
-def retried_below(error: BaseException, layer: object) -> bool:
-    """Whether another layer has retried what ended with this error, or with what it came from, and has given up."""
-    seen: BaseException | None = error
+def retried_below(ended: object, began: float) -> bool:
+    """Whether another layer has retried what ended like this, or with what it came from, and has given up: in the
+    middle of our attempt, which began then. What was left before that is of another call."""
+    seen = ended
     for _ in range(_CHAIN_MAX):
         if seen is None:
             return False
-        for ended in (seen, getattr(seen, "response", None)):
-            made = getattr(ended, _ATTRIBUTE, None)
-            if made is not None and getattr(made, "layer", None) is not layer:
+        for each in (seen, getattr(seen, "response", None)):
+            left = getattr(each, _ATTRIBUTE, None)
+            if isinstance(left, Left) and left.at >= began:
                 return True
-        seen = seen.__cause__ or seen.__context__
+        seen = getattr(seen, "__cause__", None) or getattr(seen, "__context__", None)
     return False
 
 
@@ -72,9 +73,9 @@ def attach(report: Callable[[], CallReport], ended: object) -> None:
         attributes[_ATTRIBUTE] = report
 
 
-def attach_to_error(report: CallReport, error: BaseException, layer: object = None) -> None:
+def attach_to_error(report: CallReport, error: BaseException, at: float) -> None:
     """The same, and in the traceback."""
-    attach(_Left(report, layer), error)
+    attach(Left(report, at), error)
     error.add_note(f"onefold: {report}")
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from onefold._kernel.runners import run
+from onefold.client import socket_limits
+from onefold.client.driving import drive
 from onefold.client.exchange import Exchange
-from onefold.client.waiting import CallLane
-from onefold.client.wire import is_problem, not_made_as, problem_type
+from onefold.client.socket_limits import limit_pool
+from onefold.client.wire import (
+    STREAM_ADVICE,
+    UNSIZED_BYTES_MAX,
+    bytes_to_read,
+    is_certificate_error,
+    not_made_as,
+)
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.policy.outcome import Unanswered
 
@@ -43,8 +52,12 @@ class RetryingAdapter:
         proxies: Any = None,
     ) -> Response:
         more = {"verify": verify, "cert": cert, "proxies": proxies}
-        wire = _Wire(request, self._inner, stream=stream, timeout=timeout, more=more)
-        return run(self._exchange.run(wire), CallLane(self._exchange.store.threads))
+        # A copy: the caller may send his request again, with another body, and the key is for this one.
+        wire = _Wire(request.copy(), self._inner, stream=stream, timeout=timeout, more=more)
+        course = self._exchange.begin(wire, time.monotonic())
+        response: Response = drive(course, course.run(), wire, self._exchange.store)
+        response.__dict__["connection"] = self  # digest authentication sends its second request through this
+        return response
 
     def close(self) -> None:
         self._inner.close()
@@ -55,17 +68,19 @@ class RetryingAdapter:
 class _Wire:
     """One request, as the exchange sees it. requests has no place for options: intents come from the context."""
 
-    __slots__ = ("_inner", "_more", "_request", "_stream", "_timeout", "host", "method", "options")
+    __slots__ = ("_inner", "_more", "_read", "_request", "_timeout", "host", "method", "options", "streams")
 
     def __init__(self, request: PreparedRequest, inner: BaseAdapter, *, stream: bool, timeout: Any, more: Any) -> None:
         self._request: Any = request
         self._inner = inner
-        self._stream = stream
+        self.streams = stream
         self._timeout = timeout
         self._more = more
         self.method = request.method or "GET"
         self.host = urlsplit(request.url or "").netloc.rpartition("@")[2]
         self.options: Mapping[str, Any] = {}
+        #: The body of the last answer, where it was read.
+        self._read: bytes | None = None
 
     def address(self) -> str:
         return self._request.url or ""
@@ -97,12 +112,35 @@ class _Wire:
         position = self._position()
         if isinstance(position, int):
             body.seek(position)
-        response = self._inner.send(
-            self._request, stream=self._stream, timeout=_bounded(self._timeout, seconds), **self._more
-        )
-        if not self._stream or is_problem(response.headers.get("content-type")):
-            _ = response.content  # read it here: an answer that breaks off is an attempt that failed
+        self._read = None
+        self._limit_sockets()
+        token = socket_limits.begin(time.monotonic() + seconds)
+        try:
+            response = self._inner.send(
+                self._request, stream=self.streams, timeout=_bounded(self._timeout, seconds), **self._more
+            )
+            self._read = self._beginning(response)
+        finally:
+            socket_limits.end(token)
+        if not self.streams and self._read is None:
+            self._read = response.content  # a long one: here too, for one that breaks off is an attempt that failed
         return response
+
+    def _beginning(self, response: Response) -> bytes | None:
+        """Read what is short within the limits of the attempt; None: it is longer, or the caller's to read."""
+        if self.streams and response.status_code < 400:
+            return None
+        if hasattr(response.raw, "stream") and (self.streams or "Content-Length" not in response.headers):
+            return _start(response)
+        return response.content if bytes_to_read(response.headers.get("Content-Length")) else None
+
+    def _limit_sockets(self) -> None:
+        """Have the connection that is taken, or made, know when the attempt ends."""
+        find: Any = getattr(self._inner, "get_connection_with_tls_context", None)
+        if find is not None:
+            with suppress(Exception):  # what is wrong with the request is told by sending it
+                more = self._more
+                limit_pool(find(self._request, more["verify"], proxies=more["proxies"], cert=more["cert"]))
 
     def status(self, response: Response) -> int:
         return response.status_code
@@ -110,18 +148,24 @@ class _Wire:
     def answer_header(self, response: Response, name: str) -> str | None:
         return response.headers.get(name)
 
-    def problem(self, response: Response) -> str | None:
-        return problem_type(response.content) if is_problem(response.headers.get("content-type")) else None
+    def content(self, response: Response) -> bytes | None:
+        return self._read  # unpacked by the vendor
 
     def discard(self, response: Response) -> None:
         response.close()
 
     def unanswered(self, error: Exception) -> Unanswered | None:
         vendor: Any = sys.modules["requests"].exceptions
+        if is_certificate_error(error):
+            return None
         if isinstance(error, vendor.ConnectTimeout) or _never_connected(error):
             return Unanswered(maybe_sent=False)
         broken = (vendor.ConnectionError, vendor.Timeout, vendor.ChunkedEncodingError, vendor.ContentDecodingError)
-        return Unanswered(maybe_sent=True) if isinstance(error, broken) else None
+        if not isinstance(error, broken):
+            return None
+        # The second: so the vendor calls a read that was not in time, once the answer has begun.
+        late = isinstance(error, vendor.Timeout) or _cause_of(error) == "ReadTimeoutError"
+        return Unanswered(maybe_sent=True, timed_out=late)
 
     def not_made(self, message: str) -> CallNotMade:
         error: CallNotMade = not_made_as(sys.modules["requests"].ConnectionError)(message, request=self._request)
@@ -132,10 +176,67 @@ class _Wire:
         return getattr(self._request, "_body_position", None)
 
 
+class _Resumed:
+    """A raw answer whose beginning was read already."""
+
+    def __init__(self, start: bytes, rest: Iterator[bytes], raw: Any) -> None:
+        self._start = start
+        self._rest = rest
+        self._raw = raw
+
+    def stream(self, amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:
+        start, self._start = self._start, b""
+        if start:
+            yield start
+        yield from self._rest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+
+def _start(response: Any) -> bytes | None:
+    """The answer, if it is short; else it is left to arrive, for who reads it in pieces."""
+    raw: Any = response.raw
+    urllib3: Any = sys.modules["urllib3"].exceptions
+    vendor: Any = sys.modules["requests"].exceptions
+    # One iterator from the beginning to the end: urllib3 loses its place in a chunk where another takes over.
+    arriving: Iterator[bytes] = raw.stream(8192, decode_content=True)
+    start = b""
+    try:
+        for piece in arriving:
+            start += piece
+            if len(start) > UNSIZED_BYTES_MAX:
+                break
+    except urllib3.ReadTimeoutError as error:
+        late: Exception = vendor.ConnectionError(error)  # so the vendor calls it, once the answer has begun
+        late.add_note(STREAM_ADVICE)
+        raise late from error
+    except urllib3.HTTPError as error:
+        raise vendor.ChunkedEncodingError(error) from error
+    response.raw = _Resumed(start, arriving, raw)
+    if len(start) > UNSIZED_BYTES_MAX:
+        return None
+    body: bytes = response.content
+    return body
+
+
 def is_adapter(inner: object) -> bool:
     """It is an adapter of requests."""
     module: Any = sys.modules.get("requests.adapters")
     return module is not None and isinstance(inner, module.BaseAdapter)
+
+
+def is_session(given: object) -> bool:
+    """It is a session of requests."""
+    module: Any = sys.modules.get("requests")
+    return module is not None and isinstance(given, module.Session)
+
+
+def wrap_session(session: Any, wrap: Callable[[Any], Any]) -> None:
+    """Let a session send through adapters that retry."""
+    wrapped = [(prefix, wrap(adapter)) for prefix, adapter in session.adapters.items()]  # all of them, or none
+    for prefix, adapter in wrapped:
+        session.mount(prefix, adapter)
 
 
 def _bounded(timeout: Any, seconds: float) -> tuple[float, float]:
@@ -144,6 +245,10 @@ def _bounded(timeout: Any, seconds: float) -> tuple[float, float]:
         timeout = (timeout.connect_timeout, timeout.read_timeout)
     connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
     return min(connect or seconds, seconds), min(read or seconds, seconds)
+
+
+def _cause_of(error: Exception) -> str:
+    return type(error.args[0] if error.args else None).__name__
 
 
 def _never_connected(error: Exception) -> bool:

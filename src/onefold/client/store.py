@@ -14,13 +14,20 @@ from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run
 from onefold.client.journal import Journal, default_journal, made_private, prepare
-from onefold.db.connect import async_database, dialect_of, file_of, sync_database
+from onefold.db.connect import async_database, check_usable, dialect_of, file_of, sync_database
+from onefold.db.sqlite import SqliteDatabase, async_sqlite
+
+#: How long one try waits for the write lock of a file. A claim tries again until its deadline, which it can only look
+#: at in between.
+BUSY_S = 0.25
 
 
 class JournalStore:
     """The database of a journal, by the address or the pool that was given; by default a file of the user's own."""
 
     def __init__(self, given: object | None, *, retention_s: float) -> None:
+        if given is not None:
+            check_usable(given, "journal")
         self._given = given
         self._retention_s = retention_s
         self._lock = RLock()
@@ -42,14 +49,20 @@ class JournalStore:
         with self._lock:
             if self._sync is None:
                 self.make_ready()
-                self._sync = sync_database(self._place())
+                file = self._file()
+                self._sync = (
+                    sync_database(self._place()) if file is None else SqliteDatabase(file, busy_timeout_s=BUSY_S)
+                )
             return self._sync
 
     def async_database(self) -> AsyncDatabase[Any]:
         with self._lock:
             if self._async is None:
                 self.make_ready()
-                self._async = async_database(self._place())
+                file = self._file()
+                self._async = (
+                    async_database(self._place()) if file is None else async_sqlite(file, busy_timeout_s=BUSY_S)
+                )
             return self._async
 
     def make_ready(self) -> None:
@@ -81,6 +94,11 @@ class JournalStore:
         if self._given is None:
             self._given = default_journal()
         return self._given
+
+    def _file(self) -> Path | None:
+        """The journal's file, where it is one that was named."""
+        place = self._place()
+        return file_of(place) if isinstance(place, str | Path) else None
 
     def _is_ours(self) -> bool:
         return self._given is None or isinstance(self._given, str | Path)

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import parse_qs, unquote, urljoin, urlsplit
 
+from onefold._kernel.addresses import redact
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.policy.outcome import Unanswered
+from onefold.policy.outcome import Answered, Unanswered
+from onefold.policy.retry_after import retry_after_ms_s, retry_after_s
 
 KEY_HEADER: Final = "Idempotency-Key"
 
 #: An answer whose Content-Length has no more digits than this, less than a megabyte, is read within its attempt, so
-#: that one that breaks off is retried like one that never came. Longer ones, and those that do not say how long they
-#: are, are handed on while they arrive.
+#: that one that breaks off is retried like one that never came. Longer ones are handed on while they arrive.
 _SHORT_DIGITS: Final = 6
+
+#: Of an answer that does not say how long it is, so much is read. A longer one is handed on while it arrives, and the
+#: type of its problem is not known.
+UNSIZED_BYTES_MAX: Final = 65_536
+
+#: Answers that come for as long as there is something to say: they are handed on while they arrive.
+_STREAMS: Final = (
+    "text/event-stream", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-seq",
+    "application/stream+json", "application/grpc", "multipart/x-mixed-replace", "audio/", "video/",
+)  # fmt: skip
+
+#: What to do where an answer that is read within its attempt was meant to be read while it arrives.
+STREAM_ADVICE: Final = (
+    "the answer does not say how long it is, and was not whole in time; where it is meant to be read while it arrives, "
+    "say so: with onefold.options(stream=True)"
+)
+
+_CHAIN_MAX: Final = 16
+_SAID: Final = {"true": True, "false": False}
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -27,11 +51,13 @@ class Wire(Protocol[R_contra]):
 
     method: str
     host: str
+    streams: bool
+    """The caller reads the answer while it arrives, however long that takes."""
 
     @property
     def options(self) -> Mapping[str, Any]:
         """What the caller said about this very request, where the client has a place for it: "intent", "deadline_s",
-        "attempts_max". Empty where nothing was said."""
+        "attempts_max", "attempt_s", "stream". Empty where nothing was said."""
         ...
 
     def address(self) -> str:
@@ -60,8 +86,8 @@ class Wire(Protocol[R_contra]):
     def status(self, response: R_contra) -> int: ...
     def answer_header(self, response: R_contra, name: str) -> str | None: ...
 
-    def problem(self, response: R_contra) -> str | None:
-        """The `type` in the body of an application/problem+json response that `send` has read (see `reads_whole`)."""
+    def content(self, response: R_contra) -> bytes | None:
+        """The body, unpacked, where `send` has read it (see `bytes_to_read`); None where it has not."""
         ...
 
     def discard(self, response: R_contra) -> Any:
@@ -90,27 +116,77 @@ def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
     return hashed.digest()
 
 
+def fetches_token(wire: Wire[Any], body: bytes) -> bool:
+    """It asks for an access token (RFC 6749, 4 and 6): what an SDK does by itself, in the middle of another call."""
+    if b"grant_type" not in body or wire.method != "POST":
+        return False
+    match (wire.header("Content-Type") or "").partition(";")[0].strip().lower():
+        case "application/x-www-form-urlencoded":
+            return "grant_type" in parse_qs(body.decode("latin-1"))
+        case "application/json":
+            try:
+                found = json.loads(body)
+            except (ValueError, RecursionError):
+                return False
+            return isinstance(found, dict) and "grant_type" in found
+        case _:
+            return False
+
+
+def place(address: str, moved_to: str = "") -> tuple[str, ...]:
+    """An address, or where a redirect from it leads, in one spelling: clients encode and quote it each in their own."""
+    parts = urlsplit(urljoin(address, moved_to))
+    host = parts.netloc.rpartition("@")[2].lower()
+    return parts.scheme, host, unquote(parts.path) or "/", unquote(parts.query)
+
+
+def meaning_of(status: int, header: Callable[[str], str | None], problem: str | None = None) -> Answered:
+    """What an error says about another attempt, in the words of HTTP, of Stripe and of OpenAI."""
+    said = header("Stripe-Should-Retry") or header("X-Should-Retry")
+    asked_s = retry_after_ms_s(header("Retry-After-Ms"))
+    if asked_s is None:
+        asked_s = retry_after_s(header("Retry-After"), date=header("Date"), wall_s=time.time())
+    return Answered(
+        status=status, problem_type=problem, retry_after_s=asked_s, should_retry=_SAID.get((said or "").strip().lower())
+    )
+
+
 def checked(wire: Wire[Any], name: str, value: object, *, least: int) -> None:
     """Refuse an option of this request that is no number, or one that makes no sense, before anything is sent."""
     if value is None or (isinstance(value, int | float) and value >= least):
         return
-    raise ConfigurationError(f"{name}={value!r} of {wire.method} {wire.address()} must be a number, {least} or more")
+    raise ConfigurationError(f"{name}={value!r} of {target(wire)} must be a number, {least} or more")
 
 
 def target(wire: Wire[Any]) -> str:
-    """Where a request goes, for people: without the query, which may hold what nobody else should read."""
-    return f"{wire.method} {wire.address().partition('?')[0].partition('#')[0]}"
+    """Where a request goes, for people: without user and password, and without the query, which may hold a token."""
+    return f"{wire.method} {redact(wire.address(), with_path=True)}"
 
 
-def reads_whole(length: str | None, content_type: str | None) -> bool:
-    """An answer with these headers is read within its attempt. A problem is, whether or not it says how long it is:
-    whether to try again may depend on it."""
-    return is_problem(content_type) if length is None else is_short(length)
+def bytes_to_read(length: str | bytes | None) -> int:
+    """How much of an answer of this Content-Length is read within its attempt: all of a short one."""
+    return 10**_SHORT_DIGITS if length is not None and len(length) <= _SHORT_DIGITS and length.isdigit() else 0
 
 
-def is_short(length: str | bytes) -> bool:
-    """This Content-Length is short enough."""
-    return len(length) <= _SHORT_DIGITS and length.isdigit()
+def unsized_bytes_to_read(status: int, content_type: str | None, accepted: str | None) -> int:
+    """How much is read of an answer that does not say how long it is: its beginning, which nearly always is all of it.
+    Of a success only where neither it nor its request speaks of a stream; of an error always, because whether to try
+    again may depend on it, and once it is read, the next attempt has its connection."""
+    if status >= 400:
+        return UNSIZED_BYTES_MAX
+    if status < 200 or any((said or "").strip().lower().startswith(_STREAMS) for said in (content_type, accepted)):
+        return 0
+    return UNSIZED_BYTES_MAX
+
+
+def is_certificate_error(error: BaseException) -> bool:
+    """The host could not prove who it is, which another attempt will not change."""
+    seen: BaseException | None = error
+    for _ in range(_CHAIN_MAX):
+        if seen is None or isinstance(seen, ssl.SSLCertVerificationError):
+            return seen is not None
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def is_problem(content_type: str | None) -> bool:
@@ -118,17 +194,43 @@ def is_problem(content_type: str | None) -> bool:
     return (content_type or "").partition(";")[0].strip().lower() == "application/problem+json"
 
 
-def problem_type(body: bytes) -> str | None:
-    """The `type` of a problem document."""
+def problem_type(body: bytes | None) -> str | None:
+    """The `type` of a problem document; None where it cannot be read."""
     try:
-        found = json.loads(body)
-    except ValueError:
+        found = json.loads(body or b"")
+    except (ValueError, RecursionError):
         return None
     named = found.get("type") if isinstance(found, dict) else None
     return named if isinstance(named, str) else None
 
 
+def unpack(body: bytes, encoding: str | None) -> bytes | None:
+    """Without its content coding, up to the limit: a few kilobytes may unpack into gigabytes. None: it cannot be."""
+    match (encoding or "identity").strip().lower():
+        case "identity":
+            return body
+        case "gzip" | "x-gzip" | "deflate":
+            try:
+                return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, 10**_SHORT_DIGITS)
+            except zlib.error:
+                return None
+        case _:
+            return None
+
+
 @cache
 def not_made_as(kind: type[Exception]) -> Any:
     """CallNotMade as an error of some HTTP client as well: who handles that client's errors handles this one."""
-    return type("CallNotMade", (CallNotMade, kind), {"__module__": CallNotMade.__module__})
+    return type("CallNotMade", (CallNotMade, kind), {"__module__": CallNotMade.__module__, "__reduce__": _reduce})
+
+
+def _reduce(error: Exception) -> tuple[Any, ...]:
+    """For pickle, which would look for the class where CallNotMade itself is. The request stays behind: what it came
+    through cannot be sent to another process."""
+    kept = {name: value for name, value in error.__dict__.items() if name in ("onefold_report", "__notes__")}
+    return _remake, (type(error).__bases__[1], str(error)), kept
+
+
+def _remake(kind: Any, message: str) -> Exception:
+    error: Exception = not_made_as(kind)(message)
+    return error

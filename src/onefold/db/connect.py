@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
+from onefold._kernel.addresses import redact
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold.errors import ConfigurationError
 
@@ -118,6 +119,17 @@ def file_of(database: str | Path) -> Path | None:
     return Path(address.text) if address.dialect == "sqlite" else None
 
 
+def check_usable(database: object, setting: str) -> None:
+    """Refuse what can never become a database, for threads or for asyncio, without opening or importing anything."""
+    if isinstance(database, str | Path):
+        _read(database)
+    elif _vendor_of(database) is None and not _is_database(database):
+        raise ConfigurationError(
+            f"{setting}={database!r} is no database; it may be {_ACCEPTED['AsyncOnefold']}, a "
+            "psycopg_pool.ConnectionPool, a sqlalchemy.Engine"
+        )
+
+
 def dialect_of(database: object) -> str:
     """The statement set a database speaks, without opening it."""
     if isinstance(database, str | Path):
@@ -142,8 +154,15 @@ def _given(database: object, face: Face) -> Any:
 def _made(module: str, name: str, given: object) -> Any:
     try:
         driver = import_module(f"onefold.db.{module}")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"this database needs {error.name}: pip install 'onefold[{module}]'") from None
     except ImportError as error:
-        raise ConfigurationError(f"this database needs {module}: pip install 'onefold[{module}]' ({error})") from error
+        if module != "psycopg":
+            raise
+        raise ConfigurationError(
+            "psycopg is installed, but finds no libpq to work with: pip install 'psycopg[binary]', or have the system "
+            "install libpq (Debian's package libpq5)"
+        ) from error
     return getattr(driver, name)(given)
 
 
@@ -184,10 +203,12 @@ def _read(database: str | Path) -> _Address:
     if not separator:
         if database == ":memory:" or database.endswith(_FILE_ENDINGS):
             return _Address("sqlite", database)
+        # What may be something else than a path (host=... password=...) is not repeated either.
+        named = redact(database) if re.fullmatch(r"[\w./-]{0,100}", database) else "..."
         raise ConfigurationError(
-            "the database is given as a string that is neither a URL (postgresql://..., sqlite:///file.db) nor the "
-            f"path of a file that ends in {', '.join(_FILE_ENDINGS)}; for a file of another name "
-            "write sqlite:///name, or pass a pathlib.Path"
+            f"{named!r} names no database: it is neither a URL (postgresql://..., sqlite:///file.db) nor the path of a "
+            f"file that ends in {', '.join(_FILE_ENDINGS)}; for a file of another name write "
+            f"sqlite:///{named or 'name'}, or pass a pathlib.Path"
         )
     if "+" in scheme:
         raise ConfigurationError(

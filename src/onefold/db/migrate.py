@@ -3,17 +3,20 @@
 Theory of operation. What is applied is first looked up without a lock: nearly always there is nothing to do. Else
 one transaction takes the lock that all who migrate compete for, looks again, and applies what is missing. Both
 Postgres and SQLite undo DDL with its transaction, so a crash leaves the schema as it was.
+
+Rolling upgrades. A release that finds migrations it does not know leaves them alone and goes on: every migration must
+leave a schema that the release before it can work with (its statements are recorded, and run against the new one).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from textwrap import dedent
 from typing import TypeAlias
 
 from onefold._kernel.borrow import borrowing
+from onefold._kernel.catalog import qualified
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step
-from onefold.errors import ConfigurationError
 
 Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 
@@ -45,22 +48,34 @@ _LOCK: dict[str, tuple[str, ...]] = {
 
 _APPLIED = "SELECT version FROM onefold_migration ORDER BY version"
 
+#: What a statement looks up is the server's own: see `_kernel/catalog.py`.
+_QUALIFY: dict[str, Callable[[str], str]] = {"postgres": qualified, "sqlite": str}
+
 
 async def migrate(dialect: str, migrations: Migrations) -> list[int]:
-    """Apply what is missing; the versions applied now."""
+    """Apply what is missing; the versions applied now. What a newer release has applied is fine, see `newer`."""
 
     async def work() -> list[int]:
         if not _missing(migrations, await _applied(dialect)):
             return []
-        await Batch((Boundary.BEGIN, *map(Statement, _LOCK[dialect])))
+        await Batch((Boundary.BEGIN, *_stated(dialect, _LOCK[dialect])))
         missing = _missing(migrations, await _applied(dialect))
         steps: list[Step] = []
-        if missing and not await Fetch(Statement(_EXISTS[dialect])):
-            steps.append(Statement(_CREATE[dialect]))
+        if missing and not await Fetch(*_stated(dialect, [_EXISTS[dialect]])):
+            steps += _stated(dialect, [_CREATE[dialect]])
         for version in missing:
-            steps += map(Statement, _statements(version, migrations))
+            steps += _stated(dialect, _statements(version, migrations))
         await Batch((*steps, Boundary.COMMIT))
         return missing
+
+    return await borrowing(work)
+
+
+async def newer(dialect: str, migrations: Migrations) -> list[int]:
+    """The versions a newer onefold has applied, which this one does not know and works beside."""
+
+    async def work() -> list[int]:
+        return sorted(await _applied(dialect) - migrations.keys())
 
     return await borrowing(work)
 
@@ -75,21 +90,19 @@ def script(dialect: str, migrations: Migrations, *, after: int = 0) -> str:
     return f"-- onefold for {dialect}, versions {missing}\n\nBEGIN;\n\n{body}COMMIT;\n"
 
 
+def _stated(dialect: str, texts: Iterable[str]) -> list[Statement]:
+    return [Statement(_QUALIFY[dialect](text)) for text in texts]
+
+
 def _statements(version: int, migrations: Migrations) -> tuple[str, ...]:
     return (*migrations[version], f"INSERT INTO onefold_migration (version) VALUES ({version})")
 
 
 async def _applied(dialect: str) -> set[int]:
-    if not await Fetch(Statement(_EXISTS[dialect])):
+    if not await Fetch(*_stated(dialect, [_EXISTS[dialect]])):
         return set()
     return {version for (version,) in await Fetch(Statement(_APPLIED))}
 
 
 def _missing(migrations: Migrations, applied: set[int]) -> list[int]:
-    unknown = sorted(applied - migrations.keys())
-    if unknown:
-        raise ConfigurationError(
-            f"the database has migrations {unknown}, which this onefold does not know (it knows up to "
-            f"{max(migrations, default=0)}); a newer onefold migrated it: upgrade this one"
-        )
     return sorted(migrations.keys() - applied)

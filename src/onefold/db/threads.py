@@ -17,15 +17,17 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.lanes import runs_a_loop
 from onefold._kernel.ports import Connection, Database
 from onefold._kernel.prompt import AlarmClock
+from onefold.db.processes import PerLoop
 from onefold.errors import ProgrammerError
 
 H = TypeVar("H")
 A = TypeVar("A")
 T = TypeVar("T")
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.database")
 
 #: How many connections are out at once, as a rule: each has a thread and open files.
 LANES_MAX = 64
@@ -44,9 +46,10 @@ class LaneThread:
     errand, and chains it to one of the loop's.
     """
 
-    __slots__ = ("_begun", "_errands", "_started", "done")
+    __slots__ = ("_begun", "_errands", "_name", "_started", "done")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "onefold") -> None:
+        self._name = name
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._started = False
         #: How many functions it was given and, counted over there, how many it is through with.
@@ -63,7 +66,7 @@ class LaneThread:
         if not self._started:
             self._started = True
             # A daemon: what it has not committed when the process ends rolls back, as after a crash.
-            threading.Thread(target=_work, args=(self._errands,), name="onefold", daemon=True).start()
+            threading.Thread(target=_work, args=(self._errands,), name=self._name, daemon=True).start()
         self._errands.put(errand)
 
     def run(self, function: Callable[[], T], *, unheard: Callable[[T], None] | None = None) -> asyncio.Future[T]:
@@ -132,7 +135,7 @@ def plain_handle(connection: Connection[H], thread: LaneThread) -> H:
 def off_loop_handle(connection: Connection[H], thread: LaneThread) -> H:
     """The same where taking the handle may wait: on an event loop that would stop every request, also the one that
     holds what is waited for."""
-    if _runs_a_loop():
+    if runs_a_loop():
         raise ProgrammerError(
             "tx.connection was touched on a thread that runs an event loop, where it would block every request while "
             "it waits for the database's write lock. Use AsyncOnefold in `async def` endpoints and dependencies; with "
@@ -147,70 +150,90 @@ class ThreadedDatabase(Generic[H, A]):
     def __init__(
         self,
         database: Database[H],
-        present: Callable[[Connection[H], LaneThread], A],
+        present: Callable[[Any, LaneThread], A],
         *,
+        acquire: Callable[[], Connection[H]] | None = None,
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
         at_rest: Callable[[Any], bool] | None = None,
+        glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None = None,
     ) -> None:
         """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread; `at_rest`
-        says whether one can be given back like that. Where there is an `at_rest`, user code, too, reaches the
-        connection on its thread only."""
-        self._database = database
+        says whether one can be given back like that, and `glance` does what can be done like that. Where there is an
+        `at_rest`, user code, too, reaches the connection on its thread only."""
+        #: The synchronous one.
+        self.database = database
         self._present = present
+        self._acquire = acquire or database.acquire
         self._at_hand = at_hand
         self._at_rest = at_rest
-        self._room = asyncio.Semaphore(LANES_MAX)
+        self._glance = glance
+        self._lanes = PerLoop(_Lanes, _Lanes.end)
         self._clock = AlarmClock()
-        #: The one that was let go last comes last: it may still be busy with what it was handed.
-        self._idle: deque[LaneThread] = deque()
         self._closed = False
 
     @property
     def dialect(self) -> str:
-        return self._database.dialect
+        return self.database.dialect
 
     async def acquire(self) -> ThreadedConnection[H, A]:
-        room = self._room
+        lanes = self._lanes.here()
+        room = lanes.room
         try:
             await (self._clock.within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
         except TimeoutError:
-            # Better one too many than one for ever: it may be the renewal that the lease of a lane's request needs.
+            # Better a thread too many than a wait without end: those that have one may be waiting for this statement.
             leave = _nothing
         else:
             leave = room.release
-        thread = self._idle.popleft() if self._idle else LaneThread()
+        thread = lanes.idle.popleft() if lanes.idle else LaneThread()
         try:
             connection = self._at_hand()
             if connection is None:
                 # A cancelled wait may be given its connection later, when nobody listens any more.
-                connection = await thread.run(self._database.acquire, unheard=_discard)
+                connection = await thread.run(self._acquire, unheard=_discard)
         except BaseException:
             leave()
             thread.end()
             raise
         handle = partial(self._present, connection, thread)
-        return ThreadedConnection(connection, thread, handle, partial(self._left, leave, thread), self._at_rest)
+        left = partial(self._left, lanes, leave, thread)
+        return ThreadedConnection(connection, thread, handle, left, self._at_rest, self._glance)
 
     async def close(self) -> None:
         self._closed = True
-        while self._idle:
-            thread = self._idle.popleft()
-            await thread.run(_nothing)  # what is on its way back has arrived
-            thread.end()
-        self._database.close()
+        for lanes in self._lanes.take():
+            for thread in lanes.idle:
+                await thread.run(_nothing)  # what is on its way back has arrived
+            lanes.end()
+        self.database.close()
 
-    def _left(self, leave: Callable[[], None], thread: LaneThread) -> None:
+    def _left(self, lanes: _Lanes, leave: Callable[[], None], thread: LaneThread) -> None:
         leave()
-        if self._closed or len(self._idle) >= IDLE_MAX:
+        if self._closed or len(lanes.idle) >= IDLE_MAX:
             thread.end()
         else:
-            self._idle.append(thread)
+            lanes.idle.append(thread)
+
+
+class _Lanes:
+    """The threads of one event loop, and how many more there may be."""
+
+    __slots__ = ("idle", "room")
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(LANES_MAX)
+        #: The one that was let go last comes last: it may still be busy with what it was handed.
+        self.idle: deque[LaneThread] = deque()
+
+    def end(self) -> None:
+        while self.idle:
+            self.idle.popleft().end()
 
 
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = ("_at_rest", "_connection", "_leave", "_present", "_thread")
+    __slots__ = ("_at_rest", "_connection", "_glance", "_leave", "_present", "_thread")
 
     def __init__(
         self,
@@ -219,7 +242,9 @@ class ThreadedConnection(Generic[H, A]):
         present: Callable[[], A],
         leave: Callable[[], None],
         at_rest: Callable[[Any], bool] | None,
+        glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None,
     ) -> None:
+        self._glance = glance
         self._connection = connection
         self._thread = thread
         self._present = present
@@ -230,11 +255,30 @@ class ThreadedConnection(Generic[H, A]):
     def handle(self) -> A:
         return self._present()
 
+    @property
+    def executed(self) -> bool:
+        """Whether the handler has had anything executed, where the connection can tell."""
+        return getattr(self._connection, "executed", True)
+
+    @property
+    def on_this_thread(self) -> Connection[H] | None:
+        """The connection itself, for user code that has a thread of its own; None where only our thread uses it."""
+        return self._connection if self._at_rest is None else None
+
     async def batch(self, steps: Sequence[Step]) -> int:
+        if (rows := self._glanced(steps)) is not None:
+            return len(rows)
         return await self._thread.run(partial(self._connection.batch, steps))
 
     async def fetch(self, statement: Statement) -> list[Row]:
+        if statement.brief and (rows := self._glanced((statement,))) is not None:
+            return rows
         return await self._thread.run(partial(self._connection.fetch, statement))
+
+    def _glanced(self, steps: Sequence[Step]) -> list[Row] | None:
+        if self._glance is None or not self._thread.is_idle:
+            return None
+        return self._glance(self._connection, steps)
 
     async def release(self) -> None:
         at_rest = self._at_rest
@@ -274,11 +318,3 @@ def _discard(connection: Connection[Any]) -> None:
 
 def _nothing() -> None:
     """Done when everything before it is."""
-
-
-def _runs_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -94,7 +94,7 @@ class Turns:
 
     def pass_on(self, proxy: Any) -> bool:
         """Give such a connection to the first in line. False: nobody waits."""
-        turn = self._first()
+        turn = self._first() if self._line else None
         if turn is None:
             return False
         holder, connection = proxy._holder, proxy._con

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar, Unpack
 
+from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Flow
 from onefold._kernel.events import Reaped
 from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
+from onefold._kernel.with_blocks import on_tasks, on_threads, task_block, thread_block
 from onefold.db.connect import async_database, sync_database
 from onefold.db.migrate import migrate
 from onefold.db.threads import ThreadedDatabase, off_loop_handle, plain_handle
@@ -24,15 +27,19 @@ from onefold.errors import ConfigurationError
 from onefold.face.shared import Face
 from onefold.face.tables import MIGRATIONS
 from onefold.http import asgi, wsgi
-from onefold.http.install import install_asgi, install_wsgi, leave_in
+from onefold.http.install import install_asgi, install_wsgi
 from onefold.http.policy import Policy
+from onefold.http.readiness import leave_in
+from onefold.http.reaping import reap_again_and_again
 from onefold.http.templates import routes_of
 from onefold.idempotency.retention import reap
-from onefold.inbox.entry import Entry
+from onefold.inbox.pausing import pause, resume
+from onefold.policy.ranges import require
 from onefold.worker.blocks import async_block, block
+from onefold.worker.ledger import RETENTION_S
 from onefold.worker.running import as_task, on_a_thread
-from onefold.worker.settings import RelaySettings
-from onefold.worker.wakeup import Notifier
+from onefold.worker.settings import RelaySettings, check_relay_settings, chosen
+from onefold.worker.wakeup import Notifier, ThreadNotifier
 
 __all__ = ["MIGRATIONS", "AsyncOnefold", "Onefold"]
 
@@ -42,12 +49,21 @@ T = TypeVar("T")
 class Onefold(Face[Database[Any]]):
     """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
 
-    `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
-    rotate between retries). An application with one principal only says so with `single_principal`.
+    `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
+    credential (tokens rotate between retries) and never a header that anyone can write. It gets onefold's `Request`, or
+    one of the framework's where its parameter is annotated so. An application with one principal only says so with
+    `single_principal`. `authorize` may refuse a request: like `principal`, it runs before any replay.
     """
 
+    _asynchronous = False
+
     def _open(self, database: object) -> Database[Any]:
-        return sync_database(database)
+        opened = sync_database(database)
+        self._notifier = ThreadNotifier(opened)
+        return opened
+
+    def _wakes(self) -> tuple[Callable[[], None], ...]:
+        return (self._notifier.notify,) if self._database.dialect == "postgres" else ()
 
     def install(self, app: Any) -> None:
         """Put the idempotency layer around a FastAPI, Starlette or Flask application."""
@@ -63,25 +79,44 @@ class Onefold(Face[Database[Any]]):
         """Wrap a WSGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
         return self._layer.around_wsgi(app, routes_of(routes), self._database)
 
-    @contextmanager
+    @thread_block("once.transaction()")
     def transaction(self) -> Iterator[Transaction[Any]]:
         """A transaction outside of a request: its rows and its events commit together when the block ends."""
+        self._check_outside("once.transaction()")
         lane = ThreadLane(self._database)
-        run(self._plain.begin(), lane)
+        run(self._plain.begin(self._isolation), lane)
         with block(self._new_transaction(lane), self._plain, lane) as tx:
             yield tx
 
-    @contextmanager
-    def handling(self, consumer: str, message_id: str, *, lease_s: float = 60.0) -> Iterator[Transaction[Any] | None]:
+    @named_arguments("once.handling")
+    @thread_block("once.handling(...)")
+    def handling(
+        self,
+        consumer: str,
+        message_id: str,
+        *,
+        source: str | None = None,
+        lease_s: float = 60.0,
+        retention_s: float = RETENTION_S,
+        dead_letter_on: tuple[type[Exception], ...] = (),
+        delivery: Delivery | None = None,
+    ) -> Iterator[Transaction[Any] | None]:
         """For messages received by other means: the transaction of this message, or None if this consumer has handled
-        it already. Acknowledge the message after the block."""
+        it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
+        the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
+        again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of `delivery`, and is
+        raised; when the message comes again, it is None."""
+        self._check_outside("once.handling()")
+        self._ledger.check(consumer, retention_s)
         lane = ThreadLane(self._database)
-        entry = Entry(self._database.dialect, consumer, message_id, lease_s=lease_s)
+        entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
         if not run(entry.begin(), lane):
             yield None
-            return
-        with block(self._new_transaction(lane), entry, lane) as tx:
-            yield tx
+        else:
+            with block(self._new_transaction(lane), entry, lane) as tx:
+                yield tx
+        if (chore := self._ledger_chore(consumer, retention_s)) is not None:
+            run(chore, ThreadLane(self._database))
 
     def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -92,9 +127,11 @@ class Onefold(Face[Database[Any]]):
         flow = reap(self._layer.store, limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return run(flow, ThreadLane(self._database))
 
-    @contextmanager
+    @thread_block("once.reaping()")
     def reaping(self, *, every_s: float = 300.0) -> Iterator[None]:
         """Reap in the background for as long as the block lasts."""
+        require("every_s", every_s, least=0.001, most=7 * 86_400)
+        self._layer.reaping.seen = True
         stop = threading.Event()
 
         def loop() -> None:
@@ -111,14 +148,25 @@ class Onefold(Face[Database[Any]]):
 
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractContextManager[None]:
         """Publish what is in the outbox, on a thread, for as long as the block lasts."""
-        return on_a_thread(lambda stop: self.relay(stop, **settings), "relay")
+        check_relay_settings(settings)
+        return on_threads(on_a_thread(lambda stop: self.relay(stop, **settings), "relay"), "once.relaying()")
 
     def consuming(self, *, only: Collection[str] = ()) -> AbstractContextManager[None]:
         """Run the consumers, on a thread, for as long as the block lasts."""
-        return on_a_thread(lambda stop: self.consume(stop, only=only), "consumers")
+        chosen(self.consumers, only)
+        return on_threads(on_a_thread(lambda stop: self.consume(stop, only=only), "consumers"), "once.consuming()")
+
+    def pause_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        return run(pause(self._database.dialect, name, actor), ThreadLane(self._database))
+
+    def resume_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer go on that was paused. False: it is not paused."""
+        return run(resume(self._database.dialect, name, actor), ThreadLane(self._database))
 
     def close(self) -> None:
         """Close the connections onefold opened itself."""
+        self._notifier.close()
         self._database.close()
 
     async def ask(self, question: Callable[[str], Flow[T]]) -> T:
@@ -135,9 +183,13 @@ class Onefold(Face[Database[Any]]):
 class AsyncOnefold(Face[AsyncDatabase[Any]]):
     """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
 
-    `principal` finds, in a request, the stable id of whoever asks (account, tenant, user; never a credential: tokens
-    rotate between retries). An application with one principal only says so with `single_principal`.
+    `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
+    credential (tokens rotate between retries) and never a header that anyone can write. It gets onefold's `Request`, or
+    one of the framework's where its parameter is annotated so. An application with one principal only says so with
+    `single_principal`. `authorize` may refuse a request: like `principal`, it runs before any replay.
     """
+
+    _asynchronous = True
 
     def _open(self, database: object) -> AsyncDatabase[Any]:
         opened = async_database(database)
@@ -160,27 +212,44 @@ class AsyncOnefold(Face[AsyncDatabase[Any]]):
         """Not for asyncio: a WSGI application runs on threads."""
         raise ConfigurationError("AsyncOnefold cannot serve WSGI, which runs on threads; use Onefold")
 
-    @asynccontextmanager
+    @task_block("once.transaction()")
     async def transaction(self) -> AsyncIterator[Transaction[Any]]:
         """A transaction outside of a request: its rows and its events commit together when the block ends."""
+        self._check_outside("once.transaction()")
         lane = TaskLane(self._database)
-        await run_async(self._plain.begin(), lane)
+        await run_async(self._plain.begin(self._isolation), lane)
         async with async_block(self._new_transaction(lane), self._plain, lane) as tx:
             yield tx
 
-    @asynccontextmanager
+    @named_arguments("once.handling")
+    @task_block("once.handling(...)")
     async def handling(
-        self, consumer: str, message_id: str, *, lease_s: float = 60.0
+        self,
+        consumer: str,
+        message_id: str,
+        *,
+        source: str | None = None,
+        lease_s: float = 60.0,
+        retention_s: float = RETENTION_S,
+        dead_letter_on: tuple[type[Exception], ...] = (),
+        delivery: Delivery | None = None,
     ) -> AsyncIterator[Transaction[Any] | None]:
         """For messages received by other means: the transaction of this message, or None if this consumer has handled
-        it already. Acknowledge the message after the block."""
+        it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
+        the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
+        again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of `delivery`, and is
+        raised; when the message comes again, it is None."""
+        self._check_outside("once.handling()")
+        self._ledger.check(consumer, retention_s)
         lane = TaskLane(self._database)
-        entry = Entry(self._database.dialect, consumer, message_id, lease_s=lease_s)
+        entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
         if not await run_async(entry.begin(), lane):
             yield None
-            return
-        async with async_block(self._new_transaction(lane), entry, lane) as tx:
-            yield tx
+        else:
+            async with async_block(self._new_transaction(lane), entry, lane) as tx:
+                yield tx
+        if (chore := self._ledger_chore(consumer, retention_s)) is not None:
+            await run_async(chore, TaskLane(self._database))
 
     async def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -192,16 +261,12 @@ class AsyncOnefold(Face[AsyncDatabase[Any]]):
         flow = reap(self._layer.store, limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return await run_async(flow, TaskLane(self._database))
 
-    @asynccontextmanager
+    @task_block("once.reaping()")
     async def reaping(self, *, every_s: float = 300.0) -> AsyncIterator[None]:
         """Reap in the background for as long as the block lasts."""
-
-        async def loop() -> None:
-            while True:
-                await asyncio.sleep(every_s)
-                await self._layer.survive_async(self.reap)
-
-        task = asyncio.create_task(loop())
+        require("every_s", every_s, least=0.001, most=7 * 86_400)
+        self._layer.reaping.seen = True
+        task = asyncio.create_task(reap_again_and_again(self.reap, every_s))
         try:
             yield
         finally:
@@ -210,11 +275,21 @@ class AsyncOnefold(Face[AsyncDatabase[Any]]):
 
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractAsyncContextManager[None]:
         """Publish what is in the outbox, as a task, for as long as the block lasts."""
-        return as_task(lambda stop: self.relay(stop, **settings), "relay")
+        check_relay_settings(settings)
+        return on_tasks(as_task(lambda stop: self.relay(stop, **settings), "relay"), "once.relaying()")
 
     def consuming(self, *, only: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
         """Run the consumers, as tasks, for as long as the block lasts."""
-        return as_task(lambda stop: self.consume(stop, only=only), "consumers")
+        chosen(self.consumers, only)
+        return on_tasks(as_task(lambda stop: self.consume(stop, only=only), "consumers"), "once.consuming()")
+
+    async def pause_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        return await run_async(pause(self._database.dialect, name, actor), TaskLane(self._database))
+
+    async def resume_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer go on that was paused. False: it is not paused."""
+        return await run_async(resume(self._database.dialect, name, actor), TaskLane(self._database))
 
     async def close(self) -> None:
         """Close the connections onefold opened itself."""

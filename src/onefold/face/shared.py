@@ -3,33 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, TypeVar, Unpack
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Never, TypeVar, Unpack
 
-from onefold._kernel.effects import Flow
+from onefold._kernel.addresses import redact
+from onefold._kernel.arguments import named_arguments
+from onefold._kernel.effects import Flow, Isolation, checked_isolation
 from onefold._kernel.events import Event, Listener, tell
 from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.messages import Delivery
 from onefold._kernel.plain import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database
 from onefold._kernel.runners import run_async
-from onefold._kernel.transaction import Transaction
-from onefold.brokers.connect import BrokerGiven, broker_of
-from onefold.errors import ConfigurationError
+from onefold._kernel.signals import News
+from onefold._kernel.transaction import Sessions, Transaction
+from onefold._kernel.typos import refuse_unknown
+from onefold.brokers.connect import BrokerGiven, broker_of, check_broker
+from onefold.brokers.local import LocalBroker
+from onefold.brokers.local.sql import CHANNEL as DELIVERIES
+from onefold.errors import ConfigurationError, ProgrammerError
+from onefold.face.asyncapi import Described
+from onefold.face.recurring import RecurringEvents
 from onefold.face.tables import migrate_embedded
+from onefold.http.exchange import passing
 from onefold.http.install import Layer
-from onefold.http.policy import Policy, Principal, Settings
+from onefold.http.policy import Authorize, Policy, Principal, Settings
+from onefold.http.reaping import EVERY_S
 from onefold.http.shedding import Shedding
 from onefold.idempotency.sealing import Sealer
+from onefold.inbox.entry import Entry
+from onefold.inbox.handler import handling
 from onefold.inbox.model import Consumer, Order
 from onefold.outbox.report import retry_topics
 from onefold.outbox.write import Outbox
+from onefold.policy.quota import Quota
 from onefold.worker.consumer import Consuming
+from onefold.worker.ledger import LedgerChores
+from onefold.worker.payloads import PydanticPayload
 from onefold.worker.relay import Relay
 from onefold.worker.settings import ConsumerSettings, RelaySettings, chosen
+from onefold.worker.wakeup import listening
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_CONSUMER_SETTINGS = ("topic", "order", *ConsumerSettings.__annotations__)
 D = TypeVar("D", Database[Any], AsyncDatabase[Any])
+
+_DATABASES = "a SQLite file ('app.db'), a URL (postgresql://...), or a pool or an engine of your driver"
+
+
+def _named(handler: Callable[..., object]) -> str:
+    return f"{handler.__module__}.{getattr(handler, '__qualname__', repr(handler))}"
+
+
+def _topics(given: object) -> Any:
+    """One topic, or several. What is neither is refused by Consumer."""
+    return tuple(given) if isinstance(given, Collection) and not isinstance(given, str | bytes) else (given,)
 
 
 def _both(first: Listener | None, second: Listener | None) -> Listener | None:
@@ -43,8 +74,20 @@ def _both(first: Listener | None, second: Listener | None) -> Listener | None:
     return each
 
 
-class Face(Generic[D]):
+def shown(database: object, source: str | None) -> str:
+    """What a Onefold was made with, without anything secret."""
+    if isinstance(database, str | Path):
+        given = repr(redact(str(database)))
+    else:
+        given = f"{type(database).__module__.partition('.')[0]}.{type(database).__qualname__}"
+    return given if source is None else f"{given}, source={source!r}"
+
+
+class Face(RecurringEvents, Described, Generic[D]):
     """What both faces share: they are made alike, and their routes are declared alike."""
+
+    #: Whether handlers are awaited.
+    _asynchronous: ClassVar[bool]
 
     def _open(self, database: object) -> D:
         raise NotImplementedError
@@ -53,59 +96,128 @@ class Face(Generic[D]):
         """What is called after events were committed, besides a relay in this process. Other relays poll."""
         return ()
 
+    @named_arguments(hints={"database": _DATABASES})
     def __init__(
         self,
         database: object,
         *,
         source: str | None = None,
         broker: BrokerGiven | None = None,
+        session_factory: Callable[[], Any] | None = None,
         principal: Principal | None = None,
+        authorize: Authorize | None = None,
         defaults: Settings | None = None,
+        isolation: Isolation | None = None,
         sealer: Sealer | None = None,
         listener: Listener | None = None,
         pages: str | None = "/onefold",
         development: bool = False,
         event_bytes_max: int = 512 * 1024,
         shedding: Shedding | None = None,
+        quota: Quota | None = None,
+        earlier_records: bool = True,
+        unsealed_answers: bool = False,
+        reap_every_s: float | None = EVERY_S,
+        **unknown: Never,
     ) -> None:
+        """`quota`: of one principal, on all routes together that have none of their own. `earlier_records`: find keys
+        of onefold 0.1, stored or in flight; may be False one retention after its last process. `unsealed_answers`: read
+        answers from before there was a `sealer`, for one retention: who can write the table can write such answers too.
+        `reap_every_s`: how often, about, an ASGI application deletes what has expired; None: that is done elsewhere."""
+        self._check_given(unknown, broker, listener)
         migrate_embedded(database)
         self._database: D = self._open(database)
         self._outbox = Outbox(dialect=self._database.dialect, source=source, event_bytes_max=event_bytes_max)
         self._outbox.committed.extend(self._wakes())
         # SQLite's one write lock is taken by whoever touches the connection, not by everyone who might.
         self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
-        self._broker = broker
-        self._consumers: list[Consumer] = []
+        self._sessions = self._sessions_of(session_factory)
+        self._isolation = checked_isolation(isolation)
+        self._prepare_messages(broker)
+        self._shown = shown(database, source)
         self._layer = Layer(
+            name=repr(self),
             dialect=self._database.dialect,
             plain=self._plain,
             outbox=self._outbox.outgoing,
+            sessions=self._sessions,
             principal=principal,
-            defaults=defaults,
+            authorize=authorize,
+            defaults=defaults if isolation is None else {"isolation": isolation, **(defaults or {})},
+            quota=quota,
             sealer=sealer,
             listener=listener,
             pages=pages,
             development=development,
+            asynchronous=self._asynchronous,
             shedding=shedding,
+            earlier_records=earlier_records,
+            unsealed_answers=unsealed_answers,
+            reap_every_s=reap_every_s,
         )
+        self._guard_engine(development)
 
-    def idempotent(self, **settings: Unpack[Settings]) -> Callable[[F], F]:
+    def _check_given(self, unknown: Collection[str], broker: object, listener: object) -> None:
+        """Refuse what can only be a mistake, where it is written."""
+        known = inspect.signature(Face).parameters.values()
+        names = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        refuse_unknown(unknown, names, type(self).__name__)
+        check_broker(broker)
+        if listener is not None and not callable(listener):
+            raise ConfigurationError(f"listener={listener!r} must be a function of one event, or None")
+
+    def _prepare_messages(self, broker: BrokerGiven | None) -> None:
+        self._broker = broker
+        self._consumers = []
+        self._recurring = []
+        self._published = []
+        self._news = News()
+        self._ledger = LedgerChores(self._database.dialect)
+
+    def _guard_engine(self, development: bool) -> None:
+        if development and (guard := getattr(self._database, "guard", None)) is not None:
+            guard(self._layer.operation_inside)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._shown})"
+
+    def idempotent(self, *without_parentheses: Never, **settings: Unpack[Settings]) -> Callable[[F], F]:
         """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
+        if without_parentheses:
+            raise ConfigurationError(
+                "@once.idempotent is missing its parentheses: write @once.idempotent(), or with settings, as in "
+                "@once.idempotent(required=True)"
+            )
         return self._layer.marker(settings)
 
     def policy(self, **settings: Unpack[Settings]) -> Policy:
         """The policy the same settings give, for routes that are written down instead of decorated."""
         return self._layer.policy(settings)
 
+    @named_arguments("once.consumer")
     def consumer(
         self, name: str, *, topic: str | Sequence[str], order: Order = "none", **settings: Unpack[ConsumerSettings]
     ) -> Callable[[F], F]:
-        """Mark the handler of a consumer: `handler(message, tx)` or `handler(message)`, which handles each message of
-        the topic (or topics) once. `name` is its identity, at the broker and in the ledger."""
-        topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        """Mark the handler of a consumer, which handles each message of the topic (or topics) once: `handler(message)`,
+        `handler(message, tx)` or, with a second parameter of a SQLAlchemy session's type, `handler(message, session)`.
+        Its first parameter may be annotated with a type of data (`order: Order`, a pydantic model), and others with
+        `Annotated[T, Depends(function)]`. `name` is its identity, at the broker and in the ledger."""
+        refuse_unknown(settings, _CONSUMER_SETTINGS, f"consumer {name!r}")
+        topics = _topics(topic)
+        given: ConsumerSettings = {"isolation": self._isolation, **settings}
 
         def mark(function: F) -> F:
-            self._consumers.append(Consumer(name=name, topics=topics, handler=function, order=order, **settings))
+            consumer = Consumer(
+                name=name, topics=topics, handler=function, order=order, payload_of=PydanticPayload, **given
+            )
+            for other in self._consumers:
+                if other.name == name:
+                    raise ConfigurationError(
+                        f"two consumers are named {name!r}, {_named(other.handler)} and {_named(function)}: they would "
+                        "share their messages. Give each a name of its own, or one handler both topics"
+                    )
+            self._check_session(consumer)
+            self._consumers.append(consumer)
             return function
 
         return mark
@@ -125,13 +237,22 @@ class Face(Generic[D]):
         raise NotImplementedError
 
     async def relay(
-        self, stop: asyncio.Event, *, listener: Listener | None = None, **settings: Unpack[RelaySettings]
+        self,
+        stop: asyncio.Event,
+        *,
+        begun: Callable[[Relay], object] | None = None,
+        listener: Listener | None = None,
+        **settings: Unpack[RelaySettings],
     ) -> None:
-        """Publish what is in the outbox until told to stop. `listener` hears of it beside the application's own."""
+        """Publish what is in the outbox until told to stop. `begun` gets the relay, to ask whether it lives; `listener`
+        hears of it beside the application's own."""
         database = self._for_workers()
         heard_by = _both(self._layer.listener, listener)
-        relay = Relay(database, self._broker_for(database), listener=heard_by, **settings)
+        timetable = self._timetable()
+        relay = Relay(database, self._broker_for(database), listener=heard_by, timetable=timetable, **settings)
         self._outbox.committed.append(relay.signal.set)
+        if begun is not None:
+            begun(relay)
         try:
             await relay.run(stop)
         finally:
@@ -148,19 +269,96 @@ class Face(Generic[D]):
         """Run the consumers (or only those named) until told to stop. `begun` gets them, to ask whether they live;
         `listener` hears of it beside the application's own."""
         database = self._for_workers()
+        broker = self._broker_for(database)
         consuming = Consuming(
             database,
-            self._broker_for(database),
+            broker,
             chosen(self._consumers, only),
             transaction=self._new_transaction,
             listener=_both(self._layer.listener, listener),
         )
         if begun is not None:
             begun(consuming)
-        await consuming.run(stop)
+        if isinstance(broker, LocalBroker):
+            async with listening(database, broker.news.set, channel=DELIVERIES, news=broker.news):
+                await consuming.run(stop)
+        else:
+            await consuming.run(stop)
+
+    async def manage(self, work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:
+        """Do something with the workers' database and the broker, open for as long: `await once.manage(survey)`."""
+        database = self._for_workers()
+        broker = self._broker_for(database)
+        try:
+            await broker.open()
+            return await work(database, broker)
+        finally:
+            await broker.close()
+
+    def _check_outside(self, what: str) -> None:
+        """A handler has its transaction. A second one would commit apart from it: kept though the handler fails, and
+        again when it is repeated."""
+        passage = passing.get()
+        tx = handling.get() if passage is None else passage.tx
+        if tx is not None and tx.is_open_for(self._outbox.outgoing):
+            handler = "a consumer's handler" if passage is None else f"the handler of {passage.operation}"
+            raise ProgrammerError(
+                f"{what} was called inside {handler}: what is written there would commit apart from the handler's "
+                "own transaction. Use that one: tx, which a consumer gets as its second parameter, FastAPI as a "
+                "parameter of type Tx (onefold.http.fastapi), and Flask from current_transaction() "
+                "(onefold.http.flask); tx.savepoint() is for a part that may fail alone"
+            )
+
+    def _entry(
+        self,
+        consumer: str,
+        message_id: str,
+        source: str | None,
+        lease_s: float,
+        dead_letter_on: tuple[type[Exception], ...],
+        delivery: Delivery | None,
+    ) -> Entry:
+        return Entry(
+            self._database.dialect,
+            consumer,
+            message_id,
+            source=source,
+            lease_s=lease_s,
+            isolation=self._isolation,
+            dead_letter_on=dead_letter_on,
+            delivery=delivery,
+            listener=self._layer.listener,
+        )
+
+    def _ledger_chore(self, consumer: str, retention_s: float) -> Flow[None] | None:
+        """What forgets old ledger rows, when it is time to. Consumers that have a worker leave it to that."""
+        if any(declared.name == consumer for declared in self._consumers):
+            return None
+        return self._ledger.due(consumer, retention_s)
 
     def _new_transaction(self, lane: ThreadLane[Any] | TaskLane[Any]) -> Transaction[Any]:
-        return Transaction(lane, self._outbox.outgoing)
+        return Transaction(lane, self._outbox.outgoing, self._sessions)
+
+    def _check_session(self, consumer: Consumer) -> None:
+        has = None if self._sessions is None else self._sessions.kind
+        if (wanted := consumer.signature.session) not in (None, has):
+            offers = f"it has sessions of type {has}" if has else "its database is no SQLAlchemy engine"
+            raise ConfigurationError(
+                f"the handler of consumer {consumer.name!r} takes a session of type {wanted}, which this "
+                f"{type(self).__name__} cannot give: {offers}"
+            )
+
+    def _sessions_of(self, factory: Callable[[], Any] | None) -> Sessions | None:
+        make = getattr(self._database, "sessions", None)
+        if make is not None:
+            sessions: Sessions = make(factory)
+            return sessions
+        if factory is not None:
+            raise ConfigurationError(
+                "session_factory is given, but the database is no SQLAlchemy engine, so that sessions cannot share its "
+                "transactions: pass the engine that the sessions are bound to instead"
+            )
+        return None
 
     def _for_workers(self) -> AsyncDatabase[Any]:
         raise NotImplementedError
@@ -178,4 +376,4 @@ class Face(Generic[D]):
         async def awaited(topics: Sequence[str]) -> None:
             await run_async(retry_topics(database.dialect, topics), TaskLane(database))
 
-        return broker_of(given, database, awaited)
+        return broker_of(given, database, awaited, self._news)

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.runners import run
+from onefold.brokers.endpoints import schema as endpoint_schema
 from onefold.brokers.local import schema as local_schema
 from onefold.client.journal import schema as journal_schema
-from onefold.db.connect import dialect_of, sync_database
+from onefold.db.connect import dialect_of, file_of, sync_database
 from onefold.db.migrate import migrate
+from onefold.errors import ProgrammerError
 from onefold.idempotency import schema as idempotency_schema
 from onefold.inbox import schema as inbox_schema
 from onefold.outbox import schema as outbox_schema
 
+_log = logging.getLogger("onefold.database")
+
+_FEATURES = (idempotency_schema, outbox_schema, inbox_schema, local_schema, journal_schema, endpoint_schema)
+
+
+def _numbered(dialect: str) -> dict[int, tuple[str, ...]]:
+    """The migrations of all features. Two with one number would be one, and its tables would be missing."""
+    found: dict[int, tuple[str, ...]] = {}
+    for feature in _FEATURES:
+        if twice := found.keys() & feature.MIGRATIONS[dialect].keys():
+            raise ProgrammerError(f"{feature.__name__} has migrations {sorted(twice)}, which another feature has too")
+        found |= feature.MIGRATIONS[dialect]
+    return found
+
+
 #: Every feature's tables, per dialect. The numbers run through all of them.
-MIGRATIONS = {
-    dialect: {
-        **idempotency_schema.MIGRATIONS[dialect],
-        **outbox_schema.MIGRATIONS[dialect],
-        **inbox_schema.MIGRATIONS[dialect],
-        **local_schema.MIGRATIONS[dialect],
-        **journal_schema.MIGRATIONS[dialect],
-    }
-    for dialect in ("postgres", "sqlite")
-}
+MIGRATIONS = {dialect: _numbered(dialect) for dialect in ("postgres", "sqlite")}
 
 
 def migrate_embedded(database: object) -> None:
@@ -32,6 +41,12 @@ def migrate_embedded(database: object) -> None:
     if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
         own = sync_database(database)
         try:
-            run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadLane(own))
+            applied = run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadLane(own))
         finally:
             own.close()
+        if applied:
+            done = "created" if min(applied) == min(MIGRATIONS[own.dialect]) else "upgraded"
+            _log.info(
+                "SQLite file %r: onefold's tables were %s (versions %s)",
+                str(file_of(database)), done, ", ".join(map(str, applied)),
+            )  # fmt: skip

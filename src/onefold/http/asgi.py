@@ -12,18 +12,21 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from onefold._kernel.lanes import TaskLane, in_background
+from onefold._kernel.lanes import TaskLane
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.prompt import AlarmClock
 from onefold._kernel.runners import run_async
-from onefold._kernel.transaction import Transaction
 from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
-from onefold.http.exchange import Gate, Passage, passing
+from onefold.http.background import AnswerReplaced, only_replaced, run_held_back
+from onefold.http.exchange import Gate, Passage
 from onefold.http.messages import Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
-from onefold.http.pulse import TaskPulse
-from onefold.http.unclaimed import unclaimed
+from onefold.http.readiness import always_ready
+from onefold.http.reaping import REAPED_ELSEWHERE, Lifespan, Reaping
+from onefold.http.rim import SESSIONS, Inside, leave
+from onefold.http.rim import TRANSACTION as TRANSACTION  # where an application without a framework finds its own
+from onefold.idempotency.retention import REAP_LIMIT, reap
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -32,10 +35,6 @@ Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awa
 
 #: Finds the idempotent route of a request, if it is one.
 Resolve: TypeAlias = Callable[[Request], Route | None]
-
-#: Where a handler finds its transaction in the scope.
-TRANSACTION = "onefold.transaction"
-
 
 _BODY_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"})
 
@@ -56,6 +55,9 @@ class IdempotencyMiddleware:
         resolve: Resolve,
         pages: Pages | None = None,
         marks_entry: bool = False,
+        check_ready: Callable[[], None] = always_ready,
+        layer_name: str = "",
+        reaping: Reaping = REAPED_ELSEWHERE,
     ) -> None:
         self._app = app
         self._gate = gate
@@ -63,11 +65,18 @@ class IdempotencyMiddleware:
         self._resolve = resolve
         self._pages = pages
         self._marks_entry = marks_entry
+        self._check_ready = check_ready
+        self.layer_name = layer_name
         self._clock = AlarmClock()
+        self._reaping = reaping
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        scope[SESSIONS] = self._gate.sessions
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            return await (self._live if scope["type"] == "lifespan" else self._app)(scope, receive, send)
+        self._check_ready()
+        if not self._reaping.seen:
+            self._reaping.report_missing(self.layer_name)
         request = Request(
             scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope
         )
@@ -77,65 +86,73 @@ class IdempotencyMiddleware:
         tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
-            with unclaimed(request.method, request.path):
-                return await self._app(scope, receive, send)
+            return await self._app(scope, receive, send)
         if isinstance(screened, Response):
             return await send_whole(screened, send)
         try:
-            body = await self._whole_body(receive, screened.policy) if screened.keyed else None
+            body = await self._whole_body(receive, screened.policy)
         except CallerError as error:
             return await send_whole(self._gate.refusal(error, request), send)
         except ClientGone:
             return None
-        refusal = await run_async(screened.admit(body or b""), lane)
+        refusal = await run_async(screened.admit(body), lane)
         if refusal is not None:
             return await send_whole(refusal, send)
-        return await self._run(screened, lane, tx, scope, _Received(body, receive), send)
+        return await self._run(screened, lane, scope, _Received(body, receive, shielded=screened.keyed), send)
 
     async def _run(
         self,
         passage: Passage,
         lane: TaskLane[Any],
-        tx: Transaction[Any],
         scope: MutableMapping[str, Any],
         received: _Received,
         send: Send,
     ) -> None:
-        scope[TRANSACTION] = tx
         # Bodies that the server would read from disk by itself cannot be held back, nor stored.
         extensions = scope.get("extensions")
         if extensions and not _BODY_EXTENSIONS.isdisjoint(extensions):
             scope["extensions"] = {name: extensions[name] for name in extensions if name not in _BODY_EXTENSIONS}
-        passage.entered = not self._marks_entry
         held = _Held(passage, lane, received, send)
-        pulse = TaskPulse(passage, self._database) if passage.leased else None
-        token = passing.set(passage)
-        try:
-            await self._app(scope, received, held)
-        except Exception as error:
-            await run_async(passage.abort(type(error).__name__), lane)
-            raise
-        except BaseException:
-            lane.abandon()  # cancelled: nothing more may be awaited on this connection
-            in_background(run_async(passage.forsake(), TaskLane(self._database)))
-            raise
-        finally:
-            passing.reset(token)
-            if pulse is not None:
-                pulse.stop()
+        with Inside(passage, lane, scope, marks_entry=self._marks_entry):
+            try:
+                await self._app(scope, received, held)
+            except Exception as error:
+                instead = await run_async(passage.fail(error), lane)
+                if instead is not None:
+                    received.settle()
+                    await send_whole(instead, send)
+                elif not only_replaced(error):
+                    raise
+            cut_short = passage.stream_error
         if not passage.over:
             await run_async(passage.abort("no answer"), lane)
+            if cut_short is not None:  # middleware kept it to itself, and has only the beginning of an answer
+                raise cut_short
+        if passage.followed_by and passage.sent:
+            await run_held_back(passage.followed_by)
+
+    async def _live(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        async def reap_now() -> None:
+            flow = reap(self._gate.store, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._gate.listener)
+            await run_async(flow, TaskLane(self._database))
+
+        passing_by = Lifespan(receive, send, check_ready=self._check_ready, reaping=self._reaping, reap=reap_now)
+        try:
+            await self._app(scope, passing_by.receive, passing_by.send)
+        finally:
+            await passing_by.end()
 
     async def _whole_body(self, receive: Receive, policy: Policy) -> bytes:
         until = time.monotonic() + policy.body_timeout_s
-        before = bytearray()  # what came in messages of its own; most bodies come in one
+        before, size = bytearray(), 0  # what came in messages of its own; most bodies come in one
         try:
             message = await self._clock.within(policy.body_timeout_s, receive())
             while True:
                 if message["type"] != "http.request":
                     raise ClientGone
                 part: bytes = message.get("body", b"")
-                if len(before) + len(part) > policy.body_bytes_max:
+                size += len(part)
+                if size > policy.body_bytes_max:
                     raise BodyTooLarge(
                         f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
                     )
@@ -150,14 +167,15 @@ class IdempotencyMiddleware:
 
 
 class _Received:
-    """What the application receives: the body we have read, and a disconnect only after its answer is settled."""
+    """What the application receives: the body we have read, and, where it is shielded because the client can come back
+    for its answer, a disconnect only after that is settled."""
 
-    __slots__ = ("_body", "_read", "_receive", "_waited_for", "settled")
+    __slots__ = ("_body", "_receive", "_shielded", "_waited_for", "settled")
 
-    def __init__(self, body: bytes | None, receive: Receive) -> None:
-        self._read = body is not None
-        self._body = body
+    def __init__(self, body: bytes, receive: Receive, *, shielded: bool) -> None:
+        self._body: bytes | None = body
         self._receive = receive
+        self._shielded = shielded
         self._waited_for: asyncio.Event | None = None
         self.settled = False
 
@@ -165,9 +183,7 @@ class _Received:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        if not self._read:  # no key: the body is the application's own to read
-            return await self._receive()
-        if not self.settled:
+        if self._shielded and not self.settled:
             # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
             self._waited_for = self._waited_for or asyncio.Event()
             await self._waited_for.wait()
@@ -194,11 +210,16 @@ class _Held:
         self._bytes = 0
 
     async def __call__(self, message: Message) -> None:
+        if self._passage.stream_error is not None and self._is_cut_short(message):
+            return
         if self._received.settled:
-            if self._start is not None:  # None: another answer was sent in its place
-                await self._send(message)
+            if self._start is None:  # another answer was sent in its place
+                raise AnswerReplaced
+            await self._send(message)
         elif message["type"] == "http.response.start":
             self._start = message
+            self._parts = []  # of an answer that was begun and given up
+            self._bytes = 0
         elif message["type"] == "http.response.body" and self._start is not None:
             part = message.get("body", b"")
             more = message.get("more_body", False)
@@ -210,17 +231,24 @@ class _Held:
         else:
             await self._send(message)
 
+    def _is_cut_short(self, message: Message) -> bool:
+        """Whether this ends half an answer as if it were whole. What failed rises next, or was caught on its way."""
+        ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+        return ends and self._start is not None and self._start["status"] < 500
+
     async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
         response = Response(start["status"], headers, b"".join(self._parts))
         instead = await run_async(self._passage.finish(response, kept=kept), self._lane)
         self._received.settle()
+        leave(self._passage)  # what follows the answer is not in flight any more
+        self._passage.sent = response.status if instead is None else 0
         if instead is not None:
             self._start = None
             await send_whole(instead, self._send)
-        else:
-            await self._send(start)
-            await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
+            raise AnswerReplaced
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
 
 
 async def send_whole(response: Response, send: Send) -> None:

@@ -8,57 +8,52 @@ What a passage returns is what to send; None means: go on with what you have.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from onefold._kernel.clock import wall_ms
-from onefold._kernel.effects import Call, Now, Sleep
+from onefold._kernel.ending import close_sessions, commit, undo
 from onefold._kernel.events import Claimed, Listener, Outcome, Released, Settled, tell
-from onefold._kernel.ids import uuid7_ms
 from onefold._kernel.lanes import TaskLane, ThreadLane
-from onefold._kernel.transaction import Outgoing, Transaction, close_sessions, no_outbox
+from onefold._kernel.misuse import failure_of, refusal_not_stored, success_not_stored
+from onefold._kernel.transaction import Outgoing, Sessions, Transaction, no_outbox
 from onefold.errors import (
     CallerError,
     ConnectionLost,
-    KeyExpired,
-    KeyInFlight,
-    KeyMalformed,
     KeyMissing,
-    KeyReused,
     OnefoldError,
-    PrincipalMissing,
     ProgrammerError,
+    SchemaMissing,
+    StatementRefused,
     StoreError,
     StoreUnavailable,
+    TooManyRequests,
+    TransactionAborted,
     TransactionMisused,
 )
-from onefold.http.answers import replayed, stored
-from onefold.http.keys import MalformedKey, parse_key
+from onefold.http.admission import place_claimed, take_place, wait_and_claim
+from onefold.http.answers import NOT_STORED, READING, Reading, new_run_id, replayed, stored
+from onefold.http.development import check_used, explain_wait
+from onefold.http.encodings import fit_encoding
+from onefold.http.identity import PLAIN_ASGI, Answered, Framework, answered_by_application, authorize, identify
+from onefold.http.keys import minted_ms, readable_key
 from onefold.http.messages import Request, Response, carried_in
+from onefold.http.naming import NAMING, Naming, ask_of
 from onefold.http.policy import METHODS, Policy, Route
 from onefold.http.problems import problem
-from onefold.idempotency.fingerprint import Asked, fingerprint
-from onefold.idempotency.model import Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Scope
-from onefold.idempotency.sealing import Sealer
-from onefold.idempotency.store import Store
+from onefold.http.refusals import refuse
+from onefold.idempotency.model import Ask, Claim, InFlight, Replay, Run
+from onefold.idempotency.store import Store, rows_kept
 from onefold.idempotency.unkeyed import unkeyed_ask
+from onefold.policy.quota import Place
 
 HEADER = "idempotency-key"
 
-#: Answers about the caller's rights or pace, not about the request: a corrected or later retry must run.
-NOT_STORED = frozenset({401, 403, 407, 408, 425, 429})
-
-#: How far ahead of our clock a key may be dated before it is not believed.
-_SKEW_MS = 24 * 3600 * 1000
-
-_PAUSES_S = (0.02, 0.04, 0.08, 0.15, 0.25)
-
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +64,21 @@ class Gate:
     unkeyed: Store
     """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
     outbox: Callable[[], Outgoing] = no_outbox
-    sealer: Sealer | None = None
+    sessions: Sessions | None = None
+    naming: Naming = NAMING
+    reading: Reading = READING
     listener: Listener | None = None
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
+    framework: Framework = PLAIN_ASGI
+    """Of the application that the layer is around: how its `authorize` and `principal` are asked."""
     now_ms: Callable[[], int] = wall_ms
+    new_run_id: Callable[[], bytes] = new_run_id
 
     def transaction(self, lane: ThreadLane[Any] | TaskLane[Any], request: Request) -> Transaction[Any]:
         """The request's transaction, still closed."""
-        tx = Transaction(lane, self.outbox)
+        tx = Transaction(lane, self.outbox, self.sessions)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         tx.carried = functools.partial(carried_in, request.headers)
         return tx
@@ -95,7 +95,7 @@ class Gate:
             key, key_ms = self.read_key(lines, route.policy) if lines else (None, None)
             if key is None and route.policy.required:
                 raise KeyMissing(
-                    f"{request.method} {route.template} requires an Idempotency-Key header: a value of your own, "
+                    f"{request.method} {route.name} requires an Idempotency-Key header: a value of your own, "
                     "for example a UUIDv7 in quotes, repeated on every retry of the same request."
                 )
         except CallerError as error:
@@ -104,7 +104,7 @@ class Gate:
         if outer is not None and not outer.over:
             return self.broken(
                 ProgrammerError(
-                    f"{request.method} {route.template} was called from inside another idempotent request of the "
+                    f"{request.method} {route.name} was called from inside another idempotent request of the "
                     "same process; it would wait for, or commit apart from, the transaction it is called in. Call the "
                     "function with the same tx instead, or publish an event"
                 ),
@@ -120,30 +120,23 @@ class Gate:
     def broken(self, error: OnefoldError, request: Request) -> Response:
         """An error as a response; what the programmer or the operator must know goes to the log as well."""
         if not isinstance(error, CallerError) or isinstance(error, StoreError):
-            _log.error("%s", error, exc_info=error)
+            # What to do about missing tables is in the text, and every request says it.
+            _log.error("%s", error, exc_info=None if isinstance(error, SchemaMissing) else error)
         return self.refusal(error, request)
 
     def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
         """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
-        try:
-            key = parse_key(lines, strict=policy.strict)
-        except MalformedKey as error:
-            raise KeyMalformed(f"The Idempotency-Key header cannot be used: {error.reason}") from error
-        if policy.expiry == "new":
-            return key, None
-        key_ms = uuid7_ms(key)
-        if key_ms is None:
-            raise KeyMalformed("This route refuses late retries, so its keys must be UUIDv7 (they carry their time).")
-        if key_ms > self.now_ms() + _SKEW_MS:
-            raise KeyMalformed("The Idempotency-Key is a UUIDv7 dated more than a day ahead; check the client's clock.")
-        return key, key_ms
+        key = readable_key(lines, strict=policy.strict)
+        return key, None if policy.expiry == "new" else minted_ms(key, self.now_ms())
 
 
 class Passage:
-    """One keyed request, from its admission to its end."""
+    """One request to an idempotent route, from its admission to its end."""
 
     __slots__ = (
-        "_ask", "_gate", "_key", "_key_ms", "_run", "_store", "entered", "operation", "over", "policy", "request", "tx",
+        "_ask", "_body", "_gate", "_key", "_key_ms", "_route", "_run", "_store",
+        "entered", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent", "stream_error",
+        "tx",
     )  # fmt: skip
 
     def __init__(
@@ -154,15 +147,30 @@ class Passage:
         self._key = key
         self._key_ms = key_ms
         self._ask: Ask | None = None
+        self._body = b""
         self._run: Run | None = None
         self.request = request
+        self._route = route
         self.policy = route.policy
-        self.operation = f"{request.method} {route.template}"
+        self.operation = f"{request.method} {route.name}"
         self.tx = tx
         #: Whether the handler itself was reached. A framework that refuses the request before (validation) leaves
         #: it False; rims without a decorator to tell set it True.
         self.entered = False
+        #: What the handler raised, if it did. An exception handler of the application may have answered since.
+        self.raised: BaseException | None = None
+        #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
+        self.stream_error: Exception | None = None
         self.over = False
+        #: Its place among the requests of its principal, where that has a quota. The rim leaves it, on every way out.
+        self.place: Place | None = None
+        #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
+        self.sent: int | None = None
+        #: What came before that was known, and has to follow it: see `background`.
+        self.followed_by: list[tuple[Context, Callable[[], Awaitable[object]]]] = []
+
+    def belongs_to(self, store: Store) -> bool:
+        return self._gate.store is store
 
     @property
     def keyed(self) -> bool:
@@ -170,27 +178,51 @@ class Passage:
         return self._key is not None
 
     async def admit(self, body: bytes) -> Response | None:
-        """Claim the key. None: the handler runs now, and the passage must be finished or aborted."""
-        gate = self._gate
+        """Claim the key. None: the handler runs now, and the passage must be finished or aborted.
+
+        Not before the body is here, with a key or without: or anyone could keep a connection for as long as
+        they keep a body back.
+        """
+        gate, template = self._gate, self._route.template
+        self._body = body
+        try:
+            if self.policy.authorize_question is not None:
+                await authorize(gate.framework, self.policy.authorize_question, self.request, body, template)
+            # Without a key too: who may not have one claimed gets no transaction either.
+            principal = await identify(gate.framework, self.policy.principal_question, self.request, body, template)
+        except OnefoldError as error:  # also where they ask a store that is down: nobody has said who may do this
+            return self._refuse(error)
+        except Answered as answered:
+            return answered.response
         try:
             if self._key is None:
-                ask = unkeyed_ask(self.operation, self.policy.lease_s)
+                self._ask = unkeyed_ask(self.operation, self.policy.lease_s, self.policy.isolation)
             else:
-                ask = self._asked(await principal_of(self.request, self.policy, self.operation), self._key, body)
-            self._ask = ask
-            claim = await self._store.claim(ask)
-            if isinstance(claim, InFlight) and self.policy.wait_s > 0:
-                claim = await self._wait(ask, claim)
-        except StoreUnavailable as error:
-            if self.policy.store_down == "run" and self.keyed:
-                self._tell("unprotected")
-                _log.warning("%s runs unprotected: %s", self.operation, error)
-                self.tx.deny(error)
-                return None
-            self._tell("unavailable")
-            return gate.broken(error, self.request)
+                self._ask = ask_of(
+                    self.request, self._route, gate.naming,
+                    principal=principal, key=self._key, key_ms=self._key_ms, body=body,
+                )  # fmt: skip
+            claim = await self._store.claim(self._ask)
+            if self.policy.wait_s > 0 and isinstance(claim, InFlight):
+                claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
+            if self.policy.quota is not None and isinstance(claim, Run):
+                self.place = await place_claimed(
+                    self._store, self._ask, claim, self.policy.quota, principal, self.keyed
+                )
         except OnefoldError as error:
-            return gate.broken(error, self.request)
+            if isinstance(error, StoreUnavailable) and self.policy.store_down == "run" and self.keyed:
+                return await self._go_on_without(error, principal)
+            return self._refuse(error)
+        return self._begin(claim)
+
+    def _refuse(self, error: OnefoldError) -> Response:
+        if isinstance(error, TooManyRequests):
+            self._tell("limited")
+        elif isinstance(error, StoreUnavailable):
+            self._tell("unavailable")
+        return self._gate.broken(error, self.request)
+
+    def _begin(self, claim: Claim) -> Response | None:
         if isinstance(claim, Run):
             self._run = claim
             self._tell("run")
@@ -198,6 +230,41 @@ class Passage:
             return None
         self.over = True
         return self._answer(claim)
+
+    async def _go_on_without(self, error: StoreUnavailable, principal: str) -> Response | None:
+        """The route runs without its store, because it says so; its principal's requests are counted all the same."""
+        if self.policy.quota is not None:
+            try:
+                self.place = await take_place(self.policy.quota, principal, may_record=False)
+            except TooManyRequests as refused:
+                return self._refuse(refused)
+        self._tell("unprotected")
+        _log.warning("%s runs unprotected: %s", self.operation, error)
+        self.tx.deny(error)
+        return None
+
+    async def step_aside(self) -> bool:
+        """The request has to wait for its turn, and its handler has not run: let others have its connection and its key
+        meanwhile. True: it must `step_back` before it runs."""
+        run, ask = self._run, self._ask
+        if run is None or ask is None or self.over:  # unprotected: there is nothing it holds
+            return False
+        self._run = None
+        await undo(self.tx, functools.partial(self._store.release, ask, run), name=self.operation)
+        tell(self._gate.listener, Released(self.operation, "waits for its turn"))
+        return True
+
+    async def step_back(self) -> Response | None:
+        """Its turn has come: claim the key once more. A Response: it was done, or is being done, by another request."""
+        assert self._ask is not None
+        try:
+            claim = await self._store.claim(self._ask)
+            if self.policy.wait_s > 0 and isinstance(claim, InFlight):
+                claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
+            return self._begin(claim)
+        except OnefoldError as error:
+            self.over = True
+            return self._refuse(error)
 
     async def finish(self, response: Response, *, kept: bool = True) -> Response | None:
         """The handler answered; commit, then let the answer go. None: it may go as it is.
@@ -208,176 +275,123 @@ class Passage:
         if run is None or ask is None:  # unprotected, because the route says so
             self.over = True
             return None
+        if self.raised is not None and failure_of(self.raised, self.operation, self.policy.lease_s) is not None:
+            return await self.fail(self.raised)
         refused = 400 <= response.status < 500
         if response.status >= 500 or response.status in NOT_STORED or not self.entered:
-            await self.abort("not entered" if not self.entered else f"status {response.status}")
+            lost = await self.abort("not entered" if not self.entered else f"status {response.status}")
+            return self._lost(lost, self.raised) if response.status >= 500 else None
+        if self.raised is not None and not refused:
+            await self._abort_raised(self.raised, response.status)
             return None
         try:
-            if not refused:
-                self._check_touched(response.status)
-            if self.tx.endings:
+            self.tx.check_end(keep_rows=not refused)
+            if self.tx.joined:
                 await close_sessions(self.tx, not refused)
+            if not refused and self._gate.development and self.policy.writes:
+                check_used(self.tx, self.operation, response.status)
             answer = stored(
-                response, digest=ask.digest, kept=kept, headers_kept=self.policy.headers_kept, sealer=self._gate.sealer
-            )
+                response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept,
+                sealer=self._gate.reading.sealer, run_id=self._gate.new_run_id(),
+            )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
             return self._gate.broken(error, self.request)
         except Exception as error:  # the handler's own: a session that could not write what it held back
-            await self.abort(type(error).__name__)
-            raise
-        self._end()
+            instead = await self.fail(error) or await self._answer_of_application(error)
+            if instead is None:
+                raise
+            return instead
+        self.over = True
         try:
-            events = () if refused else self.tx.flush()
-            lost_to = await self._store.settle(ask, run, answer, keep_rows=not refused, also=events)
+            lost_to = await commit(
+                self.tx,
+                lambda events: self._store.settle(ask, run, answer, keep_rows=not refused, also=events),
+                keep_rows=not refused,
+                kept=rows_kept,
+            )
         except OnefoldError as error:
             tell(self._gate.listener, Released(self.operation, type(error).__name__))
+            if isinstance(error, TransactionAborted):
+                _log.warning(refusal_not_stored(self.operation, response.status))
+                return None
+            if isinstance(error, StatementRefused) and (own := await self._answer_of_application(error)) is not None:
+                return own
             return self._gate.broken(error, self.request)
         if lost_to is not None:
             return self._answer(lost_to)
-        if events:
-            self.tx.committed()
         if self._key is not None and self._gate.listener is not None:
             tell(self._gate.listener, Settled(self.operation, response.status, kept))
         return None
 
-    async def abort(self, reason: str) -> None:
-        """The handler failed, or answered something that is not kept: leave nothing behind."""
+    async def fail(self, error: BaseException) -> Response | None:
+        """The handler raised, and nothing of it stays. A Response: send this instead, a retry may succeed."""
+        self.sent = self.sent or 0
+        explain_wait(error, self.operation)
+        judged = not self.over and self._run is not None
+        failure = failure_of(error, self.operation, self.policy.lease_s) if judged else None
+        lost = await self.abort(type(failure or error).__name__)
+        return self._lost(lost, error) if failure is None else self._gate.broken(failure, self.request)
+
+    def _lost(self, lost: ConnectionLost | None, raised: BaseException | None) -> Response | None:
+        """What is answered where the connection was lost: what was raised tells no more than that, as a rule."""
+        if lost is None or raised is None:
+            return None
+        failure = StoreUnavailable(f"{lost} before anything was committed; a retry runs again")
+        failure.__cause__ = raised
+        return self._gate.broken(failure, self.request)
+
+    async def abort(self, reason: str) -> ConnectionLost | None:
+        """The handler failed, or answered something that is not kept: leave nothing behind. Whether its connection was
+        lost before."""
         if self.over:
-            return
+            return None
+        self.over = True
         if self._run is None or self._ask is None:
-            self._end()
-            return
+            self.tx.end()
+            return None
+        release = functools.partial(self._store.release, self._ask, self._run, touched=self.tx.touched)
+        lost = None
         try:
-            await close_sessions(self.tx, False)
-        except Exception:
-            _log.warning("%s: a session could not be closed; its connection rolls back", self.operation, exc_info=True)
-        self._end()
-        try:
-            await self._store.release(self._ask, self._run, touched=self.tx.touched)
+            await undo(self.tx, release, name=self.operation)
         except TransactionMisused as error:  # the handler failed anyway: what it left is for the operator to know
             _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
         except ConnectionLost as error:
             _log.warning("%s failed (%s): %s", self.operation, reason, error)
+            lost = error
         tell(self._gate.listener, Released(self.operation, reason))
+        return lost
 
-    async def forsake(self) -> None:
-        """The handler was interrupted and its connection thrown away: free the key now, not when its lease runs out."""
-        if not self.over:
-            self._end()
-        if self._run is not None and self._ask is not None:
-            await self._store.forsake(self._ask, self._run)
+    async def _abort_raised(self, raised: BaseException, status: int) -> None:
+        """Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again."""
+        _log.warning(success_not_stored(self.operation, raised, status))
+        await self.abort(type(raised).__name__)
 
-    @property
-    def leased(self) -> bool:
-        """Whether the claim is a lease that a long handler must keep alive."""
-        return self._store.leases and self._run is not None
-
-    async def renew(self) -> None:
-        """Extend the lease, unless the passage is over or its open transaction makes that needless."""
-        if self._run is not None and self._ask is not None and not self.over and not self.tx.touched:
-            await self._store.renew(self._ask, self._run)
-
-    def _end(self) -> None:
-        self.over = True
-        self.tx.end()
-
-    def _asked(self, principal: str, key: str, body: bytes) -> Ask:
-        policy, request = self.policy, self.request
-        digest = Scope(principal, self.operation).digest(key)
-        asked = Asked(request.path, request.query, _media_type(request.header("content-type") or ""), body)
-        return Ask(
-            digest,
-            fingerprint(asked, policy.fingerprint, key=digest),
-            self.operation,
-            policy.lease_s,
-            policy.retention_s,
-            self._key_ms,
-        )
-
-    async def _wait(self, ask: Ask, claim: Claim) -> Claim:
-        """Where the route asks for it: wait for a request in flight, without holding a connection."""
-        give_up_at = await Now() + self.policy.wait_s
-        turn = 0
-        while isinstance(claim, InFlight):
-            left_s = give_up_at - await Now()
-            if left_s <= 0:
-                break
-            await Sleep(min(left_s, _PAUSES_S[min(turn, len(_PAUSES_S) - 1)]))
-            turn += 1
-            claim = await self._store.claim(ask)
-        return claim
+    async def _answer_of_application(self, error: Exception) -> Response | None:
+        return await answered_by_application(self._gate.framework, error, self.request, self._body)
 
     def _answer(self, claim: Claim) -> Response:
         """What a request that does not run is told."""
         gate, ask = self._gate, self._ask
         assert ask is not None
-        error: OnefoldError
         match claim:
-            case Replay(answer):
+            case Replay(record):
                 self._tell("replay")
                 try:
-                    return replayed(answer, digest=ask.digest, sealer=gate.sealer)
+                    answer = replayed(record, headers_kept=self.policy.headers_kept, reading=gate.reading)
+                    return fit_encoding(answer, self.request.headers)
                 except OnefoldError as unreadable:
-                    error = unreadable
-            case InFlight():
-                self._tell("in_flight")
-                error = KeyInFlight(
-                    "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
-                )
-            case Mismatch():
-                self._tell("mismatch")
-                error = KeyReused(
-                    "This Idempotency-Key already names a request with another payload, path or query. Use a new key "
-                    "for a new request."
-                )
-            case Expired():
-                self._tell("expired")
-                error = KeyExpired(
-                    f"This Idempotency-Key is older than {self.policy.retention_s:.0f} s, the time this route "
-                    "remembers its answers. It was not run. Find out what became of it, then use a new key."
-                )
+                    return gate.broken(unreadable, self.request)
             case Run():
                 raise ProgrammerError("a claim that was granted has no answer yet")
-        return gate.broken(error, self.request)
-
-    def _check_touched(self, status: int) -> None:
-        if self._gate.development and self.policy.writes and not (self.tx.touched or self.tx.published):
-            raise TransactionMisused(
-                f"{self.operation} answered {status} without using its transaction: what it wrote through another "
-                "session or connection commits apart from the key and can happen twice. Write through tx, or declare "
-                "the route with writes=False"
-            )
+            case _:
+                outcome, error = refuse(claim, self.policy.retention_s)
+                self._tell(outcome)
+                return gate.broken(error, self.request)
 
     def _tell(self, outcome: Outcome) -> None:
         if self._key is not None and self._gate.listener is not None:
             tell(self._gate.listener, Claimed(self.operation, outcome))
-
-
-async def principal_of(request: Request, policy: Policy, operation: str) -> str:
-    """Who asks, as the application finds it in the request."""
-    principal = policy.principal(request)
-    if not isinstance(principal, str) and inspect.isawaitable(principal):
-        principal = await Call(functools.partial(_same, principal))
-    if not principal:
-        raise PrincipalMissing(
-            "The application found no principal in this request; keys belong to someone. Authenticate and retry."
-        )
-    if not isinstance(principal, str):
-        raise ProgrammerError(
-            f"the principal of {operation} is {principal!r}; it must be a string that stays the same for the same "
-            "account, tenant or user"
-        )
-    return principal
-
-
-@functools.lru_cache(maxsize=64)
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
-
-
-def _same(awaitable: Awaitable[str | None]) -> Awaitable[str | None]:
-    return awaitable
 
 
 #: The passage this task or thread is inside of, from admission to end.

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from onefold._kernel.ids import uuid7_ms
+from onefold.errors import KeyMalformed
+
 LENGTH_MAX: Final = 255
+
+#: How far ahead of our clock a key may be dated before it is not believed.
+_SKEW_MS: Final = 24 * 3600 * 1000
 
 
 class MalformedKey(ValueError):
@@ -66,6 +72,25 @@ _PARAMETER: Final = re.compile(
     """,
     re.VERBOSE,
 )
+
+
+# The same for people and machines that read a schema, in the regular expressions of ECMA 262: what matches is read as a
+# key. Parameters and white space around it, which are read as well and mean nothing, are left out.
+_QUOTED_SHOWN: Final = r'"(?:[ !#-\[\]-~]|\\["\\]){1,%d}"'
+_BARE_SHOWN: Final = r"[!#$&')*+\--9<->A-\[\]-~][!#-+\--:<-\[\]-~]{0,%d}"
+_UUID7_SHOWN: Final = "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-7[0-9A-Fa-f]{3}-[89ABab][0-9A-Fa-f]{3}-[0-9A-Fa-f]{12}"
+
+
+def key_schema(*, strict: bool, dated: bool) -> dict[str, str | int]:
+    """The JSON Schema of the header's value. `dated`: keys must be UUIDv7."""
+    if dated:
+        quoted, bare = f'"{_UUID7_SHOWN}"', _UUID7_SHOWN
+        least, most = (38, 38) if strict else (36, 38)
+    else:
+        quoted, bare = _QUOTED_SHOWN % LENGTH_MAX, _BARE_SHOWN % (LENGTH_MAX - 1)
+        least, most = (3 if strict else 1), 2 + 2 * LENGTH_MAX  # each character may be an escape, which has two
+    pattern = f"^{quoted}$" if strict else f"^(?:{quoted}|{bare})$"
+    return {"type": "string", "minLength": least, "maxLength": most, "pattern": pattern}
 
 
 def parse_key(values: Sequence[bytes], *, strict: bool, length_max: int = LENGTH_MAX) -> str:
@@ -149,3 +174,21 @@ def _unquoted_fault(value: bytes, *, strict: bool) -> MalformedKey:
 
 def _shown(byte: int) -> str:
     return f"'{chr(byte)}'" if 0x21 <= byte <= 0x7E else f"byte 0x{byte:02x}"
+
+
+def readable_key(lines: Sequence[bytes], *, strict: bool) -> str:
+    """The same for a request: what cannot be read is the caller's error. Raises KeyMalformed."""
+    try:
+        return parse_key(lines, strict=strict)
+    except MalformedKey as error:
+        raise KeyMalformed(f"The Idempotency-Key header cannot be used: {error.reason}") from error
+
+
+def minted_ms(key: str, now_ms: int) -> int:
+    """When a key was minted, on a route that refuses late retries. Raises KeyMalformed."""
+    key_ms = uuid7_ms(key)
+    if key_ms is None:
+        raise KeyMalformed("This route refuses late retries, so its keys must be UUIDv7 (they carry their time).")
+    if key_ms > now_ms + _SKEW_MS:
+        raise KeyMalformed("The Idempotency-Key is a UUIDv7 dated more than a day ahead; check the client's clock.")
+    return key_ms

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from onefold._kernel.messages import CARRIED, carried
+from onefold.errors import HeaderRepeated
 
 #: Names in lower case, in the order received or to be sent.
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -16,6 +18,12 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 @lru_cache(maxsize=256)
 def _in_bytes(name: str) -> bytes:
     return name.lower().encode("latin-1")
+
+
+@lru_cache(maxsize=256)
+def _encoded(path: str, encoding: str, errors: str) -> str:
+    """A path may hold what no name does: blanks, zero bytes, and braces that look like a parameter."""
+    return quote(path, safe="/:@!$&'()*+,;=~", encoding=encoding, errors=errors)
 
 
 class Request(NamedTuple):
@@ -39,6 +47,19 @@ class Request(NamedTuple):
         return root.rstrip("/")
 
     @property
+    def mount(self) -> str:
+        """Where the application is mounted inside of another one, percent-encoded: "" where it is not.
+
+        Starlette tells its own mounts from the root that a server or proxy names. In WSGI both are SCRIPT_NAME.
+        """
+        outside = self.source.get("app_root_path")
+        if outside is not None:
+            root: str = self.source.get("root_path", "")
+            return _encoded(root.removeprefix(outside).rstrip("/"), "utf-8", "surrogatepass")
+        script: str = self.source.get("SCRIPT_NAME", "")
+        return _encoded(script.rstrip("/"), "latin-1", "xmlcharrefreplace") if script else ""
+
+    @property
     def path_below_root(self) -> str:
         """The path as the application's routes see it. WSGI takes the root away itself, ASGI servers may or may not."""
         root = self.source.get("root_path", "").rstrip("/")
@@ -47,8 +68,14 @@ class Request(NamedTuple):
         return self.path
 
     def header(self, name: str) -> str | None:
-        """The first line of a header."""
-        return first_line(self.headers, name)
+        """A header that has one value. Two lines of it are refused with 400: one of them may be a stranger's.
+
+        A WSGI server joins the lines before anyone can count them: their values with commas between are another value.
+        """
+        lines = self.values(name)
+        if len(lines) > 1:
+            raise HeaderRepeated(f"The header {name} was sent {len(lines)} times; send it once.")
+        return lines[0].decode("latin-1") if lines else None
 
 
 def first_line(headers: Headers, name: str) -> str | None:

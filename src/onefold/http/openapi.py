@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from onefold.http.keys import LENGTH_MAX, key_schema
 from onefold.http.policy import Policy
 
 _PROBLEM_SCHEMA = {
@@ -69,15 +70,19 @@ def _describe(operation: dict[str, Any], policy: Policy) -> None:
 
 
 def _parameter(policy: Policy) -> dict[str, Any]:
+    dated = policy.expiry == "refuse"
     return {
         "name": "Idempotency-Key",
         "in": "header",
         "required": policy.required,
         "description": (
             "Names the intent: repeat it on every retry of the same request, and the request happens once. Answers are "
-            f"remembered for {policy.retention_s:g} s." + (" Keys must be UUIDv7." if policy.expiry == "refuse" else "")
+            f"remembered for {policy.retention_s:g} s. "
+            + ("A key is a UUIDv7" if dated else f"A key has 1 to {LENGTH_MAX} characters of printable ASCII")
+            + (", in double quotes." if policy.strict else ", in double quotes or without.")
+            + (" It is refused when it is older than that (410) or dated more than a day ahead (400)." if dated else "")
         ),
-        "schema": {"type": "string", "minLength": 1, "maxLength": 257},
+        "schema": key_schema(strict=policy.strict, dated=dated),
         "example": '"0192f0c1-7f3a-7b6e-8c51-3d2a9e4b5f60"',
     }
 
@@ -93,4 +98,6 @@ def _problems(policy: Policy) -> dict[str, tuple[str, dict[str, Any] | None]]:
     }
     if policy.expiry == "refuse":
         found["410"] = ("The Idempotency-Key has expired, or the answer was not kept", None)
+    if policy.quota is not None:
+        found["429"] = ("The caller has as many requests as it may have", _RETRY_AFTER)
     return found

@@ -7,19 +7,21 @@ same way as for the request itself, so nobody can name another's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from onefold._kernel.effects import Flow
-from onefold.errors import CallerError, KeyMissing
-from onefold.http.exchange import HEADER, Gate, principal_of
+from onefold.errors import KeyMissing, OnefoldError
+from onefold.http.exchange import HEADER, Gate
+from onefold.http.identity import Answered, authorize, identify
 from onefold.http.messages import Request, Response
-from onefold.http.policy import Policy
+from onefold.http.naming import scopes_of
+from onefold.http.policy import Policy, Route, place_template
 from onefold.http.problems import TYPE_PREFIX
-from onefold.idempotency.model import Scope
+from onefold.idempotency.model import Status
 
 Page: TypeAlias = Callable[[], Flow[Response]]
 
@@ -30,7 +32,10 @@ _PROBLEMS = (
     (400, "key-missing", "The route requires an Idempotency-Key and the request has none."),
     (400, "key-malformed", "The header cannot be read as one key."),
     (400, "body-incomplete", "The body ended early; nothing was done."),
+    (400, "header-repeated", "A header that tells who is asking was sent more than once."),
     (401, "principal-missing", "The application could not tell who is asking."),
+    (403, "not-authorized", "The application does not allow this request to the caller."),
+    (406, "answer-encoded", "The stored answer has a content coding that the request does not accept: accept it."),
     (408, "body-too-slow", "The body did not arrive in time; nothing was done. Retry with the same key."),
     (409, "key-in-flight", "The same request is being worked on. Wait for Retry-After, then retry with the same key."),
     (410, "key-expired", "The key is older than the route remembers; it was not run."),
@@ -39,6 +44,7 @@ _PROBLEMS = (
     (422, "key-reused", "The key already names another request. Use a new key for a new request."),
     (429, "too-many-requests", "You ask for more than your share; nothing was done. Wait for Retry-After."),
     (500, "handler-broken", "The application broke its own promise; nothing was stored."),
+    (500, "authentication-broken", "The application could not find out who is asking; nothing was done."),
     (500, "statement-refused", "The database refused what the application wrote; nothing was stored."),
     (503, "store-unavailable", "Nothing was decided. Retry later with the same key."),
     (503, "store-busy", "Nothing was decided. Retry later with the same key."),
@@ -58,7 +64,11 @@ class Pages:
 
     gate: Gate
     operations: Operations
+    place: Callable[[Request], str]
+    """Where the application is mounted, as far as its operations are named by it."""
     base: str = "/onefold"
+    others: Policy | None = None
+    """How callers are authenticated who name no operation of this application; None where only its routes know."""
 
     def find(self, request: Request) -> Page | None:
         """The page a request asks for, if it asks for one of ours."""
@@ -66,44 +76,73 @@ class Pages:
             return None
         match path.removeprefix(self.base):
             case "/specification":
-                return self._specification
+                return lambda: self._specification(request)
             case "/status":
                 return lambda: self._status(request)
             case _:
                 return None
 
-    async def _specification(self) -> Response:
-        return _whole(200, b"text/html; charset=utf-8", specification(self.operations()).encode())
+    def _templates(self, place: str) -> dict[str, str]:
+        """The application's own names of its operations, by those they have where it is mounted."""
+        split = [operation.split(" ", 1) for operation in self.operations()]
+        return {f"{method} {place_template(place, template)}": f"{method} {template}" for method, template in split}
+
+    async def _specification(self, request: Request) -> Response:
+        operations = self.operations()
+        placed = {name: operations[own] for name, own in self._templates(self.place(request)).items()}
+        return _whole(200, b"text/html; charset=utf-8", specification(placed).encode())
 
     async def _status(self, request: Request) -> Response:
-        """`GET {base}/status?operation=POST /payments` with the Idempotency-Key header of the request in question."""
-        operations = self.operations()
+        """`GET {base}/status?operation=POST /payments` with the Idempotency-Key header of the request in question.
+
+        Who asks is settled first: a caller who may not see the answer learns nothing here, not even whether there is
+        such an operation.
+        """
+        operations, place = self.operations(), self.place(request)
+        templates = self._templates(place)
         operation = parse_qs(request.query.decode("latin-1")).get("operation", [""])[0]
-        policy = operations.get(operation)
-        if policy is None:
-            known = ", ".join(sorted(operations)) or "none"
-            detail = f"Name one with ?operation=. Idempotent operations: {known}."
-            problem = {
-                "type": TYPE_PREFIX + "operation-unknown",
-                "title": "Unknown operation",
-                "status": 404,
-                "detail": detail,
-                "retryable": False,
-            }
-            return _whole(404, b"application/problem+json", json.dumps(problem).encode())
+        # As the specification names it; or as the application itself does, wherever it is mounted.
+        own = templates.get(operation, operation)
+        policy = operations.get(own)
+        asked = policy or self.others
         try:
+            if asked is not None:
+                framework = self.gate.framework
+                await authorize(framework, asked.authorize_question, request, b"", None)
+                principal = await identify(framework, asked.principal_question, request, b"", None)
+            if policy is None:
+                return _unknown(templates if asked is not None else ())
             lines = request.values(HEADER)
             if not lines:
                 raise KeyMissing("Send the Idempotency-Key header of the request you are asking about.")
             key, _ = self.gate.read_key(lines, policy)
-            scope = Scope(await principal_of(request, policy, operation), operation)
-            found = await self.gate.store.status(scope.digest(key))
-        except CallerError as error:
-            return self.gate.refusal(error, request)
+            method, template = own.split(" ", 1)
+            route = Route(template, policy, place=place)
+            found = Status("unknown")
+            for scope in scopes_of(principal, method, route, self.gate.naming):
+                found = await self.gate.store.status(scope.digest(key))
+                if found.state != "unknown":
+                    break
+        except OnefoldError as error:
+            return self.gate.broken(error, request)
+        except Answered as answered:
+            return answered.response
         body: dict[str, str | int | None] = {"operation": operation, "state": found.state}
         if found.status is not None:
             body |= {"status": found.status, "expires_at": found.expires_at}
         return _whole(200, b"application/json", json.dumps(body).encode())
+
+
+def _unknown(operations: Collection[str]) -> Response:
+    known = f" Idempotent operations: {', '.join(sorted(operations))}." if operations else ""
+    problem = {
+        "type": TYPE_PREFIX + "operation-unknown",
+        "title": "Unknown operation",
+        "status": 404,
+        "detail": "Name one with ?operation=." + known,
+        "retryable": False,
+    }
+    return _whole(404, b"application/problem+json", json.dumps(problem).encode())
 
 
 def specification(operations: dict[str, Policy]) -> str:
@@ -156,7 +195,8 @@ request. The request happens once; every retry gets the first answer, byte for b
 <th>While in flight</th></tr>{rows}</table>
 <p>Keys belong to the authenticated caller and to one operation: the same key of another caller, or on another
 operation, names another request. Answers of the 2xx, 3xx and 4xx classes are remembered, except 401, 403, 407, 408, 425
-and 429; after a 5xx nothing remains and a retry runs again.</p>
+and 429, and except refusals of a request that did not reach its operation (validation): a corrected one runs under the
+same key. After a 5xx nothing remains and a retry runs again.</p>
 <h2>Problems</h2>
 <p>Refusals are <code>application/problem+json</code> with a stable <code>type</code> and a member
 <code>retryable</code>.</p>

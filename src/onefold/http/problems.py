@@ -10,6 +10,7 @@ from onefold.errors import (
     OnefoldError,
     OutcomeUnknowable,
     OutcomeUnknown,
+    PoolExhausted,
     ProgrammerError,
     SchemaMissing,
     StoreError,
@@ -26,12 +27,11 @@ _STORE_DETAIL = "Nothing was decided. Retry later with the same Idempotency-Key.
 _STORE_DETAILS: dict[type[StoreError], str] = {
     OutcomeUnknown: "The request may have happened. Retry later with the same Idempotency-Key: it happens once.",
     OutcomeUnknowable: "The request may have happened, and it had no Idempotency-Key. Look before you repeat it.",
+    PoolExhausted: "Nothing was done: every connection to the database was in use. Retry later.",
     SchemaMissing: "Nothing was done. The operator must run `onefold migrate` first.",
     StoreReadOnly: "Nothing was done. The operator must make the store writable first.",
     UnreadableAnswer: "The request completed, and will not run again. The operator must look after its stored answer.",
 }
-
-_PROGRAMMER_SLUG = "handler-broken"
 
 
 def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
@@ -42,8 +42,7 @@ def problem(error: OnefoldError, *, described_by: str | None = None) -> Response
             error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by
         )
     if isinstance(error, ProgrammerError):
-        title = "The application broke its own transaction"
-        return _response(500, _PROGRAMMER_SLUG, title, str(error), False, None, described_by)
+        return _response(500, error.slug, error.title, str(error), False, None, described_by)
     title = "The request could not be completed"
     return _response(500, "statement-refused", title, "See the application's log.", False, None, described_by)
 

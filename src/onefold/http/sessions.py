@@ -1,75 +1,72 @@
-"""FastAPI with SQLAlchemy: a session in the request's transaction, as a dependency.
+"""FastAPI with SQLAlchemy: sessions as dependencies.
 
-The session's own `commit()` is a savepoint; what it still holds back is written when the request is settled. Its
-rows, the key and the response commit together. What the session rolls back, also a nested part of it, takes the events
-published meanwhile with it.
+`SessionTx` and `AsyncSessionTx` are in the transaction of an idempotent request. `RequestSession` and
+`AsyncRequestSession` are so too where there is one, and elsewhere (a GET) have a transaction of their own: what an
+authentication, a GET and a POST share, so that no request needs a second connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends
-from sqlalchemy import Connection, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import Session, SessionTransaction
+
+from onefold._kernel.extras import missing_extra
+
+try:
+    from sqlalchemy.ext.asyncio import AsyncSession
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "sqlalchemy") from None
+from sqlalchemy.orm import Session
+from starlette.requests import HTTPConnection
 
 from onefold._kernel.transaction import Transaction
-from onefold.db.sqlalchemy import join_async_session, join_session
+from onefold.errors import ProgrammerError
 from onefold.http.fastapi import Tx
+from onefold.http.rim import SESSIONS, TRANSACTION
+from onefold.http.session_needs import GIVES_SESSION
 
 
-async def session_of(tx: Tx[Connection]) -> Session:
-    """A Session in the request's transaction, for plain (`def`) endpoints."""
-    session = join_session(tx.connection)
-    _retract_with(session, tx)
-
-    def end(keep_rows: bool) -> None:
-        if keep_rows:
-            session.commit()
-        session.close()
-
-    async def end_on_a_thread(keep_rows: bool) -> None:
-        await asyncio.to_thread(end, keep_rows)
-
-    tx.endings.append(end_on_a_thread)
-    return session
+async def session_of(tx: Tx[Any]) -> Any:
+    """A session in the request's transaction. Async, so that FastAPI spends no thread on it."""
+    return tx.session()
 
 
-async def async_session_of(tx: Tx[AsyncConnection]) -> AsyncSession:
-    """An AsyncSession in the request's transaction, for `async def` endpoints."""
-    session = join_async_session(tx.connection)
-    _retract_with(session.sync_session, tx)
+async def request_session(connection: HTTPConnection) -> AsyncIterator[Any]:
+    """The same where the request has a transaction; else a session of its own, which its user commits."""
+    tx = connection.scope.get(TRANSACTION)
+    if isinstance(tx, Transaction):
+        yield tx.session()
+        return
+    sessions = connection.scope.get(SESSIONS)
+    if sessions is None:
+        raise ProgrammerError(
+            f"{connection.url.path} has no session: give Onefold or AsyncOnefold a SQLAlchemy engine, and call "
+            "once.install(app)"
+        )
+    session = sessions.own()
+    try:
+        yield session
+    finally:
+        if isinstance(session, AsyncSession):
+            await session.close()
+        else:
+            await asyncio.to_thread(session.close)
 
-    async def end(keep_rows: bool) -> None:
-        if keep_rows:
-            await session.commit()
-        await session.close()
 
-    tx.endings.append(end)
-    return session
-
-
-def _retract_with(session: Session, tx: Transaction[Any]) -> None:
-    """Let events share the fate of the session's work."""
-    #: How many events there were when the session's work began, and each nested part of it.
-    since: dict[SessionTransaction | None, int] = {None: tx.published}
-
-    @event.listens_for(session, "after_transaction_create")
-    def begun(_: Session, part: SessionTransaction) -> None:
-        since[part] = tx.published if part.nested else since[None]
-
-    @event.listens_for(session, "after_transaction_end")
-    def ended(_: Session, part: SessionTransaction) -> None:
-        if not part.nested:
-            since[None] = tx.published
-
-    @event.listens_for(session, "after_soft_rollback")  # comes after the end
-    def undone(session: Session, part: SessionTransaction) -> None:
-        tx.retract(since[part])
-        ended(session, part)
-
+for _dependency in (session_of, request_session):
+    setattr(_dependency, GIVES_SESSION, True)
 
 SessionTx: TypeAlias = Annotated[Session, Depends(session_of)]
-AsyncSessionTx: TypeAlias = Annotated[AsyncSession, Depends(async_session_of)]
+"""A Session in the request's transaction, for plain (`def`) endpoints."""
+
+AsyncSessionTx: TypeAlias = Annotated[AsyncSession, Depends(session_of)]
+"""An AsyncSession in the request's transaction, for `async def` endpoints."""
+
+RequestSession: TypeAlias = Annotated[Session, Depends(request_session)]
+"""A Session in the request's transaction, or of its own where there is none."""
+
+AsyncRequestSession: TypeAlias = Annotated[AsyncSession, Depends(request_session)]
+"""An AsyncSession in the request's transaction, or of its own where there is none."""

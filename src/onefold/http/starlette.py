@@ -6,17 +6,31 @@ dependencies; it therefore reads the application's routes itself, in their order
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import replace
 from typing import Any, cast
+from urllib.parse import quote
 
-from starlette import routing
+from onefold._kernel.extras import missing_extra
+
+try:
+    from starlette import routing
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "fastapi") from None
+from starlette.concurrency import run_in_threadpool
 from starlette.convertors import CONVERTOR_TYPES
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 
-from onefold.http.marks import policy_of
-from onefold.http.messages import Request
+from onefold.http.identity import PlainAsgi, rendered
+from onefold.http.marks import is_async, note_outside, policy_of
+from onefold.http.messages import Request, Response
 from onefold.http.policy import METHODS, Policy, Route
+from onefold.http.readiness import Endpoint
 from onefold.http.templates import Entry, Host, RouteTable
 
 
@@ -27,16 +41,118 @@ class ApplicationRoutes:
         self._app = app
         self._table = RouteTable(())
         self._read = -1
+        self._above: tuple[Any, int] = (None, 0)
+        self._hosted = False
 
     def resolve(self, request: Request) -> Route | None:
         routes = self._app.routes
         if len(routes) != self._read:
             self._table = _table(routes)
             self._read = len(routes)
-        return self._table.resolve(request)
+            for _, mounted in self.mounted():
+                note_exceptions(mounted)
+        route = self._table.resolve(request)
+        # Below a mount only there is a router around that of the application.
+        return route if route is None or "router" not in request.source else replace(route, place=self.place(request))
+
+    def place(self, request: Request) -> str:
+        """Where the application is mounted: the hosts above it, and the prefix."""
+        router = request.source.get("router")
+        if router is None or router is getattr(self._app, "router", None):
+            return request.mount
+        if self._above != (router, len(router.routes)):
+            self._above = router, len(router.routes)
+            self._hosted = _has_hosts(router.routes)
+        return (_hosts_above(router, self._app, request) if self._hosted else "") + request.mount
 
     def operations(self) -> dict[str, Policy]:
         return _table(self._app.routes).operations()
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        return _endpoints(self._app.routes, "")
+
+    def mounted(self) -> Iterator[tuple[str, object]]:
+        return _mounted(self._app.routes, "")
+
+
+def note_exceptions(app: object) -> None:
+    """Hear of what is raised around the handlers of an application, before its own middleware does."""
+    middleware = getattr(app, "user_middleware", None)
+    if not isinstance(middleware, list) or getattr(app, "middleware_stack", None) is not None:
+        return  # of another framework, or one that serves already
+    if all(added.cls is not _Noting for added in middleware):
+        middleware.append(Middleware(_Noting, outer=app))  # the last is the innermost
+
+
+class _Noting:
+    """Directly around Starlette's own middleware for exceptions, and inside of the application's, which may run both in
+    a task of their own.
+
+    What one of the application's handlers answers is noted where that is called; the rest rises through here on its way
+    to middleware.
+    """
+
+    def __init__(self, app: Any, *, outer: Any) -> None:
+        self._app = app
+        if isinstance(app, ExceptionMiddleware):
+            handlers = {HTTPException: app.http_exception, **outer.exception_handlers}
+            for kind, handler in handlers.items():
+                if kind not in _LAST_RESORT:
+                    app.add_exception_handler(kind, _noting(handler))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            note_outside(error)
+            raise
+
+
+def _noting(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The same exception handler, which tells the passage first."""
+
+    @functools.wraps(handler)
+    async def noting(connection: Any, error: Exception) -> Any:
+        note_outside(error)
+        if is_async(handler):
+            return await handler(connection, error)
+        return await run_in_threadpool(handler, connection, error)
+
+    return noting
+
+
+class StarletteFramework(PlainAsgi):
+    """How an application's `authorize` and `principal` are asked: what they raise, its own handlers render."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def answer(self, error: Exception, request: Request) -> Response | None:
+        handlers = {kind: handler for kind, handler in self._app.exception_handlers.items() if kind not in _LAST_RESORT}
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def raising(scope: Any, receive: Any, send: Any) -> None:
+            raise error
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        try:
+            await ExceptionMiddleware(raising, handlers)(dict(request.source), receive, send)
+        except Exception as raised:
+            if raised is not error:
+                raise
+            return rendered(error)  # of another framework, or nothing that has an answer
+        [start] = [message for message in sent if message["type"] == "http.response.start"]
+        headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
+        return Response(start["status"], headers, b"".join(message.get("body", b"") for message in sent))
+
+
+#: Handlers of what nobody expected: they would hide which function failed.
+_LAST_RESORT = (500, Exception)
 
 
 def _table(routes: Iterable[Any]) -> RouteTable:
@@ -72,6 +188,35 @@ def _entries(routes: Iterable[Any], prefix: str, host: Host | None = None) -> It
             yield Entry(frozenset(methods) if methods else None, prefix + path, policy_of(endpoint), host)
 
 
+def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[Endpoint]:
+    """What is served where. Below a host with parameters nothing is, see `_hosted`."""
+    for route in _flat(routes):
+        original = getattr(route, "route", route)
+        endpoint, path = getattr(route, "endpoint", None), prefix + str(getattr(route, "path", ""))
+        if isinstance(original, routing.Host):
+            if not original.param_convertors:
+                yield from _endpoints(original.routes or (), prefix)
+        elif isinstance(original, routing.Mount):
+            yield from _endpoints(original.routes or (), path)
+        elif inspect.isclass(endpoint):
+            methods = (name for name in _CLASS_METHODS if hasattr(endpoint, name.lower()))
+            yield from (Endpoint(frozenset({name}), path, getattr(endpoint, name.lower())) for name in methods)
+        elif endpoint is not None:
+            yield Endpoint(frozenset(getattr(route, "methods", None) or ()), path, endpoint)
+
+
+_CLASS_METHODS = ("GET", "HEAD", "OPTIONS", *sorted(METHODS))
+
+
+def _mounted(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, object]]:
+    for route in _flat(routes):
+        original = getattr(route, "route", route)
+        if isinstance(original, routing.Mount | routing.Host):
+            path = prefix + str(getattr(original, "path", ""))
+            yield path, original.app
+            yield from _mounted(original.routes or (), path)
+
+
 def _hosted(route: routing.Host, prefix: str, outer: Host | None) -> Iterator[Entry]:
     """The routes below a host, which answers whatever is asked there: later routes are not reached.
 
@@ -86,3 +231,31 @@ def _hosted(route: routing.Host, prefix: str, outer: Host | None) -> Iterator[En
     if not route.param_convertors:
         yield from _entries(route.routes or (), prefix, host)
     yield Entry(None, prefix + "{below:path}", None, host)
+
+
+def _has_hosts(routes: Iterable[Any]) -> bool:
+    originals = [getattr(route, "route", route) for route in _flat(routes)]
+    nested = (route for route in originals if isinstance(route, routing.Mount | routing.Host))
+    return any(isinstance(route, routing.Host) or _has_hosts(route.routes or ()) for route in nested)
+
+
+def _hosts_above(router: Any, app: Any, request: Request) -> str:
+    """The hosts that led a request to an application below a router, as in `//acme.shop.test`.
+
+    The scope does not name them, so the way is gone once more. The values of their parameters are part of the name:
+    the application's own routes do not know them.
+    """
+    scope = dict(request.source)
+    scope |= {"root_path": scope.get("app_root_path", scope.get("root_path", "")), "path_params": {}}
+    hosts, routes = "", router.routes
+    while routes and routes is not app.routes:
+        for route in (getattr(route, "route", route) for route in _flat(routes)):
+            if isinstance(route, routing.Mount | routing.Host) and route.matches(scope)[0] is routing.Match.FULL:
+                break
+        else:
+            break
+        scope |= route.matches(scope)[1]
+        if isinstance(route, routing.Host):
+            hosts += "//" + quote(route.host_format.format(**scope["path_params"]), safe=":")
+        routes = route.routes
+    return hosts

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from onefold.errors import ConfigurationError
 from onefold.http.messages import Request
-from onefold.http.policy import METHODS, Policy, Route
+from onefold.http.naming import operations_of
+from onefold.http.policy import METHODS, PARAMETER_GROUP, Policy, Route
 
 
 class Host(NamedTuple):
@@ -39,10 +41,12 @@ class RouteTable:
 
     def __init__(self, entries: Iterable[Entry], *, converter: Callable[[str], str] | None = None) -> None:
         """`converter` gives the expression for a parameter's type, as in `{id:int}`, where a framework has its own."""
+        known = converter or _CONVERTERS.get
         self._entries = [
-            (entry.methods, _pattern(entry.template, converter or _CONVERTERS.get), _route(entry), entry.host)
-            for entry in entries
+            (entry.methods, pattern, _route(entry, pattern), entry.host)
+            for entry, pattern in ((entry, _pattern(entry.template, known)) for entry in entries)
         ]
+        _refuse_shared((methods, route) for methods, _, route, _ in self._entries if route is not None)
 
     def resolve(self, request: Request) -> Route | None:
         """The idempotent route of a request, if it is one."""
@@ -53,8 +57,12 @@ class RouteTable:
             if not (methods is None or request.method in methods) or not pattern.fullmatch(path):
                 continue
             if host is None or host.holds(request):
-                return route
+                return route if route is None or not (place := request.mount) else replace(route, place=place)
         return None
+
+    def place(self, request: Request) -> str:
+        """Where the application is mounted."""
+        return request.mount
 
     def operations(self) -> dict[str, Policy]:
         """Every idempotent operation and its policy."""
@@ -66,33 +74,58 @@ class RouteTable:
         }
 
 
+_ROUTES = "as in {'POST /payments': once.policy(required=True)}"
+
+
 def routes_of(policies: Mapping[str, Policy]) -> RouteTable:
     """A table from `{"POST /payments/{id}/refunds": policy}`."""
     entries = []
-    for operation, policy in policies.items():
-        found = _OPERATION.fullmatch(operation)
+    given: object = policies
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"routes={given!r} must be policies by operation, {_ROUTES}")
+    for operation, policy in given.items():
+        found = _OPERATION.fullmatch(str(operation))
         if found is None or found[1] not in METHODS:
             raise ConfigurationError(
                 f"{operation!r} is not an operation; write a method ({', '.join(sorted(METHODS))}), a space and a "
                 "path, as in 'POST /payments/{id}/refunds'"
             )
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(f"routes has {policy!r} for {operation!r}, which is no policy: write {_ROUTES}")
         entries.append(Entry(frozenset({found[1]}), found[2], policy))
     return RouteTable(entries)
 
 
-def _route(entry: Entry) -> Route | None:
+def _refuse_shared(entries: Iterable[tuple[frozenset[str] | None, Route]]) -> None:
+    """A name given to two routes would let them share keys, and one answer with the other's. (Templates may be alike
+    but for their parameters' types: then the values in the path tell their requests apart.)"""
+    named: dict[str, Route] = {}
+    for methods, route in entries:
+        for method in sorted((methods or METHODS) & METHODS):
+            operation, *_ = operations_of(method, route.template, route.policy.operation)
+            other = named.setdefault(operation, route)
+            given = route.policy.operation or other.policy.operation
+            if given is not None and other.policy is not route.policy:
+                raise ConfigurationError(
+                    f"'{method} {route.template}' and '{method} {other.template}' both have operation={given!r}: they "
+                    "would answer each other's retries. Give each its own; a route that is at two paths for a while "
+                    "has one handler, or one policy, for both"
+                )
+
+
+def _route(entry: Entry, pattern: re.Pattern[str]) -> Route | None:
     if entry.policy is None:
         return None
     # Keys belong to a template: the same path at another host is another operation.
-    return Route((entry.host.name if entry.host else "") + entry.template, entry.policy)
+    return Route((entry.host.name if entry.host else "") + entry.template, entry.policy, pattern)
 
 
 def _pattern(template: str, converter: Callable[[str], str | None]) -> re.Pattern[str]:
     """`{name}` is one segment, `{name:type}` whatever the converter says, else one segment too."""
     parts, position = [], 0
-    for found in _PARAMETER.finditer(template):
+    for number, found in enumerate(_PARAMETER.finditer(template)):
         parts.append(re.escape(template[position : found.start()]))
-        parts.append(f"(?:{converter(found[1] or 'str') or _SEGMENT})")
+        parts.append(f"(?P<{PARAMETER_GROUP}{number}>{converter(found[1] or 'str') or _SEGMENT})")
         position = found.end()
     parts.append(re.escape(template[position:]))
     # Starlette's expressions end in `$`, which lets one line feed pass: what reaches the handler must be ours too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from http import HTTPStatus
 from io import BytesIO
 from itertools import chain
@@ -13,22 +12,21 @@ from typing import Any, TypeAlias
 from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
-from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError, StoreError
-from onefold.http.exchange import Gate, Passage, passing
+from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError
+from onefold.http.exchange import Gate, Passage
 from onefold.http.messages import Headers, Request, Response
 from onefold.http.pages import Pages
 from onefold.http.policy import Policy, Route
-from onefold.http.pulse import ThreadPulse
-from onefold.http.unclaimed import unclaimed
+from onefold.http.readiness import always_ready
+from onefold.http.reaping import REAPED_ELSEWHERE, Reaping
+from onefold.http.rim import SESSIONS, Inside
+from onefold.http.rim import TRANSACTION as TRANSACTION  # where an application without a framework finds its own
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]
 Environ: TypeAlias = dict[str, Any]
 Application: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 Resolve: TypeAlias = Callable[[Request], Route | None]
-
-#: Where a handler finds its transaction in the environ.
-TRANSACTION = "onefold.transaction"
 
 
 class IdempotencyMiddleware:
@@ -43,6 +41,9 @@ class IdempotencyMiddleware:
         resolve: Resolve,
         pages: Pages | None = None,
         marks_entry: bool = False,
+        check_ready: Callable[[], None] = always_ready,
+        layer_name: str = "",
+        reaping: Reaping = REAPED_ELSEWHERE,
     ) -> None:
         self._app = app
         self._gate = gate
@@ -50,9 +51,15 @@ class IdempotencyMiddleware:
         self._resolve = resolve
         self._pages = pages
         self._marks_entry = marks_entry
-        self._pulse = ThreadPulse(database)
+        self._check_ready = check_ready
+        self.layer_name = layer_name
+        self._reaping = reaping
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        self._check_ready()
+        if not self._reaping.seen:
+            self._reaping.report_missing(self.layer_name)
+        environ[SESSIONS] = self._gate.sessions
         request = request_of(environ)
         lane: ThreadLane[Any] = ThreadLane(self._database)
         if self._pages is not None and (page := self._pages.find(request)) is not None:
@@ -60,48 +67,37 @@ class IdempotencyMiddleware:
         tx = self._gate.transaction(lane, request)
         screened = self._gate.screen(request, self._resolve(request), tx)
         if screened is None:
-            with unclaimed(request.method, request.path):
-                return self._app(environ, start_response)
+            return self._app(environ, start_response)
         if isinstance(screened, Response):
             return send_whole(screened, start_response)
         try:
-            body = _whole_body(environ, screened.policy) if screened.keyed else None
+            body = _whole_body(environ, screened.policy)
         except CallerError as error:
             return send_whole(self._gate.refusal(error, request), start_response)
-        refusal = run(screened.admit(body or b""), lane)
+        refusal = run(screened.admit(body), lane)
         if refusal is not None:
             return send_whole(refusal, start_response)
-        if body is not None:
-            environ["wsgi.input"] = BytesIO(body)
-            environ["CONTENT_LENGTH"] = str(len(body))
-        environ[TRANSACTION] = tx
+        environ["wsgi.input"] = BytesIO(body)
+        environ["CONTENT_LENGTH"] = str(len(body))
         return self._run(screened, lane, environ, start_response)
 
     def _run(
         self, passage: Passage, lane: ThreadLane[Any], environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
-        passage.entered = not self._marks_entry
-        if passage.leased:
-            self._pulse.start(passage)
-        token = passing.set(passage)
         held = _Held(passage.policy.response_bytes_max)
-        try:
-            rest = held.collect(self._app(environ, held.start_response))
-            instead = run(passage.finish(held.response(), kept=rest is None), lane)
-        except Exception as error:
+        with Inside(passage, lane, environ, marks_entry=self._marks_entry):
             try:
-                held.close()
-            finally:  # whatever its closing does, the transaction ends here
-                run(passage.abort(type(error).__name__), lane)
-            raise
-        except BaseException:
-            lane.abandon()  # interrupted: the connection's state is unknown
-            with suppress(StoreError):
-                run(passage.forsake(), ThreadLane(self._database))
-            raise
-        finally:
-            passing.reset(token)
-            self._pulse.stop(passage)
+                rest = held.collect(self._app(environ, held.start_response))
+                instead = run(passage.finish(held.response(), kept=rest is None), lane)
+            except Exception as error:
+                try:
+                    held.close()
+                finally:  # whatever its closing does, the transaction ends here
+                    instead = run(passage.fail(error), lane)
+                if instead is None:
+                    raise
+                return send_whole(instead, start_response)
+        passage.sent = held.code if instead is None else 0
         if instead is not None:
             held.close()
             return send_whole(instead, start_response)
@@ -123,6 +119,7 @@ class _Held:
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], object]:
         self.status, self.headers = status, headers
+        self._body.clear()  # of an answer that was begun and given up
         return self._body.extend
 
     def collect(self, iterable: Iterable[bytes]) -> Iterator[bytes] | None:
@@ -135,13 +132,17 @@ class _Held:
                 return chunks
         return None if len(self._body) <= self._bytes_max else chunks
 
+    @property
+    def code(self) -> int:
+        return int(self.status.split(" ", 1)[0])
+
     def response(self) -> Response:
         if not self.status:
             raise ProgrammerError("the WSGI application returned without calling start_response")
         headers: Headers = tuple(
             (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers
         )
-        return Response(int(self.status.split(" ", 1)[0]), headers, bytes(self._body))
+        return Response(self.code, headers, bytes(self._body))
 
     def forward(self, rest: Iterator[bytes] | None) -> Iterable[bytes]:
         return _Closing(chain((bytes(self._body),), rest or ()), self.close)

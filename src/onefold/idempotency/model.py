@@ -5,8 +5,7 @@ A key is in one of these states, seen from a request that brings it:
     state of the key          same fingerprint            other fingerprint
     ------------------------  --------------------------  ---------------------------
     never seen                Run                         Run
-    being worked on           InFlight                    Mismatch
-    lease ran out (SQLite)    Run (takes over)            Mismatch
+    being worked on           InFlight                    Mismatch, or InFlight where that cannot be told yet
     done                      Replay                      Mismatch
     done, past retention      Run, or Expired (refuse)    Run, or Expired (refuse)
     older than retention      Expired (refuse only)       Expired (refuse only)
@@ -17,19 +16,31 @@ together) or released (nothing of it remains).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Isolation
 
 # What every request makes is a NamedTuple: as immutable as a frozen dataclass, at a quarter of the price.
 
 #: Version of the stored form. Readers accept every version up to this one and refuse newer ones by name.
-SCHEMA_VERSION = 1
+#: 1: onefold 0.1. Operations with parameter names, a bare fingerprint keyed with the digest, answers bound to that.
+#: 2: operations without them, a fingerprint with a derived key and the name of its form, answers bound to their row.
+SCHEMA_VERSION = 2
+
+#: What a signpost has for a status: see `Record.is_signpost`.
+SIGNPOST_STATUS = 0
 
 DIGEST_BYTES = 16
+FINGERPRINT_KEY_BYTES = 32
+
+_digest = partial(blake2b, digest_size=DIGEST_BYTES, person=b"onefold")
+_fingerprint_key = partial(blake2b, digest_size=FINGERPRINT_KEY_BYTES, person=b"onefold.print")
 
 _64_BITS = Struct(">q")
 
@@ -41,13 +52,47 @@ class Scope(NamedTuple):
 
     principal: str
     operation: str
-    """Method and route template, as in `POST /payments/{id}/refunds`."""
+    """Method and route template without the names of its parameters, as in `POST /payments/{}/refunds`."""
 
     def digest(self, key: str) -> bytes:
         """The name of the intent: primary key of its record and source of its lock ids."""
+        return _digest(self._framed(key)).digest()
+
+    def fingerprint_key(self, key: str, pepper: bytes = b"") -> bytes:
+        """What the intent's fingerprint is keyed with. It is stored nowhere: whoever has the record has the digest, and
+        the digest tells neither this nor the key. Where client keys can be guessed, a secret pepper cannot."""
+        return _fingerprint_key(self._framed(key), key=pepper).digest()
+
+    def derive(self, key: str) -> tuple[bytes, bytes]:
+        """Both, without a pepper: what every request needs."""
+        framed = self._framed(key)
+        return _digest(framed).digest(), _fingerprint_key(framed).digest()
+
+    def _framed(self, key: str) -> bytes:
         # Lengths first: no two scopes and keys are hashed alike. A principal may hold undecodable bytes as surrogates.
         framed = f"{len(self.principal)}:{len(self.operation)}:{self.principal}{self.operation}{key}"
-        return blake2b(framed.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"onefold").digest()
+        return framed.encode("utf-8", "surrogatepass")
+
+
+class Record(NamedTuple):
+    """A stored row, as far as a request is concerned with it."""
+
+    digest: bytes
+    fingerprint: bytes
+    operation: str
+    version: int
+    status: int
+    headers: bytes
+    body: bytes | None
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.status, self.headers, self.body)
+
+    @property
+    def is_signpost(self) -> bool:
+        """Whether it only keeps the place where a release or deploy before looks, of a record that is elsewhere."""
+        return self.status == SIGNPOST_STATUS
 
 
 class Ask(NamedTuple):
@@ -60,6 +105,32 @@ class Ask(NamedTuple):
     retention_s: float
     key_ms: int | None = None
     """When the key was minted (UUIDv7), for routes that refuse late retries; None lets expired keys run anew."""
+    earlier: tuple[bytes, ...] = ()
+    """What a release or deploy before calls the same intent: two at most. A settle leaves a signpost at the first."""
+    unplaced: bytes | None = None
+    """What onefold 0.1 calls the intent, and calls those of other mounts and hosts too: looked at, never written."""
+    tells_places: bool = False
+    """Whether such a record can be told from another mount's; where not, it is neither replayed nor run again."""
+    make_request_locks: Callable[[], tuple[int, ...]] | None = None
+    """Gives `request_locks`, which a replay does without; None: the fingerprint is the only one."""
+    same: Callable[[Record], bool] | None = None
+    """Whether a record is of the same request, by the strategy it was made with; None: if the fingerprints agree."""
+    tells_apart: bool = True
+    """False where a request in flight cannot be told from another payload's: both are in flight then."""
+    isolation: Isolation | None = None
+    """What the route asks of its transaction; None: what it would have without us."""
+
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        """The request's own names: what it is locked by. The name that all mounts share is not among them: requests
+        below different mounts do not hold each other off."""
+        return (self.digest, *self.earlier)
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """All that the intent may be stored under."""
+        own = (self.digest, *self.earlier)
+        return own if self.unplaced is None else (*own, self.unplaced)
 
     @property
     def refuses_late(self) -> bool:
@@ -78,8 +149,13 @@ class Ask(NamedTuple):
     @property
     def request_lock(self) -> int:
         """The lock only requests with this key and this payload compete for."""
-        # The fingerprint is keyed with the digest: its bits belong to this key and this payload alone.
-        return _lock_id(self.fingerprint)
+        return self.request_locks[0]
+
+    @property
+    def request_locks(self) -> tuple[int, ...]:
+        """What only requests with this key and this payload compete for: ours first, then what those before hold."""
+        # The fingerprint's key is derived from this key and its scope: its bits belong to them and this payload alone.
+        return (lock_id(self.fingerprint),) if self.make_request_locks is None else self.make_request_locks()
 
 
 class Answer(NamedTuple):
@@ -93,23 +169,22 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """This request runs, and nobody else does. `fence` makes it harmless should its lease run out."""
+    """This request runs, and nobody else does. `reserved` says that its transaction is stricter than READ COMMITTED,
+    and has the row of its record already."""
 
-    fence: int = 0
+    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """Already done."""
 
-    answer: Answer
+    record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """The same request is being worked on."""
-
-    lease_left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +211,10 @@ class Status:
 
 def key_lock(digest: bytes) -> int:
     """The id of the lock that whoever runs a key holds."""
-    return _lock_id(digest)
+    return lock_id(digest)
 
 
-def _lock_id(hashed: bytes) -> int:
+def lock_id(hashed: bytes) -> int:
     # 64 bits of a hash: no two of our locks, nor ours and the application's, meet by accident. (A class of 32 bits
     # and an id of 32 bits would meet about once in a day of heavy traffic: a false 422.)
     number: int = _64_BITS.unpack_from(hashed)[0]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from onefold._kernel.events import Listener, Reaped, tell
 from onefold.idempotency.sql import postgres
 from onefold.idempotency.store import Store
+from onefold.policy.ranges import require
+
+#: Rows in a batch, and batches in a turn.
+REAP_LIMIT = 1000
 
 
 def pg_cron_job(limit: int = 50_000) -> str:
@@ -13,13 +17,15 @@ def pg_cron_job(limit: int = 50_000) -> str:
 
 
 async def reap(store: Store, *, limit: int, batches_max: int, listener: Listener | None = None) -> Reaped:
-    """Delete expired records and abandoned claims, `limit` at a time, until none is left or `batches_max` is done."""
-    records = claims = 0
+    """Delete expired records, `limit` at a time, until none is left or `batches_max` is done."""
+    require("limit", limit, least=1, most=100_000, whole=True)
+    require("batches_max", batches_max, least=1, whole=True)
+    records = 0
     for _ in range(batches_max):
         gone = await store.reap(limit)
-        records, claims = records + gone[0], claims + gone[1]
-        if max(gone) < limit:
+        records += gone
+        if gone < limit:
             break
-    reaped = Reaped(records, claims)
+    reaped = Reaped(records)
     tell(listener, reaped)
     return reaped

@@ -22,6 +22,7 @@ POSTGRES: dict[int, tuple[str, ...]] = {
     ),
 }
 
+#: onefold_claim is unused now. It stays while a release whose claims were rows of it may still run beside this one.
 SQLITE: dict[int, tuple[str, ...]] = {
     1: (
         """

@@ -1,15 +1,17 @@
 """Stored answers under the application's own encryption key (AES-256-GCM), rotated without losing any.
 
-One key writes, all keys of the ring read. Each sealed value is bound to its record's digest and its place there: a
-value moved to another record, or another column, does not open.
+One key writes, all keys of the ring read. Each sealed value is bound to its record and its place there: a value moved
+to another record or another column, or one whose record was edited, does not open.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Protocol
 
+from onefold._kernel.arguments import named_arguments
 from onefold.errors import ConfigurationError, StoreError
 
 _KEY_BYTES = 32
@@ -23,6 +25,16 @@ class Sealer(Protocol):
     def unseal(self, sealed: bytes, context: bytes) -> bytes: ...
 
 
+def peppers_of(sealer: Sealer | None) -> tuple[bytes, ...]:
+    """What a sealer adds to the keys of fingerprints, if it does: the one for new ones first, then earlier ones."""
+    found = getattr(sealer, "peppers", ())
+    if not isinstance(found, tuple) or not all(
+        isinstance(pepper, bytes) and 16 <= len(pepper) <= 64 for pepper in found
+    ):
+        raise ConfigurationError(f"peppers of {type(sealer).__qualname__} must be a tuple of 16 to 64 bytes each")
+    return found
+
+
 class UnreadableAnswer(StoreError):
     """A stored answer cannot be opened: its key left the ring too early, or the row was changed."""
 
@@ -34,9 +46,12 @@ class UnreadableAnswer(StoreError):
 class Keyring:
     """Named 32-byte keys: `Keyring({"2026-11": new, "2026-05": old}, write="2026-11")`.
 
-    To rotate, add a key and name it in `write`; drop the old one when the retention has passed.
+    To rotate, add a key and name it in `write`; drop the old one when the retention has passed. From each key a pepper
+    is derived for the fingerprints of requests: without the ring, the body of a request cannot be guessed from its
+    record, however weak the client's Idempotency-Key.
     """
 
+    @named_arguments()
     def __init__(
         self, keys: Mapping[str, bytes], *, write: str, random_bytes: Callable[[int], bytes] = os.urandom
     ) -> None:
@@ -48,12 +63,22 @@ class Keyring:
         if write not in keys:
             raise ConfigurationError(f"write={write!r} names no key of the ring, which has {sorted(keys)}")
         for name, key in keys.items():
+            given: object = key
+            if not isinstance(given, bytes):
+                raise ConfigurationError(
+                    f"key {name!r} is a {type(given).__qualname__}; it must be {_KEY_BYTES} bytes "
+                    f"(os.urandom({_KEY_BYTES})), decoded where it is kept as text"
+                )
             if len(key) != _KEY_BYTES:
                 raise ConfigurationError(
                     f"key {name!r} has {len(key)} bytes; it must have {_KEY_BYTES} (os.urandom({_KEY_BYTES}))"
                 )
             if not 1 <= len(name.encode()) <= 255:
                 raise ConfigurationError(f"key name {name!r} must be 1 to 255 bytes long")
+        by_age = sorted(keys, key=lambda name: name != write)
+        self.peppers = tuple(
+            blake2b(digest_size=_KEY_BYTES, key=keys[name], person=b"onefold.pepper").digest() for name in by_age
+        )
         self._ciphers = {name.encode(): AESGCM(key) for name, key in keys.items()}
         self._write = write.encode()
         self._invalid_tag = InvalidTag

@@ -3,26 +3,29 @@ and nothing to remember."""
 
 from __future__ import annotations
 
-from onefold._kernel.effects import Statement
+from onefold._kernel.borrow import undoing
+from onefold._kernel.effects import Isolation, Statement
 from onefold._kernel.plain import PlainTransaction
+from onefold.errors import ConnectionLost
 from onefold.idempotency.model import Answer, Ask, Claim, Run, Status
+from onefold.idempotency.store import lost_connection
 
 
-def unkeyed_ask(operation: str, lease_s: float) -> Ask:
+def unkeyed_ask(operation: str, lease_s: float, isolation: Isolation | None = None) -> Ask:
     """What stands in for a claim where there is no key."""
-    return Ask(digest=b"", fingerprint=b"", operation=operation, lease_s=lease_s, retention_s=lease_s)
+    return Ask(
+        digest=b"", fingerprint=b"", operation=operation, lease_s=lease_s, retention_s=lease_s, isolation=isolation
+    )
 
 
 class UnkeyedStore:
     """Implements `Store` for requests that have no key."""
 
-    leases = False
-
     def __init__(self, plain: PlainTransaction) -> None:
         self._plain = plain
 
     async def claim(self, ask: Ask) -> Claim:
-        await self._plain.begin()
+        await self._plain.begin(ask.isolation, ask.lease_s)
         return Run()
 
     async def settle(
@@ -32,16 +35,12 @@ class UnkeyedStore:
         return None
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        await self._plain.rollback()
-
-    async def forsake(self, ask: Ask, run: Run) -> None:
-        """Nothing to release: the claim went with its connection."""
-
-    async def renew(self, ask: Ask, run: Run) -> None:
-        """Nothing to extend: the claim lives as long as its transaction."""
+        lost = await undoing()
+        if touched and lost is not None:
+            raise ConnectionLost(lost_connection(ask)) from lost
 
     async def status(self, digest: bytes) -> Status:
         return Status("unknown")
 
-    async def reap(self, limit: int) -> tuple[int, int]:
-        return 0, 0
+    async def reap(self, limit: int) -> int:
+        return 0

@@ -13,15 +13,14 @@ looked up; what cannot be looked up is given back, and the ledger knows when it 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from onefold._kernel.borrow import borrowing, holding, undoing
 from onefold._kernel.clock import milliseconds, wall_ms
-from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step
+from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
 from onefold._kernel.events import (
     DeadLettered,
     Dropped,
@@ -35,29 +34,35 @@ from onefold._kernel.events import (
 )
 from onefold._kernel.messages import Delivery
 from onefold._kernel.transaction import Transaction
-from onefold.errors import (
-    TransactionMisused,
-)
+from onefold.errors import TransactionMisused
+from onefold.inbox.catching_up import RUN_S_MAX, park_all
+from onefold.inbox.final import is_final
 from onefold.inbox.handler import Handling
+from onefold.inbox.invocation import Performs, perform_here
 from onefold.inbox.model import Consumer
 from onefold.inbox.order import Early, Late, Stand, Turn, is_stale, judged
-from onefold.inbox.parcel import Parcel, reason_of, received, with_failure
+from onefold.inbox.parcel import Parcel, place, reason_of, received, with_failure, written
+from onefold.inbox.reading import find_problem, identify
+from onefold.inbox.reporting import log_failure
 from onefold.inbox.sql import STATEMENTS
 from onefold.policy.backoff import Draw
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.consumer")
 
+BEHIND_MAX: Final = 10_000
 _REDELIVERED: Final = "delivered again: whoever had it before did not finish"
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message that is kept, and was started by us."""
+    """A message that is kept, and was started by us. `name` is what its row is called: another name than its message's
+    own where that could not be read when it came."""
 
     parcel: Parcel
     started: int
     failed: int
     history: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,13 @@ class _Go:
     after: tuple[Statement, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Its id is that of another source's message, which came first: it is to be named apart."""
+
+
 class Inbox:
-    """The flows of one consumer. `call` calls its handler; a worker puts a sync handler on a thread there."""
+    """The flows of one consumer. `perform` calls its handler; a worker puts a sync handler on a thread there."""
 
     def __init__(
         self,
@@ -76,43 +86,55 @@ class Inbox:
         dialect: str,
         *,
         draw: Draw,
-        call: Callable[..., Any] | None = None,
+        perform: Performs = perform_here,
         listener: Listener | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.consumer = consumer
         self.sql = STATEMENTS[dialect]
-        #: Letters that were started but neither handled nor failed, because the database went away.
+        #: Letters that were started but neither handled nor failed: the database went away, or a stop cut them off.
         self.unfinished: set[str] = set()
+        #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
+        self.behind: set[bytes] = set()
         self._name = consumer.name
-        self._handling = Handling(consumer, self.sql, consumer.handler if call is None else call)
+        self._handling = Handling(consumer, self.sql, perform)
         self._listener = listener
         self._draw = draw
         self._now_ms = now_ms
-        self._backoff = consumer.backoff
-        self._lease_ms = milliseconds(consumer.lease_s)
+        self.lease_ms = milliseconds(consumer.lease_s)
 
     # --- what a worker calls -----------------------------------------------------------------------------
+
+    def read(self, delivery: Delivery) -> Delivery:
+        """A delivery as this consumer reads it, and as `handle` wants it."""
+        return identify(self.consumer, delivery)
 
     async def handle(self, delivery: Delivery, tx: Transaction[Any]) -> InboxEvent:
         """Handle a delivery. When this returns the broker may forget it; StoreError: nothing is known, give it back."""
         parcel = received(delivery)
-        problem = self._problem(parcel)
+        problem = find_problem(self.consumer, parcel)
         if problem is not None:
-            return self._told(await borrowing(lambda: self._refuse(parcel, problem, None)))
+            return self.report(await borrowing(lambda: self._refuse(parcel, problem, None)))
         if delivery.redelivered:
             return await self._again(parcel, tx)
-        return self._told(await self._attempt(parcel, None, tx))
+        return self.report(await self._attempt(parcel, None, tx))
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: Transaction[Any]) -> list[InboxEvent] | None:
-        """Handle many in one transaction. None: it failed and nothing stayed; handle them one by one."""
+        """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
+        nothing stayed; handle them one by one."""
+        if self.consumer.order == "strict":
+            parked = await park_all(self, deliveries)
+            return None if parked is None else [self.report(event) for event in parked]
         parcels = [received(delivery) for delivery in deliveries]
         if any(parcel.problem is not None for parcel in parcels) or any(d.redelivered for d in deliveries):
             return None
         fresh = await holding(lambda: self._claim_many(parcels))
+        if fresh is None:
+            await undoing()
+            return None
         if fresh:
-            once = {parcel.id: parcel for parcel in parcels if parcel.id in fresh}
-            error = await self._run(list(once.values()), tx, ())
+            once = {(parcel.id, parcel.source): parcel for parcel in parcels}
+            error = await self._run([once[each] for each in once if each in fresh], tx, ())
             if error is not None:
                 if isinstance(error, TransactionMisused):  # one by one they may be duplicates, and then nobody is told
                     _log.error("consumer %r: %s", self._name, error, exc_info=error)
@@ -121,54 +143,93 @@ class Inbox:
             await undoing()
         events: list[InboxEvent] = []
         for parcel in parcels:
-            event = Handled if parcel.id in fresh else Duplicate
-            fresh.discard(parcel.id)  # it may be there twice
-            events.append(self._told(event(self._name, parcel.topic)))
+            event = Handled if (parcel.id, parcel.source) in fresh else Duplicate
+            fresh.discard((parcel.id, parcel.source))  # it may be there twice
+            events.append(self.report(event(self._name, parcel.topic)))
         return events
 
     async def run_letter(self, letter: Letter, tx: Transaction[Any]) -> InboxEvent:
         """Handle a letter that `take` started."""
-        problem = self._problem(letter.parcel)
+        problem = find_problem(self.consumer, letter.parcel)
         try:
+            if letter.name != letter.parcel.id:
+                renamed = await borrowing(lambda: self._rename(letter))
+                if renamed is None:
+                    return self.report(Duplicate(self._name, letter.parcel.topic))
+                letter = renamed
             if problem is not None:
-                return self._told(await borrowing(lambda: self._refuse(letter.parcel, problem, letter)))
-            return self._told(await self._attempt(letter.parcel, letter, tx))
-        except Exception:
-            self.unfinished.add(letter.parcel.id)
+                return self.report(await borrowing(lambda: self._refuse(letter.parcel, problem, letter)))
+            return self.report(await self._attempt(letter.parcel, letter, tx))
+        except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
+            self.unfinished.add(letter.name)
             raise
+
+    async def _rename(self, letter: Letter) -> Letter | None:
+        """A letter goes on under its parcel's name: it can be read now, or is to be named apart. None: what is called
+        so was handled, or is kept."""
+        sql, name, parcel = self.sql, self._name, letter.parcel
+        await Batch((Boundary.BEGIN,))
+        if not await Batch((sql.rename(name, letter.name, parcel.values(), parcel.identity.apart),)):
+            if not await Fetch(sql.taken(name, parcel.identity)):
+                await Batch((sql.drop(name, letter.name), _COMMIT))
+                return None
+            parcel = parcel.set_apart()
+            await Batch((sql.rename(name, letter.name, parcel.values(), parcel.id),))
+        await Batch((_COMMIT,))
+        return replace(letter, parcel=parcel, name=parcel.id)
 
     # --- one attempt -------------------------------------------------------------------------------------
 
     async def _again(self, parcel: Parcel, tx: Transaction[Any]) -> InboxEvent:
         """The process that had it may have died of it: count the start before it is run."""
-        keep = self.sql.keep_new(self._name, parcel.values(), reason=_REDELIVERED, lease_ms=2 * self._lease_ms)
+        apart, lease_ms = parcel.identity.apart, 2 * self.lease_ms
+        keep = self.sql.keep_new(self._name, parcel.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
         if await borrowing(lambda: _count(keep)) == 0:
-            return self._told(Duplicate(self._name, parcel.topic))
-        return await self.run_letter(Letter(parcel, 1, 0, "[]"), tx)
+            if await borrowing(lambda: _count(self.sql.taken(self._name, parcel.identity))):
+                return await self._again(parcel.set_apart(), tx)
+            return self.report(Duplicate(self._name, parcel.topic))
+        return await self.run_letter(Letter(parcel, 1, 0, "[]", parcel.id), tx)
 
     async def _attempt(self, parcel: Parcel, letter: Letter | None, tx: Transaction[Any]) -> InboxEvent:
         opened = await holding(lambda: self._open(parcel, letter))
+        if isinstance(opened, _Taken):
+            await Release()
+            return await self._attempt_apart(parcel.set_apart(), letter, tx)
         if not isinstance(opened, _Go):
             await Release()
             return opened
         error = await self._run([parcel], tx, opened.after)
         if error is None:
+            if letter is None and self.behind and parcel.stream is not None:
+                self.behind.discard(parcel.stream)
             return Handled(self._name, parcel.topic)
         return await borrowing(lambda: self._fail(parcel, error))
 
-    async def _open(self, parcel: Parcel, letter: Letter | None) -> _Go | InboxEvent:
+    async def _attempt_apart(self, parcel: Parcel, letter: Letter | None, tx: Transaction[Any]) -> InboxEvent:
+        """Its id is that of another source's message: the same again, under a name of its own."""
+        if letter is not None:
+            apart = replace(letter, parcel=parcel)
+            letter = await borrowing(lambda: self._rename(apart))
+            if letter is None:
+                return Duplicate(self._name, parcel.topic)
+        return await self._attempt(parcel, letter, tx)
+
+    async def _open(self, parcel: Parcel, letter: Letter | None) -> _Go | _Taken | InboxEvent:
         """Begin, and write the ledger row if the message is ours to handle now."""
         sql, name, order = self.sql, self._name, self.consumer.order
         done = () if letter is None else (sql.drop(name, parcel.id),)
-        begin: tuple[Step, ...] = (Boundary.BEGIN, *sql.opening(self._lease_ms))
+        begin: tuple[Step, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
         kept = letter is not None
         if order == "none":
-            if await Batch((*begin, sql.claim(order, name, parcel.id, None, kept=kept))):
+            if await Batch((*begin, sql.claim(order, name, parcel.identity, None, kept=kept))):
                 return _Go(done)
+            if await Fetch(sql.taken(name, parcel.identity, kept=kept)):
+                await Batch((Boundary.ROLLBACK,))
+                return _Taken()
             return await self._known(parcel, done)
-        stream, epoch, version = _place(parcel)
+        stream, epoch, version = place(parcel)
         first = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
-        claim = sql.claim(order, name, parcel.id, (stream, epoch, version), kept=kept)
+        claim = sql.claim(order, name, parcel.identity, (stream, epoch, version), kept=kept)
         if not await Batch((*begin, *first, claim)):
             not_yet = await self._judge(parcel, letter, done)
             if not_yet is not None:
@@ -181,15 +242,20 @@ class Inbox:
             return (advance,)
         return (advance, self.sql.wake(self._name, stream, epoch, version + 1))
 
-    async def _judge(self, parcel: Parcel, letter: Letter | None, done: tuple[Statement, ...]) -> InboxEvent | None:
+    async def _judge(
+        self, parcel: Parcel, letter: Letter | None, done: tuple[Statement, ...]
+    ) -> _Taken | InboxEvent | None:
         """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
         sql, name = self.sql, self._name
-        stream, epoch, version = _place(parcel)
-        [(*row, handled, kept)] = await Fetch(sql.look(name, stream, epoch, parcel.id))
+        stream, epoch, version = place(parcel)
+        [(*row, handled, kept, taken)] = await Fetch(sql.look(name, stream, epoch, parcel.identity))
         if handled or (kept and letter is None):
             return await self._known(parcel, done)
+        if taken:
+            await Batch((Boundary.ROLLBACK,))
+            return _Taken()
         stand = Stand(*row)
-        claim = sql.claim("none", name, parcel.id, None, kept=True)
+        claim = sql.claim("none", name, parcel.identity, None, kept=True)
         if self.consumer.order == "latest":
             if is_stale(stand, epoch, version):
                 await Batch((claim, *done, Boundary.COMMIT))
@@ -201,21 +267,27 @@ class Inbox:
             case Turn():
                 return None if await Batch((claim,)) else await self._known(parcel, done)
             case Early():
-                await Batch((*self._waiting(stand, parcel, verdict), self._parked(parcel, letter, verdict), _COMMIT))
+                await Batch((*self._waiting(stand, parcel, verdict), self.parked(parcel, letter, verdict), _COMMIT))
+                self._note_behind(stream)
                 return Parked(name, parcel.topic)
             case Late(reason):
                 await Batch((self._dead(parcel, reason, letter), _COMMIT))
-                return DeadLettered(name, parcel.topic, reason)
+                return DeadLettered(name, parcel.topic, reason, parcel.id)
 
     def _waiting(self, stand: Stand, parcel: Parcel, early: Early) -> tuple[Statement, ...]:
         if not early.begins:
             return ()
-        stream, epoch, _ = _place(parcel)
+        stream, epoch, _ = place(parcel)
         wait = self.sql.wait(self._name, stream, epoch, milliseconds(self.consumer.baseline_wait_s))
         # What is parked of the epoch that ends here will never have its turn.
         return (wait, self.sql.wake(self._name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)
 
-    def _parked(self, parcel: Parcel, letter: Letter | None, early: Early) -> Statement:
+    def _note_behind(self, stream: bytes) -> None:
+        if len(self.behind) >= BEHIND_MAX:  # a hint may be lost: then deliveries are parked one by one
+            self.behind.clear()
+        self.behind.add(stream)
+
+    def parked(self, parcel: Parcel, letter: Letter | None, early: Early) -> Statement:
         return self.sql.keep(
             self._name,
             parcel.values(),
@@ -244,16 +316,29 @@ class Inbox:
         await Batch((*done, _COMMIT) if done else (Boundary.ROLLBACK,))
         return Duplicate(self._name, parcel.topic)
 
-    async def _claim_many(self, parcels: Sequence[Parcel]) -> set[str]:
-        await Batch((Boundary.BEGIN, *self.sql.opening(self._lease_ms)))
-        ids = json.dumps([parcel.id for parcel in parcels])
-        return {message_id for (message_id,) in await Fetch(self.sql.claim_many(self._name, ids))}
+    async def _claim_many(self, parcels: Sequence[Parcel]) -> set[tuple[str, str | None]] | None:
+        """Name and source of those that are new. None: one has the id of another source's message."""
+        await Batch((begin_at(self.consumer.isolation), *self.sql.opening(self.lease_ms)))
+        those = written(parcels)
+        fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, those))}
+        new = all((parcel.id, parcel.source) in fresh for parcel in parcels)
+        return fresh if new or not await Fetch(self.sql.taken_of_many(self._name, those)) else None
 
     async def _run(
         self, parcels: Sequence[Parcel], tx: Transaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
         messages = [parcel.message for parcel in parcels if parcel.message is not None]
-        return await self._handling.run(parcels[0].id, messages, tx, after)
+        known = self.sql.handled(self._name, parcels[0].identity)
+        return await self._handling.run(known, messages, tx, after)
+
+    async def run_each(
+        self, parcels: Sequence[Parcel], tx: Transaction[Any], settle: Callable[[int], tuple[Statement, ...]]
+    ) -> Exception | None:
+        """The same for one message after the other, in one transaction, as far as there is time: see `catching_up`."""
+        messages = [parcel.message for parcel in parcels if parcel.message is not None]
+        time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
+        known = self.sql.handled(self._name, parcels[0].identity)
+        return await self._handling.run_each(known, messages, tx, settle, time_s)
 
     # --- what fails --------------------------------------------------------------------------------------
 
@@ -262,19 +347,22 @@ class Inbox:
         sql, name = self.sql, self._name
         first: tuple[Statement, ...] = ()
         if self.consumer.order != "none":
-            stream, epoch, _ = _place(parcel)
+            stream, epoch, _ = place(parcel)
             first = (sql.ensure(name, stream, epoch),)
         await Batch((Boundary.BEGIN, *first))
+        if await Fetch(sql.taken(name, parcel.identity)):
+            parcel = parcel.set_apart()
         kept = await Fetch(sql.known(name, parcel.id))
         state, started, failed, history = kept[0] if kept else ("waiting", 1, 0, "[]")
-        handled = bool(await Fetch(sql.handled(name, parcel.id)))
+        handled = bool(await Fetch(sql.handled(name, parcel.identity)))
         if handled and not isinstance(error, TransactionMisused):
             await Batch((Boundary.ROLLBACK,))  # by another delivery of it, meanwhile
             return Duplicate(name, parcel.topic)
         failed += 1
         # A handler that committed by itself has its rows and its ledger row: running it again would change nothing.
-        dead = failed >= self.consumer.attempts or state == "dead" or handled
-        wait_s = self._backoff.wait_s(failed, throttled=False, draw=lambda: 0.5 + self._draw() / 2)
+        final = handled or is_final(error, self.consumer.dead_letter_on)
+        dead = failed >= self.consumer.attempts or state == "dead" or final
+        wait_s = self.consumer.backoff.pause_s(failed, draw=self._draw)
         reason = reason_of(error)
         keep = sql.keep(
             name,
@@ -287,39 +375,24 @@ class Inbox:
             due_ms=None if dead else milliseconds(wait_s),
         )
         await Batch((keep, _COMMIT))
-        return DeadLettered(name, parcel.topic, reason) if dead else Failed(name, parcel.topic, reason, failed)
+        if dead:
+            return DeadLettered(name, parcel.topic, reason, parcel.id)
+        return Failed(name, parcel.topic, reason, failed, parcel.id)
 
     async def _refuse(self, parcel: Parcel, problem: str, letter: Letter | None) -> InboxEvent:
-        await Batch((Boundary.BEGIN, self._dead(parcel, problem, letter), _COMMIT))
-        return DeadLettered(self._name, parcel.topic, problem)
+        await Batch((Boundary.BEGIN,))
+        if letter is None and await Fetch(self.sql.taken(self._name, parcel.identity)):
+            parcel = parcel.set_apart()
+        await Batch((self._dead(parcel, problem, letter), _COMMIT))
+        return DeadLettered(self._name, parcel.topic, problem, parcel.id)
 
-    def _problem(self, parcel: Parcel) -> str | None:
-        """Why the message cannot be handled at all: it cannot be read, or lacks what an ordered consumer needs."""
-        message = parcel.message
-        if message is None or self.consumer.order == "none":
-            return parcel.problem
-        wants = f"consumer {self._name!r} is {self.consumer.order}"
-        if message.key is None:
-            return f"{wants}, but the message has no key (CloudEvents attribute partitionkey) to be in order with"
-        if message.version is None or message.version < 1:
-            return f"{wants}, but the message has no version from 1 up (CloudEvents attribute sequence)"
-        return None
-
-    def _told(self, event: InboxEvent) -> InboxEvent:
+    def report(self, event: InboxEvent) -> InboxEvent:
+        log_failure(event, self.consumer.attempts)
         tell(self._listener, event)
         return event
 
 
 _COMMIT: Final = Boundary.COMMIT
-
-
-def _place(parcel: Parcel) -> tuple[bytes, int, int]:
-    message, stream = parcel.message, parcel.stream
-    # Anything else was refused before: see _problem.
-    assert message is not None
-    assert message.version is not None
-    assert stream is not None
-    return stream, message.epoch or 0, message.version
 
 
 async def _count(*steps: Statement) -> int:

@@ -15,11 +15,17 @@ from onefold._kernel.borrow import borrowing
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
 from onefold._kernel.events import DeadLettered, Listener, tell
-from onefold._kernel.messages import Message
+from onefold._kernel.messages import Message, Origin
 from onefold.errors import ConfigurationError
+from onefold.inbox.catching_up import RUN_MAX
 from onefold.inbox.flow import Inbox, Letter
-from onefold.inbox.parcel import restored
+from onefold.inbox.model import Consumer
+from onefold.inbox.parcel import Parcel, place, restored
+from onefold.inbox.reading import reread
+from onefold.inbox.redrive import Filter
+from onefold.inbox.reporting import log_failure
 from onefold.inbox.sql import STATEMENTS
+from onefold.policy.ranges import require
 
 DEATHS_MAX: Final = 3
 LISTED_MAX: Final = 1000
@@ -28,14 +34,6 @@ _KILLER: Final = f"it was being handled when a process died, {DEATHS_MAX} times;
 
 #: How many of a row's columns are the message.
 _CONTENT: Final = 11
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """When the next letter is due. Of a suspect it is said, because it is started otherwise."""
-
-    in_s: float
-    suspect: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +47,9 @@ class LetterView:
     headers: dict[str, str]
     """As they came from the broker; `data` too."""
     data: bytes
+    topic: str | None
+    origin: Origin
+    """Where it lay at the broker."""
     started: int
     failed: int
     history: list[dict[str, str]]
@@ -70,12 +71,12 @@ class Tally:
     oldest_ms: int
 
 
-async def next_due(inbox: Inbox) -> Due | None:
-    """A read that locks nothing."""
+async def next_due(inbox: Inbox) -> float | None:
+    """In how many seconds the next letter is due; None: there is none. A read that locks nothing."""
 
-    async def work() -> Due | None:
+    async def work() -> float | None:
         rows = await Fetch(inbox.sql.next_due(inbox.consumer.name))
-        return Due(rows[0][0] / 1000, bool(rows[0][1])) if rows else None
+        return float(rows[0][0]) / 1000 if rows else None
 
     return await borrowing(work)
 
@@ -94,14 +95,26 @@ async def take(inbox: Inbox, limit: int, *, suspects: bool = False, listener: Li
         return buried, taken
 
     buried, taken = await borrowing(work)
-    for (topic,) in buried:
-        tell(listener, DeadLettered(consumer.name, topic or "?", _KILLER))
-    letters = [Letter(restored(*row[:_CONTENT]), *row[_CONTENT:]) for row in taken]
-    return sorted(letters, key=_in_order)  # RETURNING keeps no order
+    for topic, message_id in buried:
+        event = DeadLettered(consumer.name, topic or "?", _KILLER, message_id)
+        log_failure(event, consumer.attempts)
+        tell(listener, event)
+    return _started(consumer, taken)
+
+
+async def take_run(inbox: Inbox, last: Parcel) -> list[Letter]:
+    """Start the letters that come next in the stream of the one that was handled last, as far as there is no gap."""
+    stream, epoch, version = place(last)
+    statement = inbox.sql.runs.take(inbox.consumer.name, stream, epoch, version, 2 * inbox.lease_ms, RUN_MAX)
+
+    async def work() -> list[Any]:
+        return await Fetch(statement)
+
+    return _started(inbox.consumer, await borrowing(work))
 
 
 async def give_up(inbox: Inbox) -> None:
-    """Letters that were started and not finished, because the database went away, count as not started."""
+    """Letters that were started and not finished, for no fault of theirs, count as not started."""
     while inbox.unfinished:
         message_id = next(iter(inbox.unfinished))
         unstart = inbox.sql.unstart(inbox.consumer.name, message_id)
@@ -132,6 +145,18 @@ async def listed(
     return await borrowing(work)
 
 
+async def summed_up(
+    dialect: str, chosen: Filter, *, state: Literal["waiting", "dead"] | None = "dead", limit: int = 100
+) -> list[LetterView]:
+    """Letters that fit, without their data and history: dead ones in the order they died, else in that of their ids."""
+    require("limit", limit, least=1, most=100_000)
+
+    async def work() -> list[LetterView]:
+        return [_view(*row) for row in await Fetch(STATEMENTS[dialect].summed_up(chosen.values(), state, limit))]
+
+    return await borrowing(work)
+
+
 async def tallied(dialect: str) -> list[Tally]:
     """How many letters there are, by consumer, topic and state."""
 
@@ -139,6 +164,16 @@ async def tallied(dialect: str) -> list[Tally]:
         return [Tally(*row) for row in await Fetch(STATEMENTS[dialect].counts())]
 
     return await borrowing(work)
+
+
+def _letter(consumer: Consumer, *row: Any) -> Letter:
+    """What could not be read is read again: the consumer may know more by now."""
+    parcel = restored(*row[:_CONTENT])
+    name = parcel.id
+    if parcel.message is None:
+        parcel = reread(consumer, parcel)
+    started, failed, history = row[_CONTENT:]
+    return Letter(parcel, started, failed, history, name)
 
 
 def _view(*row: Any) -> LetterView:
@@ -151,6 +186,8 @@ def _view(*row: Any) -> LetterView:
         message=parcel.message,
         headers=dict(parcel.headers),
         data=parcel.data,
+        topic=None if parcel.topic == "?" else parcel.topic,
+        origin=parcel.origin,
         started=started,
         failed=failed,
         history=json.loads(history),
@@ -159,6 +196,11 @@ def _view(*row: Any) -> LetterView:
         died_ms=died_ms,
         redrive=redrive,
     )
+
+
+def _started(consumer: Consumer, rows: list[Any]) -> list[Letter]:
+    letters = [_letter(consumer, *row) for row in rows]
+    return sorted(letters, key=_in_order)  # RETURNING keeps no order
 
 
 def _in_order(letter: Letter) -> tuple[bytes, int, int]:

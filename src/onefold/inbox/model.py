@@ -5,14 +5,16 @@ Invariant: a Consumer that exists can be run. What would lose or repeat a messag
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from onefold._kernel.messages import TOPIC
+from onefold._kernel.effects import Isolation, checked_isolation
+from onefold._kernel.messages import TOPIC, Delivery
 from onefold.errors import ConfigurationError
+from onefold.inbox.final import checked_classes
+from onefold.inbox.signature import PayloadOf, Signature, kind_of, no_payloads, read_handler
 from onefold.policy.backoff import Backoff
 from onefold.policy.ranges import require
 
@@ -21,7 +23,6 @@ Order: TypeAlias = Literal["none", "strict", "latest"]
 DAY_S: Final = 86_400.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class Consumer:
     name: str
     topics: tuple[str, ...]
     handler: Callable[..., Any]
-    """`handler(message)` or `handler(message, tx)`, sync or async; with `batch` it gets a list of messages."""
+    """`handler(message)`, `handler(message, tx)` and more, as its parameters are annotated: see `signature.py`. Sync or
+    async; with `batch` it gets a list of messages."""
     order: Order = "none"
     batch: int = 1
     """How many messages one transaction may handle."""
@@ -39,8 +41,14 @@ class Consumer:
     """After so many failures a message becomes a dead letter. With the waits between them: about an hour."""
     retry_base_s: float = 1.0
     retry_cap_s: float = 600.0
+    dead_letter_on: tuple[type[Exception], ...] = ()
+    """Exceptions that are not worth another attempt: a message whose handler raises one is a dead letter at once."""
     lease_s: float = 60.0
-    """How long one run of the handler may take."""
+    """How long one run of the handler's transaction may take."""
+    timeout_s: float | None = None
+    """How long one call of the handler may take; then it is cancelled, and its message has failed. A plain `def` cannot
+    be cancelled: its message fails all the same, its transaction is ended, and its thread is left behind. None: as long
+    as `lease_s`, and never longer."""
     baseline_wait_s: float = 5.0
     """How long an ordered consumer waits for the beginning of a stream that it sees for the first time."""
     retention_s: float = 7 * DAY_S
@@ -48,14 +56,23 @@ class Consumer:
     dead_letter_s: float = 7 * DAY_S
     """For how long a dead letter may be redriven."""
     concurrency: int = 4
-    takes_tx: bool = field(init=False)
+    isolation: Isolation | None = None
+    """The level of the handler's transaction; None keeps what the engine or the database has by default."""
+    id_of: Callable[[Delivery], str | None] | None = None
+    """Where a message's id is, for producers that set none, or a fresh one for each retry: `lambda delivery:
+    delivery.json()["order"]`. None: its CloudEvents attribute `id`. A message that has no envelope is handled under
+    the id that is returned; its topic, source and key are then what the broker says."""
+    payload_of: PayloadOf = no_payloads
+    """How a message's data is read, where a parameter of the handler is annotated with a type of data."""
+    signature: Signature = field(init=False)
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
         checked_name(self.name)
-        if type(self.topics) is not tuple or not self.topics or not all(map(TOPIC.fullmatch, self.topics)):
+        if type(self.topics) is not tuple or not self.topics or not all(map(_is_topic, self.topics)):
             raise ConfigurationError(
-                f"consumer {self.name!r} has topics={self.topics!r}; give a tuple of topics like ('order.placed',)"
+                f"consumer {self.name!r} has topics={self.topics!r}; a topic is 1 to 200 letters, digits, dots, "
+                "dashes and underscores, like 'order.placed', and begins with a letter or a digit"
             )
         if self.order not in ("none", "strict", "latest"):
             raise ConfigurationError(
@@ -63,18 +80,32 @@ class Consumer:
                 "'strict' (each once, in order of version per key) or 'latest' (older versions than the last are "
                 "dropped)"
             )
+        require(f"consumer {self.name!r}: batch", self.batch, least=1, most=10_000, whole=True)
         if self.batch > 1 and self.order != "none":
             raise ConfigurationError(
                 f"consumer {self.name!r} has batch={self.batch} and order={self.order!r}; a batch is one transaction "
                 "over many keys and keeps no order: leave one of them out"
             )
+        checked_isolation(self.isolation)
+        object.__setattr__(self, "dead_letter_on", checked_classes(self.name, self.dead_letter_on))
+        id_of: object = self.id_of
+        if id_of is not None and (not callable(id_of) or kind_of(id_of) != "plain"):
+            raise ConfigurationError(
+                f"consumer {self.name!r} has id_of={id_of!r}; give a plain function of the delivery that returns the "
+                "message's id, such as lambda delivery: delivery.json()['order']"
+            )
         self._check_ranges()
-        object.__setattr__(self, "takes_tx", _takes_tx(self.name, self.handler))
-        object.__setattr__(self, "is_async", _is_async(self.handler))
+        signature = read_handler(self.name, self.handler, batch=self.batch, payload_of=self.payload_of)
+        object.__setattr__(self, "signature", signature)
+        object.__setattr__(self, "is_async", signature.kind == "async")
 
     @property
     def backoff(self) -> Backoff:
         return Backoff(transient_base_s=self.retry_base_s, throttled_base_s=self.retry_cap_s, cap_s=self.retry_cap_s)
+
+    @property
+    def limit_s(self) -> float:
+        return self.lease_s if self.timeout_s is None else self.timeout_s
 
     @property
     def retry_horizon_s(self) -> float:
@@ -89,11 +120,11 @@ class Consumer:
 
     def _check_ranges(self) -> None:
         where = f"consumer {self.name!r}: "
-        require(where + "batch", self.batch, least=1, most=10_000)
-        require(where + "attempts", self.attempts, least=1, most=1000)
+        require(where + "attempts", self.attempts, least=1, most=1000, whole=True)
         require(where + "lease_s", self.lease_s, least=0.1, most=DAY_S)
+        require(where + "timeout_s", self.limit_s, least=0.01, most=self.lease_s)
         require(where + "baseline_wait_s", self.baseline_wait_s, most=3600)
-        require(where + "concurrency", self.concurrency, least=1, most=1000)
+        require(where + "concurrency", self.concurrency, least=1, most=1000, whole=True)
         require(where + "retry_cap_s", self.retry_cap_s, most=DAY_S)
         require(where + "retry_base_s", self.retry_base_s, most=self.retry_cap_s)
         require(where + "retention_s", self.retention_s, least=1, most=3650 * DAY_S)
@@ -109,25 +140,12 @@ class Consumer:
             )
 
 
+def _is_topic(topic: object) -> bool:
+    return isinstance(topic, str) and TOPIC.fullmatch(topic) is not None
+
+
 def checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    given: object = name
+    if not isinstance(given, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(f"consumer name {name!r} must be letters, digits, '.', '_' and '-', at most 100")
     return name
-
-
-def _takes_tx(name: str, handler: Callable[..., Any]) -> bool:
-    if not callable(handler):
-        raise ConfigurationError(f"the handler of consumer {name!r} is {handler!r}, which cannot be called")
-    parameters = list(inspect.signature(handler).parameters.values())
-    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
-    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
-    if not 1 <= len(positional) <= 2 or any(parameter not in positional for parameter in needed):
-        raise ConfigurationError(
-            f"the handler of consumer {name!r} is {getattr(handler, '__qualname__', handler)}"
-            f"({', '.join(map(str, parameters))}); it must take the message, or the message and tx"
-        )
-    return len(positional) == 2
-
-
-def _is_async(handler: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

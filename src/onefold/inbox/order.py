@@ -20,7 +20,7 @@ class Stand:
     settles_in_ms: int | None
     """When the wait for a beginning is over. None: nobody waits yet."""
     smallest_kept: int | None
-    """Of the other messages of this message's epoch."""
+    """Of the other messages of this message's epoch, as long as none of the stream was handled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
 from onefold._kernel.effects import Value
-from onefold._kernel.messages import Delivery, Message, stream_of
+from onefold._kernel.messages import NOWHERE, Delivery, Message, Origin, stream_of
+from onefold.inbox.identity import Identity, identity_of
 
 ID_LENGTH_MAX: Final = 512
 HISTORY_MAX: Final = 20
 REASON_MAX: Final = 1000
 TRACE_MAX: Final = 4000
+
+_NOWHERE: Final = asdict(NOWHERE)
+
+#: Where nobody says to which topic a message was sent.
+UNKNOWN_TOPIC: Final = "?"
 
 UNREADABLE: Final = "the message has no envelope that can be read; see its headers and bytes"
 
@@ -34,10 +40,26 @@ class Parcel:
     data: bytes
     message: Message | None
     problem: str | None = None
+    origin: Origin = NOWHERE
 
     @property
     def topic(self) -> str:
-        return self.message.topic if self.message is not None else "?"
+        return self.message.topic if self.message is not None else self.origin.topic or UNKNOWN_TOPIC
+
+    @property
+    def source(self) -> str | None:
+        return None if self.message is None else self.message.source
+
+    @property
+    def identity(self) -> Identity:
+        """By what it is known: its name is the one it is kept under."""
+        if self.message is None:
+            return Identity(self.id, self.id, None)
+        return replace(identity_of(self.message.id, self.message.source), name=self.id)
+
+    def set_apart(self) -> Parcel:
+        """The same under the name that it has where another source's message has its id."""
+        return replace(self, id=self.identity.apart)
 
     @property
     def stream(self) -> bytes | None:
@@ -49,30 +71,56 @@ class Parcel:
     def values(self) -> tuple[Value, ...]:
         """As a letter's row has them, from message_id to version."""
         message = self.message
+        origin = {name: value for name, value in asdict(self.origin).items() if value != _NOWHERE[name]}
         if message is None:
-            return (self.id, _written(self.headers), self.data, None, "{}", None, None, None, None, None, None)
+            # Without a source it counts as unreadable; the topic is for people to find it by.
+            named = (None, self.origin.topic or None, None, None, None, None)
+            return (self.id, _written(self.headers), self.data, None, json.dumps({"origin": origin}), *named)
         envelope = {
+            "origin": origin,
             "content_type": message.content_type,
             "time": message.time,
             "epoch": message.epoch,
             "headers": dict(message.headers),
         }
+        if self.id != message.id:
+            envelope["id"] = message.id
         body = None if message.data == self.data else message.data
-        named = (message.source, message.topic, message.key, self.stream, message.epoch or 0, message.version)
-        return (self.id, _written(self.headers), self.data, body, json.dumps(envelope), *named)
+        called = (message.source, message.topic, message.key, self.stream, message.epoch or 0, message.version)
+        return (self.id, _written(self.headers), self.data, body, json.dumps(envelope), *called)
+
+
+def place(parcel: Parcel) -> tuple[bytes, int, int]:
+    """Stream, epoch and version of a message that an ordered consumer can handle: anything else was refused before."""
+    message, stream = parcel.message, parcel.stream
+    assert message is not None
+    assert message.version is not None
+    assert stream is not None
+    return stream, message.epoch or 0, message.version
 
 
 def received(delivery: Delivery) -> Parcel:
-    """A delivery as a parcel. What cannot be kept under its own id is named after its bytes."""
-    headers = delivery.headers
+    """A delivery as a parcel. What cannot be kept under its own id is named after what its broker calls it."""
+    headers, origin = delivery.headers, delivery.origin
     message, problem = delivery.message, delivery.problem
     if message is not None:
         problem = _problem(message)
         if problem is None:
-            return Parcel(id=message.id, headers=headers, data=delivery.data, message=message)
-    name = blake2b(_written(headers).encode() + b"\n" + delivery.data, digest_size=16).hexdigest()
+            return Parcel(id=message.id, headers=headers, data=delivery.data, message=message, origin=origin)
     problem = tidy((problem or UNREADABLE)[:REASON_MAX])
-    return Parcel(id=f"unreadable:{name}", headers=headers, data=delivery.data, message=None, problem=problem)
+    name = f"unreadable:{_digest(delivery)}"
+    return Parcel(id=name, headers=headers, data=delivery.data, message=None, problem=problem, origin=origin)
+
+
+def _digest(delivery: Delivery) -> str:
+    """The same for each delivery of one message, and another for its twin. A broker that has no id for a message knows
+    at least that it hands this one out for the first time; should that answer get lost, there are two letters of it."""
+    origin = delivery.origin
+    native = origin.id
+    if native is None and not delivery.redelivered:
+        native = delivery.tag
+    names = json.dumps([origin.broker, origin.subject, native, dict(delivery.headers)], sort_keys=True)
+    return blake2b(names.encode() + b"\n" + delivery.data, digest_size=16).hexdigest()
 
 
 def restored(
@@ -89,11 +137,19 @@ def restored(
     version: int | None,
 ) -> Parcel:
     """The parcel in a letter's row."""
-    if source is None or topic is None:
-        return Parcel(id=message_id, headers=json.loads(headers), data=bytes(data), message=None, problem=UNREADABLE)
     more: Mapping[str, Any] = json.loads(envelope)
+    origin = Origin(**{name: value for name, value in more.get("origin", {}).items() if name in _NOWHERE})
+    if source is None or topic is None:
+        return Parcel(
+            id=message_id,
+            headers=json.loads(headers),
+            data=bytes(data),
+            message=None,
+            problem=UNREADABLE,
+            origin=origin,
+        )
     message = Message(
-        id=message_id,
+        id=more.get("id", message_id),
         source=source,
         topic=topic,
         data=bytes(data if body is None else body),
@@ -104,7 +160,12 @@ def restored(
         version=version,
         headers=more["headers"],
     )
-    return Parcel(id=message_id, headers=json.loads(headers), data=bytes(data), message=message)
+    return Parcel(id=message_id, headers=json.loads(headers), data=bytes(data), message=message, origin=origin)
+
+
+def written(parcels: Sequence[Parcel]) -> str:
+    """Their identities, as a JSON array."""
+    return json.dumps([asdict(parcel.identity) for parcel in parcels])
 
 
 def with_failure(history: str, error: BaseException, now_ms: int) -> str:

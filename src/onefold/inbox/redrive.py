@@ -18,12 +18,16 @@ from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.events import Listener, Redriven, tell
 from onefold._kernel.ids import new_id
 from onefold.errors import ConfigurationError, ProgrammerError
+from onefold.inbox.identity import identity_of
 from onefold.inbox.model import DAY_S
 from onefold.inbox.sql import STATEMENTS
 from onefold.policy.ranges import require
 
 LETTERS_MAX: Final = 100_000
 IDS_MAX: Final = 10_000
+
+#: Letters that one transaction discards.
+DISCARDED_AT_ONCE: Final = 1000
 
 
 class LetterNotFit(ProgrammerError):
@@ -60,7 +64,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dead letters with one topic and one reason. `unfit` of them are too old to be redriven, or cannot be read."""
+    """Dead letters with one topic and one reason. `unfit` of them are too old to be redriven."""
 
     topic: str | None
     reason: str
@@ -115,7 +119,7 @@ async def redrive(
     listener: Listener | None = None,
     now_ms: Callable[[], int] = wall_ms,
 ) -> Job:
-    """Try dead letters again. Their counts begin anew, their history stays."""
+    """Try dead letters again. Their counts begin anew, their history stays. What could not be read is read again."""
     _check_actor(actor)
     require("per_second", per_second, least=0.001, most=100_000)
     require("letters_max", letters_max, least=1, most=LETTERS_MAX)
@@ -165,16 +169,35 @@ async def discard(dialect: str, consumer: str, ids: tuple[str, ...], *, actor: s
     _check_actor(actor)
     if len(ids) > IDS_MAX:
         raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
+    statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
+    return await _discard(dialect, consumer, statement, actor, {"force": force})
+
+
+async def discard_all(dialect: str, chosen: Filter, *, actor: str) -> int:
+    """Delete all dead letters that fit, some in each transaction; how many."""
+    _check_actor(actor)
+    statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARDED_AT_ONCE)
+    total = 0
+    while True:
+        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.written()})
+        total += count
+        if count < DISCARDED_AT_ONCE:
+            return total
+
+
+async def _discard(dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any]) -> int:
+    """In one transaction, with a line in the audit if there was anything."""
     sql = STATEMENTS[dialect]
 
     async def work() -> int:
         await Batch((Boundary.BEGIN,))
-        gone = await Fetch(sql.discard(consumer, json.dumps(ids), force=force))
+        gone = await Fetch(statement)
         streams = sorted({bytes(stream) for _, _, stream in gone if stream is not None})
-        details = {"force": force, "letters": [{"id": name, "topic": topic} for name, topic, _ in gone]}
         # Whoever waited behind one of them is judged again; it does not follow that it may go on: that is `skip`.
         wakes = [sql.wake_first(consumer, stream) for stream in streams]
-        await Batch((*wakes, sql.audit(actor, "discard", consumer, json.dumps(details)), Boundary.COMMIT))
+        letters = [{"id": name, "topic": topic} for name, topic, _ in gone]
+        audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "letters": letters}))
+        await Batch((*wakes, *((audit,) if gone else ()), Boundary.COMMIT))
         return len(gone)
 
     return await borrowing(work)
@@ -217,7 +240,8 @@ async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, act
         await Batch(
             (Boundary.ROLLBACK, Boundary.BEGIN, sql.ensure(consumer, stream, epoch), sql.lock(consumer, stream))
         )
-        [(at_epoch, at_version, _, smallest, _, still)] = await Fetch(sql.look(consumer, stream, epoch, message_id))
+        by_name = identity_of(message_id, None)
+        [(at_epoch, at_version, _, smallest, _, still, _)] = await Fetch(sql.look(consumer, stream, epoch, by_name))
         head = epoch == at_epoch and (
             version == at_version + 1 if at_version else smallest is None or version <= smallest
         )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Statement
-from onefold.inbox.model import Consumer
 from onefold.inbox.sql import STATEMENTS
 
 
-async def reap(dialect: str, consumer: Consumer, *, limit: int = 1000, batches_max: int = 1000) -> int:
-    """Delete ledger rows past the consumer's retention, `limit` at a time; how many."""
-    statement = STATEMENTS[dialect].reap(consumer.name, milliseconds(consumer.retention_s), limit)
+async def reap(dialect: str, consumer: str, retention_s: float, *, limit: int = 1000, batches_max: int = 1000) -> int:
+    """Delete the consumer's ledger rows that are past their retention, `limit` at a time; how many."""
+    statement = STATEMENTS[dialect].reap(consumer, milliseconds(retention_s), limit)
     reaped = 0
     for _ in range(batches_max):
         gone = await borrowing(lambda: _deleted(statement))

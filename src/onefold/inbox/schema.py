@@ -1,10 +1,12 @@
 """onefold's tables for the inbox, as numbered migrations per dialect. A number, once released, never changes.
 
-`onefold_inbox` is the ledger: a row says that this consumer handled this message. `onefold_letter` holds what was not
-handled and is no longer at the broker: a letter is `waiting` until `due_at` (NULL: until its predecessor is handled) or
-`dead` until a person says what to do. `started` and `failed` count runs; a letter that was started more often than it
-failed was at hand when a process died. `onefold_progress` is where an ordered consumer stands in a stream: version 0
-means that nothing was handled yet, and `settle_at` is when the smallest version at hand is taken as the beginning.
+`onefold_inbox` is the ledger: a row says that this consumer handled this message (see `identity.py`). `onefold_letter`
+holds what was not handled and is no longer at the broker: a letter is `waiting` until `due_at` (NULL: until its
+predecessor is handled) or `dead` until a person says what to do. `started` and `failed` count runs; a letter that was
+started more often than it failed was at hand when a process died. `onefold_progress` is where an ordered consumer
+stands in a stream: version 0 means that nothing was handled yet, and `settle_at` is when the smallest version at hand
+is taken as the beginning. `onefold_consumer` has a row for each process that runs a consumer: see `members.py`. A
+consumer with a row in `onefold_pause` is paused: see `pausing.py`.
 """
 
 from __future__ import annotations
@@ -88,6 +90,30 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         )
         """,
     ),
+    # NULL where the release before wrote the row, or a receiver that knows no source: see `identity.py`.
+    7: ("ALTER TABLE onefold_inbox ADD COLUMN source text",),
+    11: (
+        """
+        CREATE TABLE onefold_consumer (
+            consumer   text        NOT NULL,
+            process    text        NOT NULL,
+            topics     text        NOT NULL,
+            started_at timestamptz NOT NULL DEFAULT now(),
+            seen_at    timestamptz NOT NULL DEFAULT now(),
+            left_at    timestamptz,
+            PRIMARY KEY (consumer, process)
+        )
+        """,
+    ),
+    13: (
+        """
+        CREATE TABLE onefold_pause (
+            consumer  text        NOT NULL PRIMARY KEY,
+            actor     text        NOT NULL,
+            paused_at timestamptz NOT NULL DEFAULT now()
+        )
+        """,
+    ),
 }
 
 #: SQLite's own clock, in milliseconds since 1970.
@@ -167,6 +193,29 @@ SQLITE: dict[int, tuple[str, ...]] = {
             consumer    TEXT    NOT NULL,
             details     TEXT    NOT NULL
         )
+        """,
+    ),
+    7: ("ALTER TABLE onefold_inbox ADD COLUMN source TEXT",),
+    11: (
+        f"""
+        CREATE TABLE onefold_consumer (
+            consumer      TEXT    NOT NULL,
+            process       TEXT    NOT NULL,
+            topics        TEXT    NOT NULL,
+            started_at_ms INTEGER NOT NULL DEFAULT {_NOW},
+            seen_at_ms    INTEGER NOT NULL DEFAULT {_NOW},
+            left_at_ms    INTEGER,
+            PRIMARY KEY (consumer, process)
+        ) WITHOUT ROWID
+        """,
+    ),
+    13: (
+        f"""
+        CREATE TABLE onefold_pause (
+            consumer     TEXT    NOT NULL PRIMARY KEY,
+            actor        TEXT    NOT NULL,
+            paused_at_ms INTEGER NOT NULL DEFAULT {_NOW}
+        ) WITHOUT ROWID
         """,
     ),
 }

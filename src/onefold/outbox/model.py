@@ -56,7 +56,8 @@ class Draft:
 
 
 def checked_source(source: str) -> str:
-    if not _SOURCE.fullmatch(source):
+    given: object = source
+    if not isinstance(given, str) or not _SOURCE.fullmatch(source):
         raise ConfigurationError(
             f"source={source!r} must be 1 to 255 printable ASCII characters without spaces: it names the service in "
             "every event it publishes, for example 'orders' or 'https://shop.example/orders'"
@@ -65,7 +66,8 @@ def checked_source(source: str) -> str:
 
 
 def checked_topic(topic: str) -> str:
-    if not TOPIC.fullmatch(topic):
+    given: object = topic
+    if not isinstance(given, str) or not TOPIC.fullmatch(topic):
         raise MessageInvalid(
             f"topic {topic!r} must be letters, digits, '.', '_' and '-', at most 200, for example 'order.placed'"
         )
@@ -87,7 +89,8 @@ def checked_key(topic: str, key: object) -> str | None:
 def checked_headers(topic: str, headers: Mapping[str, object]) -> str:
     """The headers as they are stored."""
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or name.startswith(_RESERVED):
+        named: object = name
+        if not isinstance(named, str) or not _HEADER_NAME.fullmatch(name) or name.startswith(_RESERVED):
             raise MessageInvalid(
                 f"an event on {topic!r} has a header {name!r}; names are lower-case letters, digits, '-' and '_', and "
                 f"none of onefold's own ({', '.join(_RESERVED)})"
@@ -132,6 +135,12 @@ def due_ms(topic: str, not_before: datetime | None, key: str | None) -> int | No
     """When a delayed event may leave."""
     if not_before is None:
         return None
+    given: object = not_before
+    if not isinstance(given, datetime):
+        raise MessageInvalid(
+            f"not_before={given!r} of an event on {topic!r} is no datetime; write when it may leave, for example "
+            "datetime.now(timezone.utc) + timedelta(hours=1)"
+        )
     if not_before.tzinfo is None:
         raise MessageInvalid(
             f"not_before={not_before.isoformat()} of an event on {topic!r} has no time zone; use an aware datetime, "

@@ -6,6 +6,13 @@ again. A tick claims rows of the buckets that the database says are ours, publis
 message per stream in flight, and marks them. What the broker confirmed is marked whoever asks; a failure is marked only
 by a relay that is still there.
 
+Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
+instead: no stream and no destination waits for another one's backlog.
+
+What a destination does not take now (BrokerUnavailable) is judged by what else became of the round. If the destination
+confirmed something else, it is the event: it is put off, and the second time on that counts as an attempt. If it
+confirmed nothing it is paused, and its events stay as they are. If nothing was confirmed at all it is an outage.
+
 Failure windows. A crash before the mark publishes again: ids are stable, and the inbox absorbs it. Two relays may for a
 moment publish from one bucket (a stopped process that goes on): both send a stream's events in order, each after the
 one before it was confirmed, so the first arrivals are in order, and what comes late is a duplicate. A row that kills
@@ -18,23 +25,39 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from onefold._kernel.borrow import borrowing
-from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Publish, Step
-from onefold._kernel.messages import Confirm, Message
-from onefold.errors import BrokerUnavailable, MessageRefused, StoreError
+from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Step
+from onefold._kernel.messages import Message
+from onefold.errors import BrokerError, BrokerUnavailable, MessageRefused, StoreError, TopicNotSubscribed
+from onefold.outbox.copies import Aims, Copy, aimed
+from onefold.outbox.destinations import Destinations
+from onefold.outbox.failure_log import log_failure, log_not_subscribed
+from onefold.outbox.publishing import confirms_of
 from onefold.outbox.schema import BUCKETS
 from onefold.outbox.sql import STATEMENTS
-from onefold.outbox.waiting import Failure, Limits, Waiting, assigned, read, shortened, waves
+from onefold.outbox.waiting import START, Claimed, Failure, Limits, Waiting, assigned, scanned, shortened, toured, waves
 from onefold.policy.backoff import Backoff, Draw
 from onefold.policy.ranges import require
 
-#: A refused event is tried again for ever, at growing distances.
+#: A refused event is tried again at growing distances, until it has no attempts left.
 RETRIES: Final = Backoff(transient_base_s=1.0, cap_s=300.0)
 
-#: After an outage the broker is tried with so many events.
-PROBE_ROWS: Final = 10
+#: No further wave of a round is begun later than this: who came meanwhile has waited for long enough.
+ROUND_S: Final = 1.0
+
+#: Of a stream a claim takes so many rows; more, where there are not many streams.
+STREAM_ROWS: Final = 16
+
+#: So many rows of a bucket are looked at in any case: enough to see whether they are of few streams.
+BUCKET_ROWS_MIN: Final = 4
+
+#: After a crowded claim, so many are tours. One that brought a good part of a batch all the same goes on for as long.
+TOURS: Final = 16
+
+#: Tours that one tick makes at the most, while they find nothing but stopped streams.
+TOURS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +70,15 @@ class Settings:
     """How much data is at hand at once; a single larger event goes alone."""
     keep_published_s: float = 0.0
     """How long published rows are kept to be looked at. 0: they are deleted at once."""
+    attempts_max: int = 25
+    """An event that was refused so often is a dead letter: it, and its key, wait for a person."""
 
     def __post_init__(self) -> None:
         require("lease_s", self.lease_s, least=0.5, most=3600)
         require("batch_max", self.batch_max, least=1, most=10_000)
         require("batch_bytes_max", self.batch_bytes_max, least=1, most=1024**3)
         require("keep_published_s", self.keep_published_s, most=366 * 86_400)
+        require("attempts_max", self.attempts_max, least=1, most=1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +89,14 @@ class Tended:
     set_aside: tuple[tuple[str, str], ...] = ()
 
 
+class Dead(NamedTuple):
+    """An event that is not tried again until a person says so."""
+
+    id: str
+    topic: str
+    error: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Sent:
     """What became of the rows of one tick."""
@@ -70,14 +104,30 @@ class Sent:
     claimed: int = 0
     confirmed: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+    paused: dict[str, BrokerUnavailable] = field(default_factory=dict)
+    """Destinations that took nothing for the first time, and what they said."""
+    resumed: list[str] = field(default_factory=list)
+    """Destinations that take events again."""
+    idle: bool = False
+    """Nothing waits any more, not for those that were paused either."""
     outage: BrokerUnavailable | None = None
-    """The broker takes nothing: nobody's fault, and nobody's attempt."""
+    """Nothing was confirmed: nobody's fault, and nobody's attempt."""
 
 
 class Carrier:
-    """One life of a relay, under one id. Its flows are run one after the other, never two at once."""
+    """One life of a relay, under one id. Its flows are run one after the other, never two at once; but `renew` may be
+    run beside any."""
 
-    def __init__(self, relay: str, dialect: str, settings: Settings, draw: Draw) -> None:
+    def __init__(
+        self,
+        relay: str,
+        dialect: str,
+        settings: Settings,
+        draw: Draw,
+        aims: Aims | None = None,
+        former: Carrier | None = None,
+    ) -> None:
         self.relay = relay
         #: Set from outside: nothing more is sent after what is in flight.
         self.stopping = False
@@ -88,8 +138,16 @@ class Carrier:
         self._sql = STATEMENTS[dialect]
         self._settings = settings
         self._draw = draw
+        self._aims = aims
+        self._destinations: Destinations = Destinations(draw) if former is None else former._destinations
         self._leased_at = float("-inf")
         self._per_bucket = ceil(settings.batch_max / BUCKETS)
+        self._per_stream = STREAM_ROWS
+        #: How many of the next claims are tours, and how many scans in a row were crowded.
+        self._tours = 0
+        self._crowded = 0
+        self._start = START
+        self._idle = False
 
     async def enter(self) -> Tended:
         """Begin this life."""
@@ -111,17 +169,27 @@ class Carrier:
 
         await borrowing(work)
 
-    async def tick(self, *, rows_max: int | None = None) -> Sent:
-        """Claim, publish, mark. Raises what the database raises; what was sent by then is marked by the next call."""
+    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> Sent:
+        """Claim, publish, mark. Raises what the database raises; what was sent by then is marked by the next call.
+        Probing: events of as many destinations and streams as there are."""
         if self.owed is None:
-            rows = await borrowing(lambda: self._claim(rows_max or self._settings.batch_max))
+            rows = await borrowing(lambda: self._claim(rows_max or self._settings.batch_max, touring=probing))
             if not rows:
-                return Sent()
-            self.owed = await self._publish(rows)
+                return await self._found_nothing()
+            going = rows if self._aims is None else await self._aim(rows, self._aims)
+            self.owed = await self._publish(going)
+            self.owed.claimed = len(rows)
         sent = self.owed
         await borrowing(lambda: self._mark(sent))
         self.owed = None
         return sent
+
+    async def _found_nothing(self) -> Sent:
+        """What destinations did not take may have been discarded: then no confirm ends their pauses. A relay that was
+        buried finds nothing either, and knows nothing by that."""
+        if self._idle and self._destinations.any_paused and await self.renew():
+            return Sent(idle=True, resumed=self._destinations.forget())
+        return Sent()
 
     # --- the lease ---
 
@@ -146,71 +214,158 @@ class Carrier:
         held = list((owners | changes).values()).count(self.relay)
         return ((self._sql.assign(changes),) if changes else ()), held
 
-    async def _still_ours(self) -> bool:
+    async def _goes_on(self, began: float) -> bool:
         """Whether another wave may be sent. A third of the lease is kept for the wave itself, a third for surprises."""
         now = await Now()
+        if self.stopping or now > began + ROUND_S:
+            return False
         if now < self._leased_at + self._settings.lease_s / 3:
             return True
         try:
-            renewed = await borrowing(self._renew)
+            return await self.renew()
         except StoreError:
             return False  # nobody can say whether it is still ours
-        self._leased_at = now
-        self.buried = renewed == 0
-        return not self.buried
 
-    async def _renew(self) -> int:
-        return await Batch((self._sql.renew(self.relay, self._settings.lease_s),))
+    async def renew(self) -> bool:
+        """Extend the lease; False: we were buried."""
+        now = await Now()
+
+        async def work() -> int:
+            return await Batch((self._sql.renew(self.relay, self._settings.lease_s),))
+
+        if await borrowing(work) == 0:
+            self.buried = True
+        else:
+            self._leased_at = now
+        return not self.buried
 
     # --- claim, publish, mark ---
 
-    async def _claim(self, rows_max: int) -> list[Waiting]:
+    async def _claim(self, rows_max: int, *, touring: bool = False) -> list[Waiting]:
         now = await Now()
-        settings = self._settings
-        limits = Limits(min(self._per_bucket, rows_max), rows_max, settings.batch_bytes_max)
-        rows = [read(row) for row in await self._sql.claim(self.relay, settings.lease_s, limits)]
-        if rows:
+        closed = self._destinations.closed(now)
+        found = None if touring or self._tours else await self._scan(rows_max, closed)
+        if found is None or (found.crowded and not found.rows):
+            found = await self._tour(rows_max, closed)
+        self._idle = not (found.rows or closed) and found.goes_on == START
+        if found.rows:
             self._leased_at = now
-            self._per_bucket = ceil(settings.batch_max / len({row.bucket for row in rows}))
-        return rows
+            streams = len({row.stream for row in found.rows if row.stream is not None})
+            self._per_stream = max(STREAM_ROWS, ceil(self._settings.batch_max / max(1, streams)))
+        return found.rows
+
+    def _limits(self, rows_max: int) -> Limits:
+        return Limits(
+            per_bucket=max(BUCKET_ROWS_MIN, min(self._per_bucket, rows_max)),
+            rows=rows_max,
+            data_bytes=self._settings.batch_bytes_max,
+            per_stream=self._per_stream,
+            steps=max(self._settings.batch_max, BUCKETS),
+        )
+
+    async def _scan(self, rows_max: int, closed: list[str]) -> Claimed:
+        limits = self._limits(rows_max)
+        found = scanned(await self._sql.scan(self.relay, self._settings.lease_s, limits, closed), limits.per_bucket)
+        buckets = BUCKETS if found.crowded else len({row.bucket for row in found.rows})
+        self._crowded = self._crowded + 1 if found.crowded else 0
+        if found.crowded and 2 * len(found.rows) < rows_max:
+            self._tours = TOURS
+        elif self._crowded % TOURS == 1:
+            self._tours = 1
+        self._per_bucket = ceil(self._settings.batch_max / (buckets or BUCKETS))
+        return found
+
+    async def _tour(self, rows_max: int, closed: list[str]) -> Claimed:
+        """Go on from stream to stream, from the first one on after the last; until there is a row, or there is none."""
+        self._tours = max(0, self._tours - 1)
+        limits = self._limits(rows_max)
+        rounds = 0
+        for _ in range(TOURS_MAX):
+            rounds += self._start == START
+            found = toured(await self._sql.tour(self.relay, self._settings.lease_s, limits, closed, self._start))
+            self._start = found.goes_on
+            if found.rows or (rounds and self._start == START):
+                break
+        return found
+
+    async def _aim(self, rows: Sequence[Waiting], aims: Aims) -> Sequence[Waiting]:
+        """Make copies of what goes to endpoints; what is left to be sent now."""
+        going, copies = aimed(rows, aims)
+        if copies:
+            await borrowing(lambda: self._copy(copies))
+        return going
+
+    async def _copy(self, copies: Sequence[Copy]) -> None:
+        await Batch((Boundary.BEGIN,))
+        # A relay that stood still, and its successor, may both want to: the first has the rows.
+        wanted = sorted({copy.position for copy in copies})
+        found = {position for (position,) in await Fetch(self._sql.copyable(wanted))}
+        steps = [self._sql.copy(*copy) for copy in copies if copy.position in found]
+        await Batch((*steps, self._sql.published(sorted(found), keep=False), Boundary.COMMIT))
 
     async def _publish(self, rows: Sequence[Waiting]) -> Sent:
-        sent = Sent(claimed=len(rows))
+        sent = Sent()
+        began = await Now()
         stopped: set[bytes | None] = set()
+        open_: set[str] = set()
+        away: list[tuple[Waiting, BrokerUnavailable]] = []
         for number, wave in enumerate(waves(rows)):
-            going = [row for row in wave if row.stream not in stopped] if stopped else wave
-            if number and (self.stopping or not going or not await self._still_ours()):
+            shut = {row.destination for row, _ in away} - open_
+            left = [row for row in wave if row.stream not in stopped and row.destination not in shut]
+            going = self._destinations.allowed(left, first=number == 0)
+            if not going or (number and not await self._goes_on(began)):
                 break
-            for row, confirm in zip(going, await self._confirms(going), strict=True):
+            for row, confirm in zip(going, await confirms_of(going), strict=True):
                 match confirm:
                     case None:
                         sent.confirmed.append(row.position)
+                        if row.destination not in open_:
+                            open_.add(row.destination)
+                            if self._destinations.confirmed(row.destination):
+                                sent.resumed.append(row.destination)
+                        continue
                     case MessageRefused():
-                        sent.failures.append(self._failure(row, confirm))
-                        if row.stream is not None:
-                            stopped.add(row.stream)
+                        self._fail(sent, row, confirm, counted=True)
                     case BrokerUnavailable():
-                        sent.outage = confirm
-            if sent.outage is not None:
-                break
+                        away.append((row, confirm))
+                if row.stream is not None:
+                    stopped.add(row.stream)
+        self._judge(sent, away, open_, await Now())
         return sent
 
-    async def _confirms(self, rows: Sequence[Waiting]) -> Sequence[Confirm]:
-        messages = [row.message for row in rows if isinstance(row.message, Message)]
-        if len(messages) == len(rows):
-            return await _published(messages)
-        answers = iter(await _published(messages) if messages else ())
-        return [
-            next(answers)
-            if isinstance(row.message, Message)
-            else MessageRefused(f"its row cannot be read as an event: {row.message}")
-            for row in rows
-        ]
+    def _judge(
+        self, sent: Sent, away: Sequence[tuple[Waiting, BrokerUnavailable]], open_: set[str], now: float
+    ) -> None:
+        """What it means that some were not taken now."""
+        shut: dict[str, BrokerUnavailable] = {}
+        for row, error in away:
+            if row.destination in open_:
+                self._fail(sent, row, error, counted=row.failed_before)
+            else:
+                shut[row.destination] = error
+        for name, error in shut.items():
+            if self._destinations.refused_all(name, now):
+                sent.paused[name] = error
+        if shut and not sent.confirmed:
+            sent.outage = next(iter(shut.values()))
 
-    def _failure(self, row: Waiting, error: MessageRefused) -> Failure:
-        # Half of the wait is certain: without it, a refusal could be asked for again at once.
-        ceiling_s = RETRIES.ceiling_s(row.finished + 1, throttled=False)
-        return Failure(row.position, shortened(error), round(ceiling_s * (0.5 + self._draw() / 2) * 1000))
+    def _fail(self, sent: Sent, row: Waiting, error: BrokerError, *, counted: bool) -> None:
+        attempt = row.finished + counted
+        message = row.message
+        wait_s = RETRIES.pause_s(attempt or 1, draw=self._draw)
+        attempts_max = self._settings.attempts_max
+        if waits := isinstance(error, TopicNotSubscribed):  # for as long as it takes: there is nothing to mend
+            # From the second try on: a consumer that starts beside the relay subscribes in between.
+            if attempt > 1 and self._destinations.not_subscribed(row.destination):
+                log_not_subscribed(row.destination, error)
+        else:
+            log_failure(row, error, attempt=attempt, attempts_max=attempts_max, wait_s=wait_s)
+        dead = attempt >= attempts_max and not waits
+        if dead:
+            id_, topic = (message.id, message.topic) if isinstance(message, Message) else (f"row {row.position}", "?")
+            sent.dead.append(Dead(id_, topic, str(error)))
+        wait_ms = None if dead else round(wait_s * 1000)
+        sent.failures.append(Failure(row.position, shortened(error), wait_ms, int(counted)))
 
     async def _mark(self, sent: Sent) -> None:
         steps: list[Step] = []
@@ -222,23 +377,6 @@ class Carrier:
         if sent.failures:
             steps.append(self._sql.failed(self.relay, sent.failures))
         await Batch((Boundary.BEGIN, *steps, Boundary.COMMIT))
-
-
-async def _published(messages: Sequence[Message]) -> Sequence[Confirm]:
-    """Publish, and have an answer for each message whatever happens."""
-    try:
-        confirms = await Publish(messages)
-    except BrokerUnavailable as error:
-        return [error] * len(messages)
-    except Exception as error:
-        # Not what a broker may raise: one of them brings its client down. Alone, it is found.
-        if len(messages) == 1:
-            return [MessageRefused(f"the broker's adapter failed: {type(error).__name__}: {error}")]
-        return [confirm for message in messages for confirm in await _published([message])]
-    if len(confirms) != len(messages):
-        problem = BrokerUnavailable(f"the broker's adapter gave {len(confirms)} answers for {len(messages)} messages")
-        return [problem] * len(messages)
-    return confirms
 
 
 async def release_due(dialect: str, *, limit: int = 1000) -> float | None:

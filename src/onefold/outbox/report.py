@@ -1,17 +1,25 @@
-"""What an operator asks of an outbox: what waits, what is stopped and why, who is at work; and two ways to act.
+"""What an operator asks of an outbox: what waits, what is stopped and why, who is at work; and ways to act.
 
 The look is cheap whatever the backlog: counts are bounded, and say when they were cut. Nothing here touches a row that
-waits in its turn, only rows that are stopped.
+waits in its turn, only rows that are stopped, or delayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
 
 from onefold._kernel.borrow import borrowing
-from onefold._kernel.effects import Batch, Fetch, Statement
+from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Value
+from onefold.errors import ConfigurationError
 from onefold.outbox.sql import STATEMENTS
+from onefold.policy.ranges import require
+
+#: Rows that one statement moves or deletes: others wait for it no longer than that.
+AT_ONCE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +40,33 @@ class Stopped:
     attempts: int
     error: str | None
     next_try_s: float | None
-    """None: it is set aside until a person says `retry` or `discard`."""
+    """None: it is a dead letter until a person says `retry` or `discard`."""
+    destination: str | None = None
+    """Where it goes, where that is not its topic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which stopped events. What is None filters nothing."""
+
+    ids: tuple[str, ...] | None = None
+    topic: str | None = None
+    reason: str | None = None
+    """A part of the error."""
+    destination: str | None = None
+    since: datetime | None = None
+    """Dead since this time or later."""
+    dead: bool = False
+    """Dead letters only, not those that are tried again."""
+
+    def __post_init__(self) -> None:
+        if self.since is not None and self.since.tzinfo is None:
+            raise ConfigurationError(f"since={self.since.isoformat()} has no time zone; use an aware datetime")
+
+    def values(self) -> tuple[Value, ...]:
+        ids = None if self.ids is None else json.dumps(self.ids)
+        since_ms = None if self.since is None else int(self.since.timestamp() * 1000)
+        return (ids, self.topic, self.reason, self.destination, since_ms, int(self.dead))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +102,14 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
         pending = [Pending(topic=topic, waiting=n) for topic, n in await Fetch(sql.pending(count_max))]
         [(oldest_ms,)] = await Fetch(sql.oldest())
         [(delayed,)] = await Fetch(sql.delayed(count_max))
-        stopped = await Fetch(sql.stopped(stopped_max))
+        stopped = await Fetch(sql.stopped(Chosen().values(), stopped_max))
         relays = await Fetch(sql.relays_seen())
         return Report(
             pending=tuple(pending),
             pending_cut=sum(topic.waiting for topic in pending) >= count_max,
             oldest_s=None if oldest_ms is None else oldest_ms / 1000,
             delayed=delayed,
-            stopped=tuple(
-                Stopped(
-                    id=id_,
-                    topic=topic,
-                    key=key,
-                    attempts=attempts,
-                    error=error,
-                    next_try_s=None if wait_ms is None else max(0.0, wait_ms / 1000),
-                )
-                for id_, topic, key, attempts, error, wait_ms in stopped
-            ),
+            stopped=tuple(map(_stopped, stopped)),
             relays=tuple(
                 RelaySeen(relay=relay, buckets=buckets, lease_left_s=left_ms / 1000)
                 for relay, buckets, left_ms in relays
@@ -95,21 +119,76 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
     return await borrowing(work)
 
 
+async def stopped(dialect: str, chosen: Chosen, *, limit: int = 100) -> list[Stopped]:
+    """Stopped events, the next to be tried first and the dead ones last."""
+    require("limit", limit, least=1, most=100_000)
+
+    async def work() -> list[Stopped]:
+        return [_stopped(row) for row in await Fetch(STATEMENTS[dialect].stopped(chosen.values(), limit))]
+
+    return await borrowing(work)
+
+
 async def retry(dialect: str, ids: Sequence[str]) -> int:
     """Try these stopped events now; how many of them were stopped. One that killed relays is still sent alone."""
-    return await borrowing(lambda: _count(STATEMENTS[dialect].retry(ids)))
+    return await retry_all(dialect, Chosen(ids=tuple(ids)))
+
+
+async def retry_all(dialect: str, chosen: Chosen) -> int:
+    """The same, for all that fit. Their attempts begin anew."""
+    return await _each(lambda: STATEMENTS[dialect].retry(chosen.values(), AT_ONCE))
 
 
 async def retry_topics(dialect: str, topics: Sequence[str]) -> int:
-    """Try what these topics have stopped now, except what was set aside: the reason of its refusal may be gone."""
+    """Try what these topics have stopped now, dead letters too: the reason of the refusal may be gone. Not what was at
+    hand when relays died."""
     return await borrowing(lambda: _count(STATEMENTS[dialect].retry_topics(topics)))
 
 
 async def discard(dialect: str, ids: Sequence[str]) -> int:
     """Delete these stopped events, never to be published; how many of them were stopped. Their keys go on: consumers
     that count versions will see a gap."""
-    return await borrowing(lambda: _count(STATEMENTS[dialect].discard(ids)))
+    return await discard_all(dialect, Chosen(ids=tuple(ids)))
+
+
+async def discard_all(dialect: str, chosen: Chosen) -> int:
+    """The same, for all that fit."""
+    return await _each(lambda: STATEMENTS[dialect].discard(chosen.values(), AT_ONCE))
+
+
+async def cancel(dialect: str, ids: Sequence[str]) -> int:
+    """Delete those of these events that wait for their time, never to be published; how many of them did."""
+
+    async def work() -> int:
+        await Batch((Boundary.BEGIN,))
+        counts = [await Batch(STATEMENTS[dialect].cancel(event_id)) for event_id in ids]
+        await Batch((Boundary.COMMIT,))
+        return sum(counts)
+
+    return await borrowing(work)
+
+
+async def _each(statement: Callable[[], Statement]) -> int:
+    """Some at a time, until there are no more."""
+
+    async def work() -> int:
+        total = 0
+        while True:
+            count = await Batch((statement(),))
+            total += count
+            if count < AT_ONCE:
+                return total
+
+    return await borrowing(work)
 
 
 async def _count(statement: Statement) -> int:
     return await Batch((statement,))
+
+
+def _stopped(row: Row) -> Stopped:
+    id_, topic, key, attempts, error, wait_ms, destination = row
+    next_try_s = None if wait_ms is None else max(0.0, wait_ms / 1000)
+    return Stopped(
+        id=id_, topic=topic, key=key, attempts=attempts, error=error, next_try_s=next_try_s, destination=destination
+    )

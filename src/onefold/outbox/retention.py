@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Batch, Fetch
 from onefold.outbox.sql import STATEMENTS
 
+#: How many rows one call deletes at most.
+FORGET_MAX: Final = 10_000
 
-async def forget(dialect: str, *, keep_s: float, limit: int = 1000, batches_max: int = 10) -> int:
+
+async def forget(dialect: str, *, keep_s: float, limit: int = 1000, batches_max: int = FORGET_MAX // 1000) -> int:
     """Delete rows published longer ago than `keep_s`, `limit` at a time; how many there were."""
     sql = STATEMENTS[dialect]
 

@@ -3,6 +3,8 @@
 A row of `onefold_outbox` is waiting while `published_at` is NULL. `due_at` is NULL while nothing speaks against sending
 it now: else it was published for later, or failed and is tried again then (`infinity`: only when a person says so).
 `started` and `finished` count attempts; a row that was started more often than finished was at hand when a relay died.
+`died_at` is when it became a dead letter, which only a person moves. `destination` is where it goes, where that is not
+its topic: one of the endpoints it was split for.
 A bucket belongs to the relay it names for as long as that relay's own lease lasts.
 """
 
@@ -12,6 +14,16 @@ from typing import Final
 
 #: Into how many parts the relays divide the work. Streams stay whole: a stream's bucket follows from its digest.
 BUCKETS: Final = 64
+
+#: Recurring events, and when each is due next.
+_SCHEDULES: Final = """
+    CREATE TABLE onefold_schedule (
+        name     text   NOT NULL PRIMARY KEY,
+        rule     text   NOT NULL,
+        due_ms   bigint NOT NULL,
+        fired_ms bigint
+    )
+"""
 
 POSTGRES: dict[int, tuple[str, ...]] = {
     2: (
@@ -71,6 +83,27 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         "CREATE TABLE onefold_bucket (bucket smallint NOT NULL PRIMARY KEY, relay text)",
         f"INSERT INTO onefold_bucket (bucket) SELECT generate_series(0, {BUCKETS - 1})",
     ),
+    6: (
+        "ALTER TABLE onefold_outbox ADD COLUMN destination text, ADD COLUMN died_at timestamptz",
+        # What waits, by destination and stream: a claim steps from stream to stream by it, whatever stands behind each.
+        """
+        CREATE INDEX onefold_outbox_turns ON onefold_outbox
+            (bucket, (coalesce(destination, topic)), (coalesce(stream, ''::bytea)), position)
+        WHERE published_at IS NULL AND due_at IS NULL
+        """,
+        # How a backlog is spread over buckets is another thing every minute: a plan made from what ANALYZE saw of it
+        # would be wrong most of the time. The release before plans its claim by it.
+        "ALTER TABLE onefold_outbox ALTER COLUMN bucket TYPE smallint",  # forgets what ANALYZE saw so far
+        "ALTER TABLE onefold_outbox ALTER COLUMN bucket SET STATISTICS 0",
+    ),
+    # Events that wait are cancelled by their id.
+    12: (
+        """
+        CREATE INDEX onefold_outbox_delayed ON onefold_outbox (id)
+        WHERE published_at IS NULL AND due_at IS NOT NULL
+        """,
+    ),
+    14: (_SCHEDULES,),
 }
 
 SQLITE: dict[int, tuple[str, ...]] = {
@@ -132,6 +165,22 @@ SQLITE: dict[int, tuple[str, ...]] = {
         INSERT INTO onefold_bucket (bucket) SELECT n FROM numbers
         """,
     ),
+    6: (
+        "ALTER TABLE onefold_outbox ADD COLUMN destination TEXT",
+        "ALTER TABLE onefold_outbox ADD COLUMN died_at_ms INTEGER",
+        """
+        CREATE INDEX onefold_outbox_turns ON onefold_outbox
+            (bucket, coalesce(destination, topic), coalesce(stream, x''), position)
+        WHERE published_at_ms IS NULL AND due_at_ms IS NULL
+        """,
+    ),
+    12: (
+        """
+        CREATE INDEX onefold_outbox_delayed ON onefold_outbox (id)
+        WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL
+        """,
+    ),
+    14: (_SCHEDULES,),
 }
 
 MIGRATIONS = {"postgres": POSTGRES, "sqlite": SQLITE}

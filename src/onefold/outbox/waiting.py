@@ -21,26 +21,48 @@ DIED_OF: Final = f"it was at hand when a relay died, {AT_HAND_MAX} times; look a
 
 #: What both dialects read of a row, after its bucket.
 COLUMNS: Final = (
-    "position, stream, id, source, topic, key, epoch, version, time, content_type, headers, data, started, finished"
+    "position, stream, id, source, topic, key, epoch, version, time, content_type, headers, data, started, finished, "
+    "destination, error"
 )
 
+#: Comes after every stream.
+BEYOND: Final = b"\xff" * 17
+
 ERROR_LENGTH_MAX: Final = 1000
+
+
+class Place(NamedTuple):
+    """Where a tour of the streams goes on: behind this one."""
+
+    bucket: int = -1
+    destination: str = ""
+    stream: bytes = b""
+
+
+START: Final = Place()
 
 
 class Limits(NamedTuple):
     """How much a claim takes at most."""
 
     per_bucket: int
+    """Of a bucket, where its oldest rows are looked at."""
     rows: int
     data_bytes: int
+    per_stream: int
+    steps: int
+    """From one stream to the next."""
 
 
 class Failure(NamedTuple):
-    """A row that the broker refused, and when it is tried again."""
+    """A row that was not taken, and when it is tried again."""
 
     position: int
     error: str
-    wait_ms: int
+    wait_ms: int | None
+    """None: it is a dead letter."""
+    counted: int
+    """1, or 0 where it does not count as an attempt."""
 
 
 class Waiting(NamedTuple):
@@ -49,13 +71,52 @@ class Waiting(NamedTuple):
     bucket: int
     position: int
     stream: bytes | None
+    destination: str
     message: Message | ValueError
     finished: int
+    failed_before: bool
+
+
+class Claimed(NamedTuple):
+    """What a claim has found, in its order."""
+
+    rows: list[Waiting]
+    crowded: bool = False
+    """A scan saw little but what may not go, or what is of few streams: more may stand behind it."""
+    goes_on: Place = START
+    """Where a tour had to stop."""
+
+
+def scanned(found: Sequence[Row], per_bucket: int) -> Claimed:
+    """What a scan has found. A row without a position may not go."""
+    rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
+    seen: dict[int, int] = {}
+    for row in found:
+        seen[row[0]] = seen.get(row[0], 0) + 1
+    various: dict[int, set[bytes | int]] = {}
+    for row in rows:
+        various.setdefault(row.bucket, set()).add(row.stream or row.position)
+    crowded = any(count >= per_bucket and 2 * len(various.get(bucket, ())) < count for bucket, count in seen.items())
+    return Claimed(rows, crowded=crowded)
+
+
+def toured(found: Sequence[Row]) -> Claimed:
+    """What a tour has found. A row without a position says where it had to stop."""
+    rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
+    for bucket, position, stream, _, _, destination, *_ in found:
+        if position is None:
+            return Claimed(rows, goes_on=Place(bucket, destination, bytes(stream)))
+    return Claimed(rows)
+
+
+def _position(row: Waiting) -> int:
+    return row.position
 
 
 def read(row: Row) -> Waiting:
     """A row of a claim."""
-    bucket, position, stream, id_, source, topic, key, epoch, version, time, content_type, headers, data, _, done = row
+    bucket, position, stream, id_, source, topic, key, epoch, version, time, content_type, headers, data, *more = row
+    _, finished, destination, error = more
     message: Message | ValueError
     try:
         message = Message(
@@ -69,10 +130,12 @@ def read(row: Row) -> Waiting:
             epoch=epoch,
             version=version,
             headers={} if headers == "{}" else json.loads(headers),
+            endpoint=destination,
         )
-    except ValueError as error:  # somebody edited it: it stops its stream, not the relay
-        message = error
-    return Waiting(bucket, position, None if stream is None else bytes(stream), message, done)
+    except ValueError as unreadable:  # somebody edited it: it stops its stream, not the relay
+        message = unreadable
+    stream = None if stream is None else bytes(stream)
+    return Waiting(bucket, position, stream, destination or topic, message, finished, error is not None)
 
 
 def waves(rows: Sequence[Waiting]) -> list[list[Waiting]]:

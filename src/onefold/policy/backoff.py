@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ldexp
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from onefold._kernel.arguments import named_settings
 from onefold.policy.ranges import require
 
 Draw: TypeAlias = Callable[[], float]
@@ -18,11 +19,17 @@ Draw: TypeAlias = Callable[[], float]
 DOUBLINGS_MAX = 1023  # the largest power of two a float can hold
 
 
+def at_least_half(draw: Draw) -> float:
+    """The part of a wait where half of it is certain: where not to wait would be to try again at once."""
+    return 0.5 + draw() / 2
+
+
+@named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """A server that stumbled is asked again soon; one that said "too much" is given time."""
 
-    transient_base_s: float = 0.05
+    transient_base_s: float = 0.25
     throttled_base_s: float = 1.0
     cap_s: float = 20.0
 
@@ -43,3 +50,11 @@ class Backoff:
         """The wait after this attempt."""
         # The cap comes before the jitter: clients that have reached it stay spread out.
         return draw() * self.ceiling_s(attempt, throttled=throttled)
+
+    def pause_s(self, attempt: int, *, draw: Draw) -> float:
+        """The same where half of it is certain."""
+        return at_least_half(draw) * self.ceiling_s(attempt, throttled=False)
+
+
+#: Between tries of what is away: a broker, a database, a destination.
+PAUSES: Final = Backoff(transient_base_s=0.1, cap_s=10.0)

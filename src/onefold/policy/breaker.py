@@ -5,7 +5,7 @@
     closed      let through      is counted          is counted; at 80 % of the     -
                                                      last 10 s, and one: open
     open        refused          -                   -                              after the open time: half-open
-    half-open   let through, 3   the third: closed   open, for longer               a probe unheard of for too
+    half-open   let through, 3   the second: closed  the second: open, for longer   a probe unheard of for too
                 at once                                                             long is a failure
 
 The threshold is high on purpose: a breaker that opens at half of the calls makes a whole outage of half an outage.
@@ -26,12 +26,14 @@ from math import ldexp
 from threading import Lock
 from typing import Literal, TypeAlias
 
-from onefold.policy.backoff import DOUBLINGS_MAX, Draw
+from onefold._kernel.arguments import named_settings
+from onefold.policy.backoff import DOUBLINGS_MAX, Draw, at_least_half
 from onefold.policy.outcome import Verdict
 from onefold.policy.ranges import require
 from onefold.policy.window import Window
 
 
+@named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerTerms:
     """When to open, for how long, and how to come back."""
@@ -48,19 +50,23 @@ class BreakerTerms:
     calm_s: float = 60.0
     """Closed for this long, the next opening is the first one again."""
     probes: int = 3
-    """How many at once, and how many have to succeed."""
+    """How many at once."""
+    proofs: int = 2
+    """So many of them have to succeed (or all, where there are fewer); it opens again when that cannot be any more. Not
+    all of three: a host that fails half of the time would nearly never be let back in."""
     probe_s: float = 120.0
     """A probe that has not reported for this long has failed: a lost one must not keep the host out for ever."""
 
     def __post_init__(self) -> None:
         require("failure_share", self.failure_share, least=0.01, most=1)
-        require("calls_least", self.calls_least, least=1)
+        require("calls_least", self.calls_least, least=1, whole=True)
         require("window_s", self.window_s, least=0.1, most=3600)
-        require("slices", self.slices, least=2, most=100)
+        require("slices", self.slices, least=2, most=100, whole=True)
         require("open_max_s", self.open_max_s, most=86_400)
         require("open_s", self.open_s, least=0.001, most=self.open_max_s)
         require("calm_s", self.calm_s)
-        require("probes", self.probes, least=1, most=100)
+        require("probes", self.probes, least=1, most=100, whole=True)
+        require("proofs", self.proofs, least=1, most=100, whole=True)
         require("probe_s", self.probe_s, least=0.001)
 
 
@@ -90,11 +96,13 @@ class Breaker:
 
     __slots__ = (
         "_closed_at",
+        "_disproven",
         "_draw",
         "_lock",
         "_open_until",
         "_openings",
         "_probes",
+        "_proofs",
         "_proven",
         "_terms",
         "_window",
@@ -112,7 +120,9 @@ class Breaker:
         self._open_until = 0.0
         self._openings = 0
         self._probes: dict[Permit, float] = {}
+        self._proofs = min(terms.proofs, terms.probes)
         self._proven = 0
+        self._disproven = 0
 
     def admit(self, now: float) -> Admission:
         """Ask before each attempt."""
@@ -163,7 +173,7 @@ class Breaker:
                 self._window.succeed(now)
             elif self._probes.pop(permit, None) is not None:
                 self._proven += 1
-                if self._proven >= self._terms.probes:
+                if self._proven >= self._proofs:
                     self._close(now)
 
     def fail(self, permit: Permit, now: float) -> None:
@@ -173,11 +183,13 @@ class Breaker:
                 failures, calls = self._window.fail(now)
                 if calls >= self._terms.calls_least and failures >= self._enough(calls):
                     self._open(now)
-            elif permit in self._probes:
-                self._open(now)
+            elif self._probes.pop(permit, None) is not None:
+                self._disproven += 1
+                if self._disproven > self._terms.probes - self._proofs:
+                    self._open(now)
 
     def excuse(self, permit: Permit) -> None:
-        """The attempt says nothing about the server: a 4xx, a cancellation, a call that was never made."""
+        """The attempt says nothing about the server: a 429, a cancellation, a call that was never made."""
         if permit is self.spell:
             return
         with self._lock:
@@ -195,10 +207,10 @@ class Breaker:
         growth = ldexp(1.0, min(self._openings - 1, DOUBLINGS_MAX))
         longest_s = min(self._terms.open_max_s, self._terms.open_s * growth)
         # Between half and all of it: spread, but never so short that an open breaker is none.
-        self._open_until = now + longest_s * (0.5 + 0.5 * self._draw())
+        self._open_until = now + longest_s * at_least_half(self._draw)
         self.spell = None
         self._probes.clear()
-        self._proven = 0
+        self._proven = self._disproven = 0
 
     def _close(self, now: float) -> None:
         self._closed_at = now

@@ -27,10 +27,6 @@ class Deadline:
         require("total_s", total_s)
         return cls(now + total_s)
 
-    def remaining_s(self, now: float) -> float:
-        """What is left: never negative, and the most an attempt may take."""
-        return max(0.0, self.at - now)
-
     def expired(self, now: float) -> bool:
         """Nothing is left."""
         return now >= self.at

@@ -15,11 +15,18 @@ Shared by threads. Invariant: `limit` stays between `least` and `most`, and no c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from threading import Lock
 from typing import Protocol
 
 from onefold.errors import ProgrammerError
 from onefold.policy.ranges import require
+
+CROWDED = 2.0
+"""Where calls take so many times as long as without a crowd, there is one."""
+
+CALM_SPAN_S = 300.0
+CALM_SMOOTHING = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +151,26 @@ class _Gathering:
         return Sample(mean_s=mean_s, slowest_s=self.slowest_s, in_flight=self.peak, dropped=dropped)
 
 
+class _Calm:
+    """How long calls take when there is no crowd: the shortest (smoothed) mean of the last minutes, kept as that of
+    this span and that of the one before. Longer than overloads last: they must not become the measure."""
+
+    __slots__ = ("_before_s", "_mean_s", "_now_s", "_until")
+
+    def __init__(self) -> None:
+        self._mean_s = self._now_s = self._before_s = inf
+        self._until: float | None = None
+
+    def learn(self, mean_s: float, now: float) -> bool:
+        """Whether calls take much longer now."""
+        # Smoothed: a few calls in a row that happen to be short ones say nothing about the others.
+        self._mean_s = mean_s if self._until is None else self._mean_s + CALM_SMOOTHING * (mean_s - self._mean_s)
+        if self._until is None or now >= self._until:
+            self._before_s, self._now_s, self._until = self._now_s, inf, now + CALM_SPAN_S
+        self._now_s = min(self._now_s, self._mean_s)
+        return self._mean_s > CROWDED * min(self._now_s, self._before_s)
+
+
 class Limiter:
     """Room for calls. Each that enters leaves exactly once."""
 
@@ -153,6 +180,9 @@ class Limiter:
         self._limit = float(terms.initial)
         self._in_flight = 0
         self._gathering = _Gathering(peak=0)
+        self._calm = _Calm()
+        #: Whether calls took much longer in the last gathering than they do without a crowd. Until that is known: yes.
+        self.crowded = True
         self._lock = Lock()
 
     @property
@@ -190,6 +220,8 @@ class Limiter:
             gathering.slowest_s = max(gathering.slowest_s, latency_s)
             gathering.dropped += dropped
             if now >= gathering.until and gathering.calls >= terms.calls_least:
-                moved = self._law.next_limit(self._limit, gathering.sample())
+                sample = gathering.sample()
+                self.crowded = self._calm.learn(sample.mean_s, now)
+                moved = self._law.next_limit(self._limit, sample)
                 self._limit = float(max(terms.least, min(terms.most, moved)))
                 self._gathering = _Gathering(peak=self._in_flight)

@@ -1,6 +1,7 @@
 """What became of one attempt, and what it says about the server.
 
-Invariant: only what is the server's fault counts against it. A 4xx is the caller's; a request in flight is nobody's.
+Invariant: only what is the server's fault counts against it. An answer below 500 shows that the server works, whatever
+the caller asked for; one that asks for patience (408, 425, 429) shows neither.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from onefold.errors import KeyInFlight
 
 NOT_IMPLEMENTED = 501
 
+#: Answers that say nothing about the server's health: it throttles, or has not taken the request on.
+PATIENCE_STATUSES = frozenset({408, 425, 429})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
@@ -22,6 +26,8 @@ class Answered:
     problem_type: str | None = None
     """The `type` of an application/problem+json body."""
     retry_after_s: float | None = None
+    should_retry: bool | None = None
+    """What the server says about another attempt, whatever its status; None: nothing."""
 
     @property
     def in_flight(self) -> bool:
@@ -35,6 +41,8 @@ class Unanswered:
 
     maybe_sent: bool
     """False only when it is certain that no byte of the request left, as when the connection was refused."""
+    timed_out: bool = False
+    """The time for an answer ran out: the server may still have it before it."""
 
 
 Outcome: TypeAlias = Answered | Unanswered
@@ -52,9 +60,9 @@ def verdict(outcome: Outcome) -> Verdict:
     """A caller who cancels makes no outcome: that attempt says nothing either."""
     match outcome:
         case Answered(status=status):
-            if status < 400:
-                return Verdict.SUCCESS
-            return Verdict.FAILURE if status >= 500 and status != NOT_IMPLEMENTED else Verdict.NEITHER
+            if status < 500:
+                return Verdict.NEITHER if status in PATIENCE_STATUSES else Verdict.SUCCESS
+            return Verdict.NEITHER if status == NOT_IMPLEMENTED else Verdict.FAILURE
         case Unanswered():
             return Verdict.FAILURE
         case _:

@@ -4,7 +4,8 @@ A date is measured against the Date of the same response: both were read off the
 clock is wrong still waits as long as it was asked to. Only a response without a readable Date is measured against the
 client's own wall clock.
 
-Invariant: the answer is what the server asked for, unshortened, or None when that cannot be known; no text raises.
+Invariant: the answer is what the server asked for, or None when that cannot be known; no text raises. What is beyond
+ten years is ten years: too long to wait for either way, and still a date.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 from datetime import UTC, datetime, timedelta
 
 ABSURD_S = 10 * 366 * 86_400
-"""Ten years. What asks for more is a mistake, such as a timestamp in place of a number of seconds."""
+"""Ten years. What asks for more is a mistake, such as a timestamp in place of a number of seconds. It is not
+waited for, nor is it taken for leave to come back at once."""
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -29,22 +31,31 @@ _FORMS = (
     re.compile(f"{_DAY} {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})"),
 )
 _OPTIONAL_SPACE = " \t"
+_NUMBER = re.compile(r"0*([0-9]*)(?:\.[0-9]*)?")
 
 
 def retry_after_s(value: str | None, *, date: str | None, wall_s: float) -> float | None:
-    """The seconds a Retry-After header asks for; None when it is absent, malformed, in the past or absurd.
+    """The seconds a Retry-After header asks for; None when it is absent, malformed or in the past.
 
     `date` is the Date header of the same response; `wall_s` is the client's wall clock, in seconds since 1970.
     """
     text = (value or "").strip(_OPTIONAL_SPACE)
-    wait_s = _seconds(text) if text.isascii() and text.isdigit() else _until(text, date, wall_s)
-    return wait_s if wait_s is not None and 0 <= wait_s <= ABSURD_S else None
+    wait_s = _until(text, date, wall_s) if (number := _number(text)) is None else number
+    return min(wait_s, ABSURD_S) if wait_s is not None and wait_s >= 0 else None
 
 
-def _seconds(digits: str) -> float | None:
-    digits = digits.lstrip("0") or "0"
-    # Measured before it is read: Python refuses to read numbers of thousands of digits.
-    return float(digits) if len(digits) <= len(str(ABSURD_S)) else None
+def retry_after_ms_s(value: str | None) -> float | None:
+    """The seconds that a retry-after-ms header asks for, as OpenAI and Azure send it."""
+    number = _number((value or "").strip(_OPTIONAL_SPACE))
+    return None if number is None else min(number / 1000, ABSURD_S)
+
+
+def _number(text: str) -> float | None:
+    """A number with or without decimals, which HTTP does not know and servers send."""
+    if not text[:1].isdigit() or not text.isascii() or (found := _NUMBER.fullmatch(text)) is None:
+        return None
+    # Measured before it is read: it may have thousands of digits.
+    return float(text) if len(found[1]) <= 2 * len(str(ABSURD_S)) else float("inf")
 
 
 def _until(text: str, date: str | None, wall_s: float) -> float | None:

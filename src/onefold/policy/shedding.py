@@ -66,11 +66,6 @@ class Shedder:
         """As of the last interval that ended."""
         return self._overloaded
 
-    @property
-    def target_s(self) -> float:
-        """The shortest wait that an interval may have without being called overload."""
-        return self._target_s
-
     def serve(self, latency_s: float) -> None:
         """A request was served, in this time, without its wait."""
         with self._lock:

@@ -15,18 +15,20 @@ from onefold.policy.outcome import Outcome, Unanswered
 from onefold.policy.retry import RetryAfter, RetryPolicy
 from onefold.simulate.agenda import Agenda
 from onefold.simulate.ledger import Ledger
+from onefold.simulate.rivals import Rival
 
-_TIMED_OUT = Unanswered(maybe_sent=True)
+_TIMED_OUT = Unanswered(maybe_sent=True, timed_out=True)
 
 
 class Call:
-    """What a user asked for: its attempts, and the second it began in."""
+    """What a user asked for: its attempts, the second it began in, and the budget that follows them, if one does."""
 
-    __slots__ = ("attempts", "second")
+    __slots__ = ("attempts", "rival", "second")
 
-    def __init__(self, attempts: Attempts, second: int) -> None:
+    def __init__(self, attempts: Attempts, second: int, rival: Rival | None) -> None:
         self.attempts = attempts
         self.second = second
+        self.rival = rival
 
 
 class Attempt:
@@ -90,7 +92,11 @@ class Clients:
         host = self._hosts[int(self._chance.random() * len(self._hosts))]
         second = int(now)
         self._ledger.calls[second] += 1
-        self._send(Call(Attempts(host, now + self._policy.deadline_s), second))
+        rival = host.budget if isinstance(host.budget, Rival) else None
+        call = Call(Attempts(host, now + self._policy.deadline_s), second, rival)
+        if rival is not None:
+            rival.begin(call, now)
+        self._send(call)
         self._await_next()
 
     def _send(self, call: Call) -> None:
@@ -112,8 +118,11 @@ class Clients:
         """The server did what it was asked, in time."""
         now = self._agenda.now
         attempt.wanted = False
-        attempt.call.attempts.succeed(now)
-        self._ledger.succeeded[attempt.call.second] += 1
+        call = attempt.call
+        if call.rival is not None:
+            call.rival.end(call, None, call.attempts.made, now)
+        call.attempts.succeed(now)
+        self._ledger.succeeded[call.second] += 1
         if now < self._until:
             self._ledger.answered[int(now)] += 1
 
@@ -121,6 +130,9 @@ class Clients:
         """The attempt ended otherwise."""
         now = self._agenda.now
         attempt.wanted = False
-        decision = attempt.call.attempts.end(outcome, now)
+        call = attempt.call
+        if call.rival is not None:
+            call.rival.end(call, outcome, call.attempts.made, now)
+        decision = call.attempts.end(outcome, now)
         if isinstance(decision, RetryAfter):
-            self._agenda.at(now + decision.wait_s, self._send, attempt.call)
+            self._agenda.at(now + decision.wait_s, self._send, call)

@@ -7,14 +7,23 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from onefold.errors import ConfigurationError
-from onefold.simulate.experiments import FAILURES, FIFO, PROCESSES, Storm, closed_form
+from onefold.simulate.experiments import (
+    FAILURES,
+    FIFO,
+    PROCESSES,
+    USUAL_RPS,
+    USUAL_STALL_S,
+    Storm,
+    closed_form,
+)
 from onefold.simulate.scenarios import WARM_UP_S
 from onefold.simulate.tables import names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STALL_S = 10
+NOTHING_RPS = 0.5
+"""Less than this is nothing."""
 SHOWN_AFTER_S = 60
 DPI = 72
 COLOURS = 128
@@ -51,10 +60,10 @@ def _png(figure: Figure) -> bytes:
 
 
 def _failures(storm: Storm) -> Figure:
-    figure = _figure(10, 3.6)
+    figure = _figure(12, 3.6)
     left, right = figure.subplots(1, 2)
     for name in names(storm):
-        cells = [cell for cell in storm.failures if cell.policy == name]
+        cells = [cell for cell in storm.failures if cell.policy == name and cell.rps == USUAL_RPS]
         left.plot([cell.failure for cell in cells], [cell.success for cell in cells], marker=".", label=name)
         right.plot([cell.failure for cell in cells], [cell.load for cell in cells], marker=".")
     exact = [closed_form(failure, 3) for failure in FAILURES]
@@ -62,24 +71,24 @@ def _failures(storm: Storm) -> Figure:
     right.plot(FAILURES, [load for _, load in exact], "k:")
     left.set(xlabel="failing attempts", ylabel="calls that succeed")
     right.set(xlabel="failing attempts", ylabel="attempts per call")
-    left.legend(fontsize="small")
+    figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     return figure
 
 
 def _stall(storm: Storm) -> Figure:
-    figure = _figure(12, 5.5)
+    figure = _figure(14, 5.5)
     axes = figure.subplots(2, len(PROCESSES), sharex=True, sharey="row", squeeze=False)
-    over = WARM_UP_S + STALL_S
+    over = WARM_UP_S + USUAL_STALL_S
     last = over + SHOWN_AFTER_S
     seconds = [second - over for second in range(last)]
     for column, processes in enumerate(PROCESSES):
         goodput, load = axes[0][column], axes[1][column]
         for cell in storm.stalls:
-            if cell.server == FIFO.name and cell.processes == processes:
+            if (cell.server, cell.stall_s, cell.processes) == (FIFO.name, USUAL_STALL_S, processes):
                 goodput.plot(seconds, cell.goodput_rps[:last], linewidth=1, label=cell.policy)
                 load.plot(seconds, cell.load_rps[:last], linewidth=1)
         for axis in (goodput, load):
-            axis.axvspan(-STALL_S, 0, color="0.9")
+            axis.axvspan(-USUAL_STALL_S, 0, color="0.9")
         goodput.set_title(f"{processes} process{'es' * (processes > 1)}")
         load.set_xlabel("seconds after the stall")
     axes[0][0].set_ylabel("calls that succeed per second")
@@ -97,7 +106,20 @@ def _overload(storm: Storm) -> Figure:
     for number, policy in enumerate(policies):
         after = {cell.server: cell.after_rps for cell in storm.overloads if cell.policy == policy}
         places = [index + number * width for index in range(len(servers))]
-        axis.bar(places, [after[server] for server in servers], width, label=policy)
+        bars = axis.bar(places, [after[server] for server in servers], width, label=policy, linewidth=2)
+        for bar in bars:
+            # A bar without height is a result, and the worst one: its edge shows that it is there.
+            bar.set_edgecolor(bar.get_facecolor())
+            if bar.get_height() < NOTHING_RPS:
+                axis.annotate(
+                    "0",
+                    (bar.get_x() + width / 2, bar.get_height()),
+                    xytext=(0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize="x-small",
+                    color=bar.get_facecolor(),
+                )
     axis.set_xticks([index + 0.4 - width / 2 for index in range(len(servers))], servers, fontsize="small")
     axis.set_ylabel("goodput after the overload")
     figure.legend(fontsize="small", loc="outside right upper")

@@ -1,7 +1,7 @@
 """The three experiments, and what each of their runs comes to.
 
     failures   every attempt fails with the same probability: how many calls succeed, and what load that makes
-    stall      the server stands still for ten seconds: how long after that until the calls succeed again
+    stall      the server stands still for some seconds: how long after that until the calls succeed again
     overload   half as much again as the server can do, for a minute: what is done during it, and after it
 
 Every cell has a seed of its own, made of the seed that was given and of what the cell is about, so a cell comes out
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import inf
 
 from onefold.http.shedding.settings import Shedding
@@ -21,8 +22,16 @@ from onefold.simulate.ledger import Ledger
 from onefold.simulate.scenarios import WARM_UP_S, Scenario, flip
 from onefold.simulate.servers import ServerTerms
 
-FAILURES = (0.01, 0.05, 0.1, 0.2, 0.5)
-PROCESSES = (1, 20, 100)
+FAILURES = (0.01, 0.1, 1 / 3, 0.5)
+RATES_RPS = (0.2, 0.4, 4.0)
+"""Calls per second of one process: a quiet one, and a busy one."""
+USUAL_RPS = 0.4
+FAILING_PROCESSES = 20
+SETTLED_AFTER = 0.25
+"""What happens in this first part of a run of failures is not counted: what was saved before must be spent."""
+STALLS_S = (1, 10, 20)
+USUAL_STALL_S = 10
+PROCESSES = (1, 20, 100, 400)
 USUAL_PROCESSES = 20
 
 FIFO = ServerTerms()
@@ -50,33 +59,47 @@ CLOSING_S = 30
 class Effort:
     """How much to run."""
 
-    failures_s: int
+    failing_calls: int
+    """How many calls a run of failures has, about."""
     seeds: int
     after_stall_s: int
     servers: tuple[ServerTerms, ...]
+    stalls_s: tuple[int, ...] = STALLS_S
+    rates_rps: tuple[float, ...] = RATES_RPS
 
 
-FULL = Effort(failures_s=20, seeds=3, after_stall_s=170, servers=SERVERS)
-QUICK = Effort(failures_s=2, seeds=1, after_stall_s=70, servers=(FIFO, DEADLINES, DEARER, SHEDDING_DEADLINES))
+FULL = Effort(failing_calls=40_000, seeds=3, after_stall_s=130, servers=SERVERS)
+QUICK = Effort(
+    failing_calls=6000,
+    seeds=1,
+    after_stall_s=70,
+    servers=(FIFO, DEADLINES, DEARER, SHEDDING_DEADLINES),
+    stalls_s=(USUAL_STALL_S,),
+    rates_rps=(USUAL_RPS,),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Failures by chance: one policy, one probability."""
+    """Failures by chance: one policy, one probability, one rate of calls per process."""
 
     policy: str
     failure: float
+    rps: float
     success: float
     load: float
     """Attempts per call."""
+    calls: int
+    """How many were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """A server that stood still: one policy, one server, so many processes. The worst of all seeds."""
+    """A server that stood still: one policy, one server, so long, so many processes. The worst of all seeds."""
 
     policy: str
     server: str
+    stall_s: int
     processes: int
     recovery_s: int | None
     """After the stall; None: not before the run was over."""
@@ -114,18 +137,36 @@ class Storm:
     overloads: Sequence[Overload]
 
 
-def failures(entrant: Entrant, failure: float, seed: int, effort: Effort) -> Failures:
+def failures(entrant: Entrant, failure: float, rps: float, seed: int, effort: Effort) -> Failures:
     """Run one cell."""
-    ledger = flip(entrant.policy, failure, f"{seed} failures {failure}", seconds=effort.failures_s)
-    return Failures(policy=entrant.name, failure=failure, success=ledger.success(), load=ledger.load())
+    seconds = max(20, round(effort.failing_calls / (FAILING_PROCESSES * rps)))
+    ledger = flip(
+        entrant.policy,
+        failure,
+        f"{seed} failures {failure} {rps}",
+        seconds=seconds,
+        processes=FAILING_PROCESSES,
+        rps_each=rps,
+    )
+    settled = round(SETTLED_AFTER * seconds)
+    return Failures(
+        policy=entrant.name,
+        failure=failure,
+        rps=rps,
+        success=ledger.success(settled),
+        load=ledger.load(settled),
+        calls=sum(ledger.calls[settled:]),
+    )
 
 
-def stall(entrant: Entrant, server: ServerTerms, processes: int, seed: int, effort: Effort) -> Stall:
+def stall(
+    entrant: Entrant, server: ServerTerms, processes: int, seed: int, effort: Effort, stall_s: int = USUAL_STALL_S
+) -> Stall:
     """Run one cell, for all its seeds."""
-    scenario = Scenario(server=server, processes=processes, after_s=effort.after_stall_s)
+    scenario = Scenario(server=server, processes=processes, trouble_s=stall_s, after_s=effort.after_stall_s)
     over = round(scenario.over_at)
     ledgers = [
-        scenario.run(entrant.policy, f"{seed} stall {server.name} {processes} {number}")
+        scenario.run(entrant.policy, f"{seed} stall {server.name} {stall_s} {processes} {number}")
         for number in range(effort.seeds)
     ]
     found = [recovery_s(ledger, over) for ledger in ledgers]
@@ -133,6 +174,7 @@ def stall(entrant: Entrant, server: ServerTerms, processes: int, seed: int, effo
     return Stall(
         policy=entrant.name,
         server=server.name,
+        stall_s=stall_s,
         processes=processes,
         recovery_s=slowest,
         amplification=max(ledger.load(WARM_UP_S, over) for ledger in ledgers),
@@ -198,10 +240,10 @@ def _cells(
     entrants: Sequence[Entrant], seed: int, effort: Effort
 ) -> Iterator[tuple[str, Callable[[], Failures | Stall | Overload]]]:
     for entrant in entrants:
-        for failure in FAILURES:
-            yield f"{entrant.name}, failures", partial(failures, entrant, failure, seed, effort)
-        for processes in PROCESSES:
-            yield f"{entrant.name}, stall", partial(stall, entrant, FIFO, processes, seed, effort)
+        for rps, failure in product(effort.rates_rps, FAILURES):
+            yield f"{entrant.name}, failures", partial(failures, entrant, failure, rps, seed, effort)
+        for stall_s, processes in product(effort.stalls_s, PROCESSES):
+            yield f"{entrant.name}, stall", partial(stall, entrant, FIFO, processes, seed, effort, stall_s)
         for server in effort.servers:
             if server is not FIFO:
                 yield f"{entrant.name}, stall", partial(stall, entrant, server, USUAL_PROCESSES, seed, effort)

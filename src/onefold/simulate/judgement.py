@@ -1,20 +1,29 @@
-"""Whether a policy is metastable: whether it keeps a server down that is well again.
+"""Whether a policy does harm: keeps a server down that is well again, or succeeds less often than no retries at all.
 
-A policy fails a stall when the calls do not succeed again within a bound after it. It fails an overload when less is
-done after it than by clients without retries: the overload is over, and what keeps the server down are the retries.
+A policy fails a run of failures when fewer calls succeed than without retries: attempts fail by chance there, and what
+is not even tried is lost for nothing. It fails a stall when the calls do not succeed again within a bound after it. It
+fails an overload when less is done after it than by clients without retries: the overload is over, and what keeps the
+server down are the retries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import sqrt
 
+from onefold.policy.budget import BudgetTerms
 from onefold.policy.retry import RetryPolicy
 from onefold.simulate.entrants import NO_RETRIES, Entrant
-from onefold.simulate.experiments import LOOK_S, WELL, Overload, Stall, Storm
+from onefold.simulate.experiments import LOOK_S, WELL, Failures, Overload, Stall, Storm
 
-RECOVERY_S_MAX = 60
-"""Clients without retries need 35 s behind a queue that is served in order; twice that is not patience any more."""
+RECOVERY_MOST = 6.0
+"""In lengths of the stall. Clients without retries need four behind a queue that is served in order."""
+RECOVERY_S_LEAST = 60.0
+"""And so long after a short one."""
+
+CHANCE = 3.0
+"""So many standard deviations below what clients without retries achieve are no bad luck."""
 
 RATIO_SAFE = 0.2
 """At 80 % load, a fifth of a retry for each call is 96 %: hardly anything is left to drain a queue with."""
@@ -44,30 +53,61 @@ class Verdict:
 
     @property
     def metastable(self) -> bool:
-        return bool(self.findings)
+        """It keeps a server down that is well again."""
+        return any(finding.experiment != "failures" for finding in self.findings)
+
+    @property
+    def passes(self) -> bool:
+        """Nothing was found against it."""
+        return not self.findings
 
 
-def judge(entrant: Entrant, storm: Storm, *, within_s: int = RECOVERY_S_MAX) -> Verdict:
+def judge(entrant: Entrant, storm: Storm) -> Verdict:
     """The verdict on one of the policies that were run. Those without retries must have been run as well."""
     plain = {cell.server: cell for cell in storm.overloads if cell.policy == NO_RETRIES.name}
     return Verdict(
         policy=entrant.name,
-        findings=(*_stalls(entrant, storm, within_s), *_overloads(entrant, storm, plain)),
+        findings=(*_failures(entrant, storm), *_stalls(entrant, storm), *_overloads(entrant, storm, plain)),
     )
 
 
-def _stalls(entrant: Entrant, storm: Storm, within_s: int) -> Iterator[Finding]:
+def _failures(entrant: Entrant, storm: Storm) -> Iterator[Finding]:
+    plain = {(cell.failure, cell.rps): cell for cell in storm.failures if cell.policy == NO_RETRIES.name}
+    for cell in storm.failures:
+        if cell.policy != entrant.name:
+            continue
+        expected = plain[cell.failure, cell.rps]
+        if cell.success >= expected.success - CHANCE * _deviation(cell, expected):
+            continue
+        yield Finding(
+            experiment="failures",
+            server="coin",
+            processes=None,
+            what=f"failures ({cell.failure:.0%} of the attempts, {cell.rps:g} calls/s per process): "
+            f"{cell.success:.1%} of the calls succeed, without retries {expected.success:.1%}",
+            advice=advice(entrant.policy, cell),
+        )
+
+
+def _deviation(cell: Failures, expected: Failures) -> float:
+    """Of the difference of two shares that were counted; each had its own luck."""
+    return sqrt(sum(found.success * (1 - found.success) / found.calls for found in (cell, expected)))
+
+
+def _stalls(entrant: Entrant, storm: Storm) -> Iterator[Finding]:
     for cell in storm.stalls:
+        within_s = max(RECOVERY_S_LEAST, RECOVERY_MOST * cell.stall_s)
         if cell.policy != entrant.name or (cell.recovery_s is not None and cell.recovery_s <= within_s):
             continue
-        where = f"stall ({cell.server} server, {cell.processes} process{'es' * (cell.processes > 1)})"
+        count = f"{cell.processes} process{'es' * (cell.processes > 1)}"
+        where = f"stall of {cell.stall_s} s ({cell.server} server, {count})"
         horizon_s = storm.effort.after_stall_s - LOOK_S
         when = f"not within {horizon_s} s" if cell.recovery_s is None else f"only after {cell.recovery_s} s"
         yield Finding(
             experiment="stall",
             server=cell.server,
             processes=cell.processes,
-            what=f"{where}: recovers {when}, {within_s} s are allowed; goodput at the end {cell.after_rps:.0f}/s",
+            what=f"{where}: recovers {when}, {within_s:g} s are allowed; goodput at the end {cell.after_rps:.0f}/s",
             advice=advice(entrant.policy, cell),
         )
 
@@ -87,17 +127,25 @@ def _overloads(entrant: Entrant, storm: Storm, plain: Mapping[str, Overload]) ->
         )
 
 
-def advice(policy: RetryPolicy, cell: Stall | Overload) -> str:
+def advice(policy: RetryPolicy, cell: Failures | Stall | Overload) -> str:
     """What to change first."""
     budget, breaker = policy.budget, policy.breaker
+    if breaker is not None and isinstance(cell, Failures):
+        return (
+            f"its breaker takes chance for an outage: raise failure_share={breaker.failure_share:g} or "
+            f"calls_least={breaker.calls_least}"
+        )
     if breaker is not None and isinstance(cell, Stall) and cell.kept_back:
         return f"its breaker keeps the calls back long after: lower open_max_s={breaker.open_max_s:g}"
     if budget is None and policy.attempts_max > 1:
         return f"up to {policy.attempts_max - 1} retries per call, and no budget: set budget=BudgetTerms()"
-    if budget is not None and budget.ratio > RATIO_SAFE:
+    if isinstance(budget, BudgetTerms) and budget.ratio > RATIO_SAFE:
         return f"its budget gives each success ratio={budget.ratio:g} of a retry: take 0.1"
-    if budget is not None and budget.cap_least > 1:
-        return f"every process may save cap_least={budget.cap_least:g} retries for the worst moment: take 1"
+    if isinstance(budget, BudgetTerms) and budget.cap_least > BudgetTerms().cap_least:
+        return (
+            f"every process may save cap_least={budget.cap_least:g} retries for the worst moment: "
+            f"take {BudgetTerms().cap_least:g}"
+        )
     if breaker is None:
         return "it goes on calling a server that answers nobody: set breaker=BreakerTerms()"
     return "compare it, setting by setting, with RetryPolicy(), which passes"

@@ -28,10 +28,12 @@ def html(storm: Storm, verdicts: Sequence[Verdict], pictures: Mapping[str, bytes
         f"<h1>onefold storm</h1><p>Seed {storm.seed}; every run is the same for the same seed.</p>",
         *map(_verdict, verdicts),
     ]
+    left = dict(pictures)
     for table in tables(storm):
         parts.append(f"<h2>{escape(table.title)}</h2>")
-        if table.key in pictures:
-            image = b64encode(pictures[table.key]).decode("ascii")
+        # One picture shows several tables of the same experiment: it stands above the first.
+        if (picture := left.pop(table.key.partition(" ")[0], None)) is not None:
+            image = b64encode(picture).decode("ascii")
             parts.append(f'<img alt="{escape(table.title)}" src="data:image/png;base64,{image}">')
         parts.append(_html_table(table))
     parts.append("</body></html>")
@@ -40,10 +42,11 @@ def html(storm: Storm, verdicts: Sequence[Verdict], pictures: Mapping[str, bytes
 
 def _verdict(verdict: Verdict) -> str:
     name = escape(verdict.policy)
-    if not verdict.metastable:
-        return f'<p class="good">{name} recovers.</p>'
+    if verdict.passes:
+        return f'<p class="good">{name} passes.</p>'
+    harm = "is metastable" if verdict.metastable else "is worse than no retries"
     findings = "".join(f"<li>{escape(str(finding))}</li>" for finding in verdict.findings)
-    return f'<p class="bad">{name} is metastable:</p><ul>{findings}</ul>'
+    return f'<p class="bad">{name} {harm}:</p><ul>{findings}</ul>'
 
 
 def _html_table(table: Table) -> str:

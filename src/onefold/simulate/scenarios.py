@@ -66,10 +66,13 @@ class Scenario:
         return ledger
 
 
-def flip(policy: RetryPolicy, failure: float, seed: str, *, seconds: int) -> Ledger:
-    """A hundred clients of ten calls per second whose every attempt fails with the same probability."""
+def flip(
+    policy: RetryPolicy, failure: float, seed: str, *, seconds: int, processes: int = 100, rps_each: float = 10.0
+) -> Ledger:
+    """Clients whose every attempt fails with the same probability."""
     agenda, ledger = Agenda(), Ledger(seconds)
-    clients = Clients(agenda, ledger, policy, processes=100, timeout_s=1.0, rps_at=lambda _: 1000.0, seed=seed)
+    rps = processes * rps_each
+    clients = Clients(agenda, ledger, policy, processes=processes, timeout_s=1.0, rps_at=lambda _: rps, seed=seed)
     clients.begin(Coin(clients, failure, Random(f"server {seed}")))
     agenda.run(seconds + policy.deadline_s)
     return ledger

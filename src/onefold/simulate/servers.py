@@ -167,7 +167,7 @@ class Guarded(Server):
         super()._served(attempt)
         now = self._agenda.now
         late = self._terms.drops_expired and now > attempt.expires_at
-        for ticket in self._door.leave(now, now - self._entered_at.pop(attempt), dropped=late):
+        for ticket in self._door.leave(now, now - self._entered_at.pop(attempt), late=late):
             self._told(ticket)
 
     def _time_out(self, ticket: Ticket) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onefold.simulate.experiments import FAILURES, FIFO, LOOK_S, PROCESSES, USUAL_PROCESSES, Stall, Storm
+from onefold.simulate.experiments import (
+    FAILURES,
+    FIFO,
+    LOOK_S,
+    PROCESSES,
+    USUAL_PROCESSES,
+    USUAL_STALL_S,
+    Stall,
+    Storm,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +29,20 @@ class Table:
 
 def tables(storm: Storm) -> list[Table]:
     """All tables, in the order of the experiments."""
-    return [_failures(storm), _stall(storm), _servers(storm), _overload(storm)]
+    failures = [_failures(storm, rps) for rps in storm.effort.rates_rps]
+    others = [_other_stalls(storm)] if set(storm.effort.stalls_s) > {USUAL_STALL_S} else []
+    return [*failures, _stall(storm), *others, _servers(storm), _overload(storm)]
 
 
-def _failures(storm: Storm) -> Table:
-    cells = {(cell.policy, cell.failure): f"{cell.success:.3f} / {cell.load:.3f}" for cell in storm.failures}
+def _failures(storm: Storm, rps: float) -> Table:
+    cells = {
+        (cell.policy, cell.failure): f"{cell.success:.3f} / {cell.load:.2f}"
+        for cell in storm.failures
+        if cell.rps == rps
+    }
     return Table(
-        key="failures",
-        title="Failures by chance: share of calls that succeed / attempts per call",
+        key=f"failures {rps:g}",
+        title=f"Failures by chance, {rps:g} calls/s per process: share of calls that succeed / attempts per call",
         columns=("policy", *(f"{failure:.0%} fail" for failure in FAILURES)),
         rows=tuple((name, *(cells[name, failure] for failure in FAILURES)) for name in names(storm)),
     )
@@ -36,10 +51,11 @@ def _failures(storm: Storm) -> Table:
 def _stall(storm: Storm) -> Table:
     return Table(
         key="stall",
-        title=f"A stall of 10 s, FIFO server: seconds until well again (never: not within {horizon_s(storm)} s)",
+        title=f"A stall of {USUAL_STALL_S} s, FIFO server: seconds until well again "
+        f"(never: not within {horizon_s(storm)} s)",
         columns=(
             "policy",
-            *(f"{count} process{'es' * (count > 1)}" for count in PROCESSES),
+            *map(_processes, PROCESSES),
             f"attempts per call in the stall ({USUAL_PROCESSES})",
             f"wasted work ({USUAL_PROCESSES})",
         ),
@@ -47,8 +63,29 @@ def _stall(storm: Storm) -> Table:
     )
 
 
+def _other_stalls(storm: Storm) -> Table:
+    cells = {
+        (cell.policy, cell.stall_s, cell.processes): recovery(cell) for cell in storm.stalls if cell.server == FIFO.name
+    }
+    others = [(stall_s, count) for stall_s in storm.effort.stalls_s if stall_s != USUAL_STALL_S for count in PROCESSES]
+    return Table(
+        key="other stalls",
+        title="Shorter and longer stalls, FIFO server: seconds until well again",
+        columns=("policy", *(f"{stall_s} s, {_processes(count)}" for stall_s, count in others)),
+        rows=tuple((name, *(cells[name, *which] for which in others)) for name in names(storm)),
+    )
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' * (count > 1)}"
+
+
 def _stall_rows(storm: Storm) -> Iterator[tuple[str, ...]]:
-    cells = {(cell.policy, cell.processes): cell for cell in storm.stalls if cell.server == FIFO.name}
+    cells = {
+        (cell.policy, cell.processes): cell
+        for cell in storm.stalls
+        if cell.server == FIFO.name and cell.stall_s == USUAL_STALL_S
+    }
     for name in names(storm):
         usual = cells[name, USUAL_PROCESSES]
         recoveries = (recovery(cells[name, count]) for count in PROCESSES)
@@ -56,7 +93,11 @@ def _stall_rows(storm: Storm) -> Iterator[tuple[str, ...]]:
 
 
 def _servers(storm: Storm) -> Table:
-    cells = {(cell.policy, cell.server): recovery(cell) for cell in storm.stalls if cell.processes == USUAL_PROCESSES}
+    cells = {
+        (cell.policy, cell.server): recovery(cell)
+        for cell in storm.stalls
+        if cell.processes == USUAL_PROCESSES and cell.stall_s == USUAL_STALL_S
+    }
     servers = [server.name for server in storm.effort.servers]
     return Table(
         key="servers",

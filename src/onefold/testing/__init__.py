@@ -4,6 +4,7 @@
   nothing behind.
 - `proxy`: a TCP proxy that loses, delays and cuts what passes through it, on command.
 - `scripted`: an HTTP server that answers, resets, stalls and breaks off as its script says, for testing clients.
+- `memory`: a broker in memory, for unit tests of consumers: what is published is handled there and then.
 - `waiting`: clients that retry at once instead of waiting.
 - `conformance`: what every database driver must do, for threads and for asyncio.
 - `scripts`: a flow run against a script of answers.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold.errors import ConnectionLost
 
@@ -193,8 +193,13 @@ class _Connection(Generic[H]):
 
     def __init__(self, connection: Connection[H], boundaries: Boundaries) -> None:
         self._connection: Connection[H] | None = connection
+        self._real = connection
         self._boundaries = boundaries
         boundaries.out += 1
+
+    def __getattr__(self, name: str) -> Any:
+        """What a driver's handle knows of its connection beside the verbs (SQLite's savepoints): no boundary."""
+        return getattr(self._real, name)
 
     @property
     def handle(self) -> H:
@@ -333,8 +338,12 @@ async def _cancellation() -> None:
 
 def _name(steps: Sequence[Step]) -> str:
     """A batch by the edges of its transaction, which is what a reader of a report looks for."""
-    edges = [step.value for step in steps if isinstance(step, Boundary)]
+    edges = [_edge(step) for step in steps if not isinstance(step, Statement)]
     return f"batch ({', '.join(edges)})" if edges else "batch"
+
+
+def _edge(step: Boundary | Nested) -> str:
+    return f"{step.boundary.value} of the handler" if isinstance(step, Nested) else step.value
 
 
 def never_struck(counted: Iterable[Crossing], struck: Iterable[Crossing]) -> list[Crossing]:

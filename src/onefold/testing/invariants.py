@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from onefold.http.answers import HEADERS_KEPT
-from onefold.http.exchange import NOT_STORED
+from onefold.http.answers import HEADERS_KEPT, NOT_STORED
 from onefold.http.messages import Headers
 from onefold.http.problems import TYPE_PREFIX
 
@@ -32,6 +31,7 @@ _PROBLEMS: Final[dict[str, Verdict]] = {
     "key-reused": "reused",
     "key-expired": "gone",
     "answer-not-kept": "gone",
+    "answer-encoded": "gone",
 }
 
 

@@ -45,14 +45,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """The first bytes of an answer (by default all but the last), then a close."""
-
-    answer: Answer
-    length: int = -1
-
-
-@dataclass(frozen=True, slots=True)
 class Chunks:
     """A whole answer in chunks, which does not say how long it is. `gate`: the last chunk leaves when it is set."""
 
@@ -60,6 +52,31 @@ class Chunks:
     gate: threading.Event | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     status: int = 200
+
+    def head(self) -> bytes:
+        """What comes before the first chunk."""
+        return Answer(self.status, b"", {"Transfer-Encoding": "chunked", **self.headers}).wire(sized=False)
+
+    def wire(self) -> bytes:
+        """The answer, byte for byte."""
+        return self.head() + b"".join(map(_chunk, self.pieces)) + _chunk(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The first bytes of an answer (by default all but the last), then a close."""
+
+    answer: Answer | Chunks
+    length: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Trickle:
+    """A whole answer that comes a byte at a time, with a pause before each. `at_once`: so many bytes come without."""
+
+    answer: Answer | Chunks
+    every_s: float = 0.05
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,7 @@ class Stall:
     """The request is read, and nothing follows until the client hangs up."""
 
 
-Act: TypeAlias = Answer | Half | Chunks | Reset | Stall
+Act: TypeAlias = Answer | Half | Chunks | Trickle | Reset | Stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +203,9 @@ class ScriptedServer:
             case Chunks():
                 self._send_chunks(connection, act)
                 return True
+            case Trickle():
+                self._send_slowly(connection, act)
+                return True
             case Reset():
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             case Stall():
@@ -194,13 +214,25 @@ class ScriptedServer:
         return False
 
     def _send_chunks(self, connection: socket.socket, act: Chunks) -> None:
-        connection.sendall(Answer(act.status, b"", {"Transfer-Encoding": "chunked", **act.headers}).wire(sized=False))
+        connection.sendall(act.head())
         for left, piece in reversed(list(enumerate(reversed(act.pieces)))):
             while not left and act.gate is not None and not act.gate.wait(0.02):
                 if self._stopping.is_set():
                     return
-            connection.sendall(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-        connection.sendall(b"0\r\n\r\n")
+            connection.sendall(_chunk(piece))
+        connection.sendall(_chunk(b""))
+
+    def _send_slowly(self, connection: socket.socket, act: Trickle) -> None:
+        whole = act.answer.wire()
+        connection.sendall(whole[: act.at_once])
+        for position in range(act.at_once, len(whole)):
+            if self._stopping.wait(act.every_s):
+                return
+            connection.sendall(whole[position : position + 1])
+
+
+def _chunk(piece: bytes) -> bytes:
+    return f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
 
 
 def _head(stream: BinaryIO) -> tuple[str, str, Mapping[str, str]] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
 from onefold._kernel.effects import Flow, Statement
+from onefold._kernel.ending import close_sessions, commit, undo
 from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
@@ -16,7 +18,7 @@ class Ends(Protocol):
     """How a transaction that has begun ends."""
 
     def commit(self, also: tuple[Statement, ...]) -> Flow[None]: ...
-    def rollback(self) -> Flow[None]: ...
+    def rollback(self, error: Exception) -> Flow[None]: ...
 
 
 @contextmanager
@@ -25,17 +27,14 @@ def block(tx: Transaction[Any], ends: Ends, lane: ThreadLane[Any]) -> Iterator[T
     tx.open()
     try:
         yield tx
-    except Exception:
-        tx.end()
-        run(ends.rollback(), lane)
+        tx.check_end()
+    except Exception as error:
+        run(_undo(tx, ends, error), lane)
         raise
     except BaseException:
-        tx.end()
         lane.abandon()
         raise
-    tx.end()
-    run(ends.commit(tx.flush()), lane)
-    tx.committed()
+    run(_commit(tx, ends), lane)
 
 
 @asynccontextmanager
@@ -44,14 +43,24 @@ async def async_block(tx: Transaction[Any], ends: Ends, lane: TaskLane[Any]) -> 
     tx.open()
     try:
         yield tx
-    except Exception:
-        tx.end()
-        await run_async(ends.rollback(), lane)
+        tx.check_end()
+    except Exception as error:
+        await run_async(_undo(tx, ends, error), lane)
         raise
     except BaseException:
-        tx.end()
         lane.abandon()
         raise
-    tx.end()
-    await run_async(ends.commit(tx.flush()), lane)
-    tx.committed()
+    await run_async(_commit(tx, ends), lane)
+
+
+async def _commit(tx: Transaction[Any], ends: Ends) -> None:
+    try:
+        await close_sessions(tx, True)
+    except Exception as error:
+        await _undo(tx, ends, error)
+        raise
+    await commit(tx, ends.commit)
+
+
+async def _undo(tx: Transaction[Any], ends: Ends, error: Exception) -> None:
+    await undo(tx, functools.partial(ends.rollback, error), name="a transaction block")

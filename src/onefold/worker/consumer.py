@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from onefold._kernel.events import Listener
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.transaction import Transaction
-from onefold.errors import BrokerUnavailable, ConfigurationError
+from onefold.errors import BrokerUnavailable
 from onefold.inbox.model import Consumer
-from onefold.worker.patience import Patience, pause
-from onefold.worker.station import MakeTransaction, Station
+from onefold.worker.gate import Gate
+from onefold.worker.patience import Interrupted, Patience, pause, resist
+from onefold.worker.performing import MakeTransaction
+from onefold.worker.station import Station
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.consumer")
 
 
 class Consuming:
@@ -33,47 +34,41 @@ class Consuming:
         listener: Listener | None = None,
         grace_s: float = 30.0,
     ) -> None:
-        names = [consumer.name for consumer in consumers]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigurationError(f"two consumers are named {name!r}: they would share their messages")
         for consumer in consumers:
             consumer.check_redelivery(broker.redelivery_s)
         self._broker = broker
         self._grace_s = grace_s
-        # Sync handlers have a thread each: in a shared pool they would wait for one another.
-        threads = sum(consumer.concurrency for consumer in consumers if not consumer.is_async)
-        self._threads = ThreadPoolExecutor(threads, "onefold-handler") if threads else None
-        self._stations = [
-            Station(database, broker, consumer, transaction, listener, self._threads) for consumer in consumers
+        self._gates = [
+            Gate(database, each.name, partial(Station, database, broker, each, transaction, listener), listener)
+            for each in consumers
         ]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until `stop` is set; then finish what is being handled, and give back the rest."""
+        opened = asyncio.Event()
         try:
-            await self._opened(stop)
             async with asyncio.TaskGroup() as group:
-                for station in self._stations:
-                    group.create_task(station.run(stop, self._grace_s))
+                group.create_task(self._open(stop, opened))
+                for gate in self._gates:
+                    group.create_task(gate.run(stop, self._grace_s, opened))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         finally:
             await self._broker.close()
-            if self._threads is not None:
-                self._threads.shutdown(wait=False)
 
     def alive(self) -> dict[str, float]:
-        """For each consumer, how many seconds ago it last got round, at the broker and at its letters."""
-        now = time.monotonic()
-        return {station.consumer.name: now - min(station.turned_at, station.polled_at) for station in self._stations}
+        """For each consumer, how many seconds ago it last got round, at the broker and at its letters; and what stands
+        still: handlers that should have ended by now, and for how many seconds they have been running. One that is
+        paused says so."""
+        return {what: seconds for gate in self._gates for what, seconds in gate.alive().items()}
 
-    async def _opened(self, stop: asyncio.Event) -> None:
+    async def _open(self, stop: asyncio.Event, opened: asyncio.Event) -> None:
         patience = Patience()
-        while not stop.is_set():
+        while not (stop.is_set() or opened.is_set()):
             try:
-                return await self._broker.open()
-            except BrokerUnavailable as error:
+                await resist(self._broker.open())
+                opened.set()
+            except (BrokerUnavailable, Interrupted) as error:
                 if patience.failures == 0:
                     _log.warning("the broker is not there yet: %s", error)
                 await pause(stop, patience.next_s())
-        return None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
+from typing import TypeVar
 
-from onefold.policy.backoff import Backoff
+from onefold.errors import OnefoldError
+from onefold.policy.backoff import PAUSES
+
+T = TypeVar("T")
 
 
 class Patience:
@@ -15,14 +19,34 @@ class Patience:
 
     def __init__(self) -> None:
         self.failures = 0
-        self._backoff = Backoff(transient_base_s=0.1, throttled_base_s=0.1, cap_s=10.0)
 
     def next_s(self) -> float:
         self.failures += 1
-        return self._backoff.wait_s(self.failures, throttled=False, draw=lambda: 0.5 + random.random() / 2)
+        return PAUSES.pause_s(self.failures, draw=random.random)
 
     def reset(self) -> None:
         self.failures = 0
+
+
+class Interrupted(OnefoldError):
+    """Something that was waited for was cancelled, and not because of a stop."""
+
+
+def is_foreign() -> bool:
+    """Whether a CancelledError that was caught just now is not meant for the task that caught it."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
+
+
+async def resist(work: Awaitable[T]) -> T:
+    """Await it. A cancellation that is not meant for this task is an error like any other: taken for a stop, it would
+    end a worker that nothing starts again."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        if not is_foreign():
+            raise
+        raise Interrupted("something that was waited for was cancelled elsewhere") from error
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

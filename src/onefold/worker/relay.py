@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,8 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
 from onefold._kernel.events import (
     BucketsHeld,
+    DestinationPaused,
+    DestinationResumed,
     Forgotten,
     Listener,
     Relayed,
@@ -27,19 +29,22 @@ from onefold._kernel.events import (
 )
 from onefold._kernel.ids import new_id
 from onefold._kernel.lanes import BrokerLane
+from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
+from onefold._kernel.signals import Signal
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
-from onefold.outbox.relay import PROBE_ROWS, Carrier, Sent, Settings, release_due
-from onefold.outbox.retention import forget
-from onefold.policy.backoff import Backoff, Draw
+from onefold.outbox.copies import Aims
+from onefold.outbox.recurring import Timetable
+from onefold.outbox.relay import Carrier, Sent, Settings, release_due
+from onefold.outbox.retention import FORGET_MAX, forget
+from onefold.outbox.waiting import DIED_OF
+from onefold.policy.backoff import PAUSES, Draw, at_least_half
 from onefold.policy.ranges import require
-from onefold.worker.wakeup import Signal, listening
+from onefold.worker.patience import Interrupted, resist
+from onefold.worker.wakeup import listening
 
 T = TypeVar("T")
-
-#: Between tries while the broker or the database is away.
-PAUSES: Final = Backoff(transient_base_s=0.1, cap_s=10.0)
 
 #: The first wait after there was nothing to do; each further one is twice as long, up to `poll_s_max`.
 POLL_S_MIN: Final = 0.01
@@ -47,9 +52,24 @@ POLL_S_MIN: Final = 0.01
 #: How long a relay that stops tries to hand over its buckets.
 LEAVE_S_MAX: Final = 10.0
 
+#: How often a relay that keeps no published rows looks for those that were kept when it did.
+SWEEP_EVERY_S: Final = 300.0
+
+#: How often a relay looks, at least, whether recurring events are due.
+FIRE_EVERY_S: Final = 30.0
+
 _AT_ONCE: Final = float("-inf")
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.relay")
+
+
+class _Lane(BrokerLane[Any]):
+    """A broker's client that is cancelled elsewhere has failed. Taken for a stop, that would end the relay."""
+
+    __slots__ = ()
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        return await resist(super().publish(messages))
 
 
 class Relay:
@@ -67,6 +87,8 @@ class Relay:
         batch_max: int = 1000,
         keep_published_s: float = 0.0,
         poll_s_max: float = 1.0,
+        attempts_max: int = 25,
+        timetable: Timetable | None = None,
         signal: Signal | None = None,
         listens: bool = True,
         listener: Listener | None = None,
@@ -74,23 +96,33 @@ class Relay:
         new_id: Callable[[int], str] = new_id,
     ) -> None:
         require("poll_s_max", poll_s_max, least=POLL_S_MIN, most=60)
-        self._settings = Settings(lease_s=lease_s, batch_max=batch_max, keep_published_s=keep_published_s)
+        self._settings = Settings(
+            lease_s=lease_s, batch_max=batch_max, keep_published_s=keep_published_s, attempts_max=attempts_max
+        )
         self._poll_s_max = poll_s_max
         #: Set it (from any thread) when events were committed.
         self.signal = Signal() if signal is None else signal
+        self._timetable = timetable
         self._database = database
         self._broker = broker
         self._listens = listens
         self._listener = listener
         self._draw = draw
         self._new_id = new_id
+        #: Of a broker whose destinations change while it is open.
+        self._refresh: Callable[[], Awaitable[None]] | None = getattr(broker, "refresh", None)
         self._buckets: int | None = None
-        #: Who does not take part at present, and how often that was waited for.
-        self._paused_by: str | None = None
-        self._pauses = 0
+        #: What does not take part at present, and how often that was waited for.
+        self._pauses: dict[str, int] = {}
         self._carrier = self._reborn()
         self._entered = False
-        self._tend_at = self._chores_at = _AT_ONCE
+        self._tend_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
+        self._turned_at = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """How many seconds ago it last looked for events, or tried whether what had paused it is over."""
+        return time.monotonic() - self._turned_at
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until stopped; then finish what is in flight and hand the buckets over.
@@ -101,7 +133,7 @@ class Relay:
         try:
             await self._until_open(stop)
             if self._listens:
-                async with listening(self._database, self.signal):
+                async with listening(self._database, self.signal.set):
                     await self._live(stop)
             else:
                 await self._live(stop)
@@ -116,9 +148,11 @@ class Relay:
 
     async def _until_open(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
+            self.signal.clear()
+            self._turned_at = time.monotonic()
             try:
-                await self._broker.open()
-            except BrokerUnavailable as error:
+                await resist(self._broker.open())
+            except (BrokerUnavailable, Interrupted) as error:
                 await self._pause("the broker", error, stop)
             else:
                 self._resume("the broker")
@@ -129,19 +163,24 @@ class Relay:
         while not stop.is_set():
             self.signal.clear()  # before looking: who commits after this wakes us
             try:
-                sent = await self._turn()
+                sent = await resist(self._turn())
             except ProgrammerError:
                 raise
             except OnefoldError as error:
                 await self._pause("the database", error, stop)
                 continue
+            except Exception as error:  # ended by it, nothing would be published until somebody looks
+                _log.exception("the relay failed, and tries again")
+                await self._pause("onefold", error, stop)
+                continue
             self._resume("the database")
+            self._resume("onefold")
             if sent.outage is not None:
                 await self._pause("the broker", sent.outage, stop)
-            elif sent.claimed:
+                continue
+            if sent.confirmed or sent.failures or sent.idle:
                 self._resume("the broker")
-                poll_s = POLL_S_MIN
-            elif await self.signal.wait(self._until_next(poll_s)):
+            if sent.claimed or await self.signal.wait(self._until_next(poll_s)):
                 poll_s = POLL_S_MIN
             else:
                 poll_s = min(poll_s * 2, self._poll_s_max)
@@ -149,18 +188,48 @@ class Relay:
 
     async def _turn(self) -> Sent:
         """What is to be done now, and one tick."""
-        now = time.monotonic()
+        now = self._turned_at = time.monotonic()
         if now >= self._tend_at:
             await self._tend()
             self._tend_at = now + self._settings.lease_s / 3
         if now >= self._chores_at:
             self._chores_at = now + await self._chores()
-        sent = await self._run(self._carrier.tick(rows_max=PROBE_ROWS if self._paused_by else None))
+        sent = await self._tick()
         if self._carrier.buried:
             self._tend_at = _AT_ONCE
+        self._report(sent)
+        return sent
+
+    async def _tick(self) -> Sent:
+        """One tick. The lease is renewed beside it: a broker may take its time."""
+        beating = asyncio.create_task(self._beat(self._carrier))
+        try:
+            if self._refresh is not None:
+                await self._refresh()
+            return await self._run(self._carrier.tick(probing="the broker" in self._pauses))
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _beat(self, carrier: Carrier) -> None:
+        while not carrier.buried:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            self._turned_at = time.monotonic()
+            with suppress(Exception):  # the tick itself will find out
+                await self._run(carrier.renew())
+
+    def _report(self, sent: Sent) -> None:
         if sent.confirmed or sent.failures:
             tell(self._listener, Relayed(len(sent.confirmed), len(sent.failures)))
-        return sent
+        for id_, topic, error in sent.dead:
+            tell(self._listener, SetAside(id_, topic, error))
+        for name, unavailable in sent.paused.items():
+            if sent.outage is None:
+                _log.warning("destination %s is paused, the others go on: %s", name, unavailable)
+            tell(self._listener, DestinationPaused(name, str(unavailable)))
+        for name in sent.resumed:
+            _log.info("destination %s takes events again", name)
+            tell(self._listener, DestinationResumed(name))
 
     async def _tend(self) -> None:
         if not self._entered:
@@ -177,15 +246,28 @@ class Relay:
             tell(self._listener, BucketsHeld(self._carrier.relay, tended.buckets))
         for id_, topic in tended.set_aside:
             _log.error("event %s on %r was at hand when a relay died, too often: it is set aside", id_, topic)
-            tell(self._listener, SetAside(id_, topic))
+            tell(self._listener, SetAside(id_, topic, DIED_OF))
 
     async def _chores(self) -> float:
         """Let go what is due, forget what is past its time; in how many seconds again."""
+        await self._fire_recurring()
         next_s = await self._run(release_due(self._database.dialect))
-        keep_s = self._settings.keep_published_s
-        if keep_s and (gone := await self._run(forget(self._database.dialect, keep_s=keep_s))):
-            tell(self._listener, Forgotten(gone))
-        return self._poll_s_max if next_s is None else min(next_s, self._poll_s_max)
+        keep_s, now = self._settings.keep_published_s, time.monotonic()
+        # Without any to keep there may be some that were kept before: they are looked for now and then.
+        if keep_s or now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY_S
+            if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
+                tell(self._listener, Forgotten(gone))
+                self._sweep_at = now if gone >= FORGET_MAX else self._sweep_at
+        until_fire_s = self._poll_s_max if self._timetable is None else max(0.0, self._fire_at - now)
+        return min(self._poll_s_max if next_s is None else next_s, self._poll_s_max, until_fire_s)
+
+    async def _fire_recurring(self) -> None:
+        """Only when one is due, as far as is known: clocks may be set, so it is asked now and then anyway."""
+        now = time.monotonic()
+        if self._timetable is not None and now >= self._fire_at:
+            next_s = await self._run(self._timetable.fire())
+            self._fire_at = now + min(FIRE_EVERY_S if next_s is None else next_s, FIRE_EVERY_S)
 
     def _until_next(self, poll_s: float) -> float:
         now = time.monotonic()
@@ -205,31 +287,42 @@ class Relay:
             )
 
     def _reborn(self, former: Carrier | None = None) -> Carrier:
-        carrier = Carrier(self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw)
-        if former is not None and former.owed is not None:
+        aims: Aims | None = getattr(self._broker, "destinations", None)
+        carrier = Carrier(self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw, aims, former)
+        if former is None:
+            return carrier
+        carrier.stopping = former.stopping
+        if former.owed is not None:
             # What was confirmed is published, under whatever name; a failure is for those to mark who are still there.
             former.owed.failures.clear()
             carrier.owed = former.owed
         return carrier
 
     async def _run(self, flow: Flow[T]) -> T:
-        lane = BrokerLane(self._database, self._broker)
-        return await run_async(flow, lane)
+        return await run_async(flow, _Lane(self._database, self._broker))
 
-    async def _pause(self, who: str, error: OnefoldError, stop: asyncio.Event) -> None:
+    async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease runs out; tell it the first time."""
-        if self._paused_by != who:
-            self._paused_by, self._pauses = who, 0
+        if who not in self._pauses:
             _log.warning("the relay pauses, because %s does not take part: %s", who, error)
-            tell(self._listener, RelayPaused(f"{who}: {error}"))
-        self._pauses += 1
-        ceiling_s = min(PAUSES.ceiling_s(self._pauses, throttled=False), self._settings.lease_s / 3)
+            if not self._pauses:
+                tell(self._listener, RelayPaused(f"{who}: {error}"))
+        count = self._pauses[who] = self._pauses.get(who, 0) + 1
+        ceiling_s = min(PAUSES.ceiling_s(count, throttled=False), self._settings.lease_s / 3)
+        wait_s = ceiling_s * at_least_half(self._draw)
+        certain_s = min(wait_s, PAUSES.transient_base_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(ceiling_s * (0.5 + self._draw() / 2)):
+            async with asyncio.timeout(certain_s):
                 await stop.wait()
+        # Who commits now may have another destination, which takes its event.
+        await self.signal.wait(wait_s - certain_s)
 
     def _resume(self, who: str) -> None:
-        if self._paused_by == who:
-            self._paused_by, self._pauses = None, 0
+        """It takes part again. That the relay goes on is told when nothing else is away."""
+        if self._pauses.pop(who, None) is None:
+            return
+        if self._pauses:
+            _log.info("%s takes part again; the relay waits for %s", who, " and ".join(self._pauses))
+        else:
             _log.info("the relay goes on: %s takes part again", who)
             tell(self._listener, RelayResumed())

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
+from onefold.worker.patience import resist
+
 #: Works until it is told to stop.
 Work: TypeAlias = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
-_log = logging.getLogger("onefold")
+_log = logging.getLogger("onefold.worker")
 
 
 @asynccontextmanager
@@ -63,7 +65,7 @@ def on_a_thread(work: Work, name: str) -> Iterator[None]:
 
 async def _logged(work: Awaitable[None], name: str) -> None:
     try:
-        await work
+        await resist(work)
     except Exception:
         _log.exception("the %s has ended", name)
         raise

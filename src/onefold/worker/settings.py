@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypedDict
 
+from onefold._kernel.effects import Isolation
+from onefold._kernel.messages import Delivery
+from onefold._kernel.typos import refuse_unknown
 from onefold.errors import ConfigurationError
 from onefold.inbox.model import Consumer
 
@@ -16,6 +19,7 @@ class RelaySettings(TypedDict, total=False):
     batch_max: int
     keep_published_s: float
     poll_s_max: float
+    attempts_max: int
 
 
 class ConsumerSettings(TypedDict, total=False):
@@ -25,15 +29,26 @@ class ConsumerSettings(TypedDict, total=False):
     attempts: int
     retry_base_s: float
     retry_cap_s: float
+    dead_letter_on: tuple[type[Exception], ...]
     lease_s: float
+    timeout_s: float | None
     baseline_wait_s: float
     retention_s: float
     dead_letter_s: float
     concurrency: int
+    isolation: Isolation | None
+    id_of: Callable[[Delivery], str | None] | None
+
+
+def check_relay_settings(settings: Collection[str]) -> None:
+    """Refuse a name that is no setting of a relay, where it is written."""
+    refuse_unknown(settings, RelaySettings.__annotations__, "a relay")
 
 
 def chosen(consumers: Sequence[Consumer], only: Collection[str]) -> list[Consumer]:
     """Those named; all, when none is."""
+    if isinstance(only, str):
+        raise ConfigurationError(f"only={only!r} is one text; write a list of names: [{only!r}]")
     known = {consumer.name: consumer for consumer in consumers}
     unknown = sorted(set(only) - known.keys())
     if unknown:

@@ -27,6 +27,15 @@ class Slot:
             deliveries.append(self.queue.popleft())
         return deliveries
 
+    def taken_of_stream(self, limit: int) -> list[Delivery]:
+        """The next delivery, and those right behind it that are of the same stream."""
+        first = self.queue.popleft()
+        deliveries = [first]
+        stream = delivery_stream(first)
+        while len(deliveries) < limit and self.queue and delivery_stream(self.queue[0]) == stream:
+            deliveries.append(self.queue.popleft())
+        return deliveries
+
     def emptied(self) -> list[Delivery]:
         deliveries = list(self.queue)
         self.queue.clear()
@@ -46,16 +55,20 @@ class Slots:
         return iter(self._slots)
 
     def of(self, delivery: Delivery) -> Slot:
-        message = delivery.message
-        if message is None or message.key is None:
-            return self.named(None)
-        return self.named(stream_of(message.source, message.topic, message.key))
+        return self.named(delivery_stream(delivery))
 
     def named(self, stream: bytes | None) -> Slot:
         if stream is None:
             self._next += 1
             return self._slots[self._next % len(self._slots)]
         return self._slots[int.from_bytes(stream[:4], "big") % len(self._slots)]
+
+
+def delivery_stream(delivery: Delivery) -> bytes | None:
+    message = delivery.message
+    if message is None or message.key is None:
+        return None
+    return stream_of(message.source, message.topic, message.key)
 
 
 def _plain(delivery: Delivery) -> bool:

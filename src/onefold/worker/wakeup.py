@@ -1,23 +1,31 @@
-"""Waking a relay when events were committed: a hint that may be lost, because polling is the backbone.
+"""Waking relays and consumers of other processes: a hint that may be lost, because polling is the backbone.
 
-In one process a `Signal` does. Between processes on Postgres, `Notifier` sends NOTIFY after commits, from a transaction
-of its own and at most once in a few milliseconds: a NOTIFY inside the business transaction makes commits queue up.
-`listening` is the other end, where the driver can.
+In one process a `Signal` does. Between processes on Postgres, writers send NOTIFY after commits, from a transaction of
+its own and at most once in a few milliseconds: a NOTIFY inside the business transaction makes commits queue up.
+`listening` is the other end: on a connection of its own, with asyncpg or psycopg, by themselves or under SQLAlchemy, or
+with psycopg2; a synchronous driver waits on a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import select
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from onefold._kernel.borrow import borrowing
+from onefold._kernel.catalog import qualified
 from onefold._kernel.effects import Batch, Statement
-from onefold._kernel.lanes import TaskLane
-from onefold._kernel.ports import AsyncConnection, AsyncDatabase
-from onefold._kernel.runners import run_async
+from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.runners import run, run_async
+from onefold._kernel.signals import News
+from onefold.db.processes import Process
+from onefold.db.threads import ThreadedDatabase
 from onefold.errors import OnefoldError
 
 CHANNEL: Final = "onefold_outbox"
@@ -25,41 +33,18 @@ CHANNEL: Final = "onefold_outbox"
 #: NOTIFY is sent at most once in this time.
 NOTIFY_EVERY_S: Final = 0.005
 
+_NOTIFY: Final = Statement(qualified(f"SELECT pg_notify('{CHANNEL}', '')"))
+
 #: After how long a lost listening connection is replaced.
 RELISTEN_S: Final = 1.0
 
-_log = logging.getLogger("onefold")
+#: How long a thread that listens waits before it sees whether it is to stop. Nothing is sent for that.
+_WAIT_S: Final = 0.1
 
+#: How long a notifier that is closed waits for what it is just sending.
+_CLOSE_S: Final = 1.0
 
-class Signal:
-    """Wakes whoever waits for it on its loop. `set` may be called from any thread, at any time."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def set(self) -> None:
-        loop = self._loop
-        if loop is None:
-            self._event.set()  # nobody waits yet: whoever will, does not
-            return
-        with suppress(RuntimeError):  # its loop is closed: nobody is left to be woken
-            loop.call_soon_threadsafe(self._event.set)
-
-    def clear(self) -> None:
-        """To be called before looking for what the signal may be about, so that none is missed."""
-        self._loop = asyncio.get_running_loop()
-        self._event.clear()
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether it was set within that time."""
-        self._loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
+_log = logging.getLogger("onefold.worker")
 
 
 class Notifier:
@@ -73,34 +58,104 @@ class Notifier:
     def notify(self) -> None:
         """At once, or soon after the last time: a burst is told twice at most. On the database's own loop."""
         self._due = True
-        if self._sending is None or self._sending.done():
+        if not self._is_sending():
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def close(self) -> None:
         """What is not sent by now is not sent: relays poll."""
-        if self._sending is not None:
+        if self._sending is not None and self._is_sending():
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _is_sending(self) -> bool:
+        """A task of a loop that is over never ends, nor does it send anything."""
+        task = self._sending
+        return task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
 
     async def _send(self) -> None:
         while self._due:
             self._due = False
-            with suppress(OnefoldError):
+            try:
                 await run_async(borrowing(_notified), TaskLane(self._database))
+            except Exception as error:
+                _note_failure(error)
             await asyncio.sleep(NOTIFY_EVERY_S)
 
 
+class ThreadNotifier:
+    """The same for threads: a thread of its own sends, for as long as there is something to be told."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+        self._process = Process()
+        self._turn = threading.Lock()
+        self._due = False
+        self._sending: threading.Thread | None = None
+
+    def notify(self) -> None:
+        """From any thread."""
+        self._process.renew(self._forget)
+        with self._turn:
+            self._due = True
+            if self._sending is None:
+                self._sending = threading.Thread(target=self._send, name="onefold-notifier", daemon=True)
+                self._sending.start()
+
+    def _forget(self) -> None:
+        """A fork takes no threads along, and one of them may have had the lock."""
+        self._turn, self._sending = threading.Lock(), None
+
+    def close(self) -> None:
+        with self._turn:
+            self._due, sending = False, self._sending
+        if sending is not None:
+            sending.join(_CLOSE_S)
+
+    def _send(self) -> None:
+        while True:
+            with self._turn:
+                if not self._due:
+                    self._sending = None
+                    return
+                self._due = False
+            try:
+                run(borrowing(_notified), ThreadLane(self._database))
+            except Exception as error:
+                _note_failure(error)
+            time.sleep(NOTIFY_EVERY_S)
+
+
 async def _notified() -> None:
-    await Batch((Statement(f"NOTIFY {CHANNEL}"),))
+    await Batch((_NOTIFY,))
+
+
+def _note_failure(error: Exception) -> None:
+    """Relays poll, so that only a hint is lost; the next one must be sent all the same."""
+    if not isinstance(error, OnefoldError):
+        _log.error("relays could not be notified of a commit: %s", error, exc_info=error)
 
 
 @asynccontextmanager
-async def listening(database: AsyncDatabase[Any], signal: Signal) -> AsyncIterator[None]:
-    """Set the signal at every NOTIFY while the block lasts, on a connection of its own, where the driver can."""
+async def listening(
+    database: AsyncDatabase[Any], hear: Callable[[], None], *, channel: str = CHANNEL, news: News | None = None
+) -> AsyncIterator[None]:
+    """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can. It is called from any
+    thread. `news` is told while it works."""
     if database.dialect != "postgres":
         yield
         return
-    task = asyncio.create_task(_listen(database, signal))
+    ear = _Ear(channel, hear, news or News())
+    if isinstance(database, ThreadedDatabase):
+        stop = threading.Event()
+        thread = threading.Thread(target=ear.listen, args=(database.database, stop), name="onefold-ear", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.to_thread(thread.join)
+        return
+    task = asyncio.create_task(ear.listen_async(database))
     try:
         yield
     finally:
@@ -108,42 +163,113 @@ async def listening(database: AsyncDatabase[Any], signal: Signal) -> AsyncIterat
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _listen(database: AsyncDatabase[Any], signal: Signal) -> None:
-    while True:
-        try:
-            connection = await database.acquire()
-        except OnefoldError:
+class _Ear:
+    """Listens on one channel, on one connection after the other."""
+
+    def __init__(self, channel: str, hear: Callable[[], None], news: News) -> None:
+        self._channel = channel
+        self._hear = hear
+        self._news = news
+
+    async def listen_async(self, database: AsyncDatabase[Any]) -> None:
+        while True:
+            try:
+                connection = await database.acquire()
+            except OnefoldError:
+                await asyncio.sleep(RELISTEN_S)
+                continue
+            try:
+                driver = await _async_driver(connection.handle)
+                if hasattr(driver, "add_listener"):
+                    await self._with_asyncpg(driver)
+                elif callable(getattr(driver, "notifies", None)):
+                    await self._with_psycopg(driver)
+                else:
+                    return  # this driver cannot: whoever waits polls
+            except Exception as error:  # a vendor's, of any kind: it only costs the hint
+                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            finally:
+                with suppress(OnefoldError):
+                    await connection.discard()  # a session that listens must not go back to the pool
             await asyncio.sleep(RELISTEN_S)
-            continue
+
+    def listen(self, database: Database[Any], stop: threading.Event) -> None:
+        """The same on a thread, with a synchronous driver."""
+        while not stop.is_set():
+            try:
+                connection = database.acquire()
+            except OnefoldError:
+                stop.wait(RELISTEN_S)
+                continue
+            try:
+                driver = _driver(connection.handle)
+                if not hasattr(driver, "notifies"):
+                    return
+                wait = _wait if callable(driver.notifies) else _wait_psycopg2
+                driver.rollback()
+                driver.autocommit = True
+                driver.cursor().execute(f"LISTEN {self._channel}")
+                self._begin()
+                try:
+                    while not stop.is_set():
+                        if wait(driver):
+                            self._hear()
+                finally:
+                    self._news.ears.discard(self)
+            except Exception as error:
+                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            finally:
+                with suppress(OnefoldError):
+                    connection.discard()
+            stop.wait(RELISTEN_S)
+
+    async def _with_asyncpg(self, driver: Any) -> None:
+        lost = asyncio.Event()
+        driver.add_termination_listener(lambda *_: lost.set())
+        await driver.add_listener(self._channel, lambda *_: self._hear())
+        self._begin()
         try:
-            handle = connection.handle
-            if hasattr(handle, "add_listener"):
-                await _with_asyncpg(handle, signal)
-            elif hasattr(handle, "notifies"):
-                await _with_psycopg(handle, signal)
-            else:
-                return  # this driver cannot: the relay polls
-        except Exception as error:  # a vendor's, of any kind: it only costs the hint
-            _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            await lost.wait()
         finally:
-            await _thrown_away(connection)
-        await asyncio.sleep(RELISTEN_S)
+            self._news.ears.discard(self)
+
+    async def _with_psycopg(self, driver: Any) -> None:
+        await driver.rollback()
+        await driver.set_autocommit(True)
+        await driver.execute(f"LISTEN {self._channel}")
+        self._begin()
+        try:
+            async for _ in driver.notifies():
+                self._hear()
+        finally:
+            self._news.ears.discard(self)
+
+    def _begin(self) -> None:
+        """From here on nothing is missed; what came before is looked for once."""
+        self._news.ears.add(self)
+        self._hear()
 
 
-async def _with_asyncpg(handle: Any, signal: Signal) -> None:
-    lost = asyncio.Event()
-    handle.add_termination_listener(lambda *_: lost.set())
-    await handle.add_listener(CHANNEL, lambda *_: signal.set())
-    await lost.wait()
+def _wait(driver: Any) -> bool:
+    """Whether psycopg's connection has heard something."""
+    return bool(list(driver.notifies(timeout=_WAIT_S)))
 
 
-async def _with_psycopg(handle: Any, signal: Signal) -> None:
-    await handle.execute(f"LISTEN {CHANNEL}")
-    async for _ in handle.notifies():
-        signal.set()
+def _wait_psycopg2(driver: Any) -> bool:
+    """The same for psycopg2, which is read from when there is something to be read."""
+    if select.select([driver], [], [], _WAIT_S)[0]:
+        driver.poll()
+    heard = bool(driver.notifies)
+    driver.notifies.clear()
+    return heard
 
 
-async def _thrown_away(connection: AsyncConnection[Any]) -> None:
-    """A session that listens must not go back to the pool."""
-    with suppress(OnefoldError):
-        await connection.discard()
+async def _async_driver(handle: Any) -> Any:
+    """The driver's connection, also where it is SQLAlchemy's."""
+    if hasattr(handle, "get_raw_connection"):
+        return (await handle.get_raw_connection()).driver_connection
+    return handle
+
+
+def _driver(handle: Any) -> Any:
+    return getattr(getattr(handle, "connection", None), "driver_connection", None) or handle

@@ -1,22 +1,28 @@
 """Consumers over a SQLite file, as operators run them. Files in the working directory tell them what to do:
 
-`gate`: a handler waits until there is `go`; `broken`: it fails; `down`: the broker cannot be reached.
+`gate`: a handler waits until there is `go`; `broken`: it fails; `down`: the broker cannot be reached; `refusing`: it
+refuses every event.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from onefold import Onefold, Transaction
-from onefold._kernel.messages import Message
+from onefold._kernel.messages import Confirm, Message
 from onefold.brokers.local import LocalBroker
 from onefold.db.sqlite import async_sqlite
-from onefold.errors import BrokerUnavailable
+from onefold.errors import BrokerUnavailable, MessageRefused
 
 
 def _is_down() -> bool:
     return Path("down").exists()
+
+
+def _is_refusing() -> bool:
+    return Path("refusing").exists()
 
 
 class Carrier(LocalBroker):
@@ -30,6 +36,11 @@ class Carrier(LocalBroker):
             raise BrokerUnavailable("the carrier is down")
         await super().open()
 
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        if _is_refusing():
+            return [MessageRefused("the carrier takes no parcels")] * len(messages)
+        return await super().publish(messages)
+
 
 once = Onefold("shop.db", source="shop", broker=Carrier)
 
@@ -37,7 +48,7 @@ once = Onefold("shop.db", source="shop", broker=Carrier)
 @once.consumer("ship", topic="order.placed", attempts=1)
 def ship(message: Message, tx: Transaction[object]) -> None:
     Path("begun").touch()
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 120
     while Path("gate").exists() and not Path("go").exists() and time.monotonic() < give_up_at:
         time.sleep(0.01)
     if Path("broken").exists():

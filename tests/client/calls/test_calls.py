@@ -54,18 +54,18 @@ async def test_the_budget_bounds_all_calls_of_a_host_together(way: Ways) -> None
     for _ in range(20):
         with pytest.raises(ConnectionError):
             await way.around(retrying, script, OSError)()
-    assert script.calls == 20 + 1
+    assert script.calls == 20 + 3
     other = Script(ConnectionError("down"), "done")
     assert await way.around(retrying, other, OSError, to="another host")() == "done"
 
 
 async def test_successes_earn_retries(way: Ways) -> None:
     retrying = Retrying(RetryPolicy(breaker=None))
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ConnectionError):  # a broken connection costs two of six, three times
         await way.around(retrying, Script(ConnectionError("down")), OSError)()
     with pytest.raises(ConnectionError):
         await way.around(retrying, Script(ConnectionError("spent"), "done"), OSError)()
-    for _ in range(10):
+    for _ in range(20):
         await way.around(retrying, Script("fine"), OSError)()
     assert await way.around(retrying, Script(ConnectionError("earned"), "done"), OSError)() == "done"
 
@@ -137,7 +137,7 @@ async def test_what_a_layer_below_has_given_up_is_not_tried_again(
         with pytest.raises(OSError, match="no ledger" if wrapped else "down"):
             await way.around(outer, Nested(), OSError)()
     assert network.calls == 2 * 4
-    assert caplog.text.count("attempts would multiply") == 2  # once for each decorated function
+    assert caplog.text.count("attempts would multiply") == 1  # once for what is called, however many functions call it
 
 
 async def test_what_a_layer_below_has_mended_is_fine(way: Ways) -> None:
@@ -160,7 +160,7 @@ async def test_what_happens_is_told(way: Ways, heard: list[Event]) -> None:
     with pytest.raises(ConnectionError):
         await way.around(retrying, Script(ConnectionError("down")), OSError)()
     assert [type(event) for event in heard] == [AttemptEnded, RetryPlanned, AttemptEnded, BreakerMoved, CallEnded]
-    assert heard[1] == RetryPlanned("ledger", "", 1, 0.025, throttled=False)
+    assert heard[1] == RetryPlanned("ledger", "", 1, 0.125, throttled=False)
     assert heard[3:] == [BreakerMoved("ledger", "open"), CallEnded("ledger", "", 2, succeeded=False, reason="breaker")]
     heard.clear()
     await way.around(retrying, Script("done"), OSError, to="well")()

@@ -30,9 +30,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onefold import AsyncOnefold, single_principal
 from onefold.http.fastapi import Tx
 from onefold.testing.proxy import HOST
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
-STOP_S_MAX = 10.0
+STOP_S_MAX = 60.0
 
 TABLE = {
     "sqlite": "CREATE TABLE payments (id INTEGER PRIMARY KEY, intent TEXT NOT NULL)",
@@ -122,7 +123,7 @@ class Bank:
 
 def figures(url: str) -> dict[str, int]:
     """What the bank has counted."""
-    with urllib.request.urlopen(f"{url}/figures", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/figures", timeout=PATIENCE_S) as answer:
         found: dict[str, int] = json.load(answer)
         return found
 

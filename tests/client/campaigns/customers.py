@@ -94,7 +94,9 @@ async def served(errand: Errand) -> Account:
     account = Account()
     transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport()
     if errand.keys != "none":
-        transport = onefold.retrying(transport, errand.policy, journal=errand.journal, listener=account.hear)
+        transport = onefold.retrying(
+            transport, errand.policy, journal=errand.journal, listener=account.hear, generate_keys=True
+        )
     waiting = iter(errand.intents)
     async with httpx.AsyncClient(transport=transport, base_url=errand.url, timeout=errand.timeout_s) as client:
 

@@ -23,6 +23,7 @@ import httpx
 import onefold
 from onefold._kernel.events import AttemptEnded, CallEnded
 from tests.client.campaigns.bank import figures
+from tests.patience import PATIENCE_S
 
 #: By the name that httpcore has for where it is, or that of our own event.
 POINTS: Final = {
@@ -33,7 +34,7 @@ POINTS: Final = {
     "answered": "AttemptEnded",
     "resolved": "CallEnded",
 }
-COMMIT_S_MAX = 30.0
+COMMIT_S_MAX = 120.0
 
 
 class Doom:
@@ -72,7 +73,7 @@ def pay(url: str, journal: str, intent: str, doom: Doom | None = None) -> httpx.
     """One payment on a thread."""
     extensions: dict[str, Any] = {"intent": intent} | ({"trace": doom.trace} if doom else {})
     transport = onefold.retrying(httpx.HTTPTransport(), journal=journal, listener=doom.hear if doom else None)
-    with httpx.Client(transport=transport, base_url=url, timeout=30) as client:
+    with httpx.Client(transport=transport, base_url=url, timeout=PATIENCE_S) as client:
         return client.post("/payments", json={"intent": intent}, extensions=extensions)
 
 
@@ -80,7 +81,7 @@ async def pay_async(url: str, journal: str, intent: str, doom: Doom | None = Non
     """The same on a loop."""
     extensions: dict[str, Any] = {"intent": intent} | ({"trace": doom.trace_async} if doom else {})
     transport = onefold.retrying(httpx.AsyncHTTPTransport(), journal=journal, listener=doom.hear if doom else None)
-    async with httpx.AsyncClient(transport=transport, base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=url, timeout=PATIENCE_S) as client:
         return await client.post("/payments", json={"intent": intent}, extensions=extensions)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from onefold import BreakerTerms, RetryPolicy
+from onefold import BreakerTerms, BudgetTerms, RetryPolicy
 from onefold.testing.proxy import HOST, FaultProxy
 from tests.client.campaigns.bank import open_bank
 from tests.client.campaigns.books import make_bank, make_journal, wrong_entries, wrong_payments
@@ -82,22 +82,25 @@ def storm(bank: str, journal: str, policy: RetryPolicy) -> Storm:
 
 
 def asked_max(dead_s: float) -> int:
-    """What a breaker lets through to a dead server: what it takes to open it, what was under way by then with the one
-    retry that a quiet client has, and its probes, each time that it has been open for half of its open time."""
-    terms = POLICY.breaker
+    """What a breaker lets through to a dead server: what it takes to open it, what was under way by then with the
+    retries that a quiet client has, and its probes, each time that it has been open for half of its open time."""
+    terms, budget = POLICY.breaker, POLICY.budget
     assert terms is not None
+    assert isinstance(budget, BudgetTerms)
     spells = int(dead_s / (terms.open_s / 2)) + 1
-    return PROCESSES * (terms.calls_least + CONCURRENCY + 1 + spells * terms.probes)
+    return PROCESSES * (terms.calls_least + CONCURRENCY + int(budget.cap_least) + spells * terms.probes)
 
 
 def overspent(told: list[Account]) -> list[str]:
-    """Processes that made more retries than they had earned."""
-    terms = POLICY.budget
-    assert terms is not None
+    """Processes that made more retries in vain than they had earned: all those of calls that used up their attempts. A
+    success after a silence earns up to a whole one, which happens a few times here."""
+    terms, silences = POLICY.budget, 5
+    assert isinstance(terms, BudgetTerms)
     return [
-        f"{account.attempts - account.calls} retries after {account.successes} successes"
+        f"{in_vain} retries in vain after {account.successes} successes"
         for account in told
-        if account.attempts - account.calls > terms.cap_least + terms.ratio * account.successes
+        if (in_vain := (POLICY.attempts_max - 1) * account.stops["attempts"])
+        > terms.cap_least + terms.ratio * account.successes + silences
     ]
 
 

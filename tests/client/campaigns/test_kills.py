@@ -17,8 +17,7 @@ from tests.client.campaigns.bank import open_bank
 from tests.client.campaigns.books import journalled, make_bank, make_journal, paid
 from tests.client.campaigns.customers import child
 from tests.client.campaigns.doomed import POINTS, paid_by
-
-PATIENCE_S = 60.0
+from tests.patience import PATIENCE_S
 
 #: Where the bank has paid by then.
 PAID_BY_THEN = {"committed", "half-read", "answered", "resolved"}

@@ -89,7 +89,7 @@ def journal(tmp_path: Path) -> str:
     return make_journal(str(tmp_path / "journal.db"))
 
 
-@pytest.mark.parametrize(("bank", "count"), [("sqlite", 500), ("postgres", 10_000)], indirect=["bank"])
+@pytest.mark.parametrize(("bank", "count"), [("sqlite", 500), ("postgres", 1_000)], indirect=["bank"])
 def test_every_intent_is_one_row_whatever_the_network_does(bank: str, journal: str, count: int) -> None:
     campaign = Campaign(bank, journal, count)
     campaign.run(seed=1)
@@ -97,9 +97,10 @@ def test_every_intent_is_one_row_whatever_the_network_does(bank: str, journal: s
 
 
 @pytest.mark.soak
-def test_ten_thousand_intents_are_ten_thousand_rows_in_other_weather(bank: str, journal: str) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ten_thousand_intents_are_ten_thousand_rows(bank: str, journal: str, seed: int) -> None:
     campaign = Campaign(bank, journal, 10_000)
-    campaign.run(seed=2)
+    campaign.run(seed=seed)
     campaign.is_one_row_per_intent()
 
 
@@ -110,4 +111,4 @@ def test_control_keys_that_do_not_outlive_a_try_are_seen_to_pay_twice(bank: str,
     campaign.run(seed=4)
     wrong = campaign.wrong()
     assert wrong
-    assert all("was paid" in each and "0 times" not in each for each in wrong)
+    assert all("was paid" in each and " 0 times" not in each for each in wrong)

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from onefold import Retrying, RetryPolicy
-from onefold.testing.scripted import Act, Answer, Chunks, Half, Received, Reset, ScriptedServer
+import onefold
+from onefold import Reason, Retrying, RetryPolicy, report_of
+from onefold.testing.scripted import Act, Answer, Chunks, Half, Received, Reset, ScriptedServer, Trickle
 from tests.client.http.clients import Kind, only
 
 LARGE = bytes(range(256)) * 12_000  # 3 MB: more than the buffers between two sockets hold
@@ -55,7 +56,7 @@ FORMS = ("bytes", "nothing", "large", "json", "form", "a file in memory", "an op
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_body_is_the_same_on_every_attempt(kind: Kind, patient: RetryPolicy, form: str, tmp_path: Path) -> None:
     with given(form, tmp_path) as sent, ScriptedServer(FAILING) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send("POST", server.url, **sent)
     assert reply.body == b"done"
     bodies = [unbounded(seen) for seen in server.requests]
@@ -71,7 +72,7 @@ async def test_a_body_of_which_only_a_part_was_taken_is_sent_again_from_its_begi
     kind: Kind, patient: RetryPolicy, form: str, tmp_path: Path
 ) -> None:
     with given(form, tmp_path) as sent, ScriptedServer(INTERRUPTED) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send("PUT", server.url, **sent)
     assert reply.body == b"done"
     assert (LARGE[:MEGABYTE] if form == "large" else LARGE) in server.requests[-1].body
@@ -85,7 +86,7 @@ async def test_a_file_as_the_whole_body_is_sent_again_where_the_client_can_rewin
     with ScriptedServer(INTERRUPTED) as server, tempfile.TemporaryFile() as file:
         file.write(b"skipped" + LARGE)
         file.seek(len(b"skipped"))
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("PUT", server.url, content=file)
     assert server.requests[-1].body == LARGE
 
@@ -94,14 +95,74 @@ async def collected(pieces: AsyncIterator[bytes]) -> bytes:
     return b"".join([piece async for piece in pieces])
 
 
-async def test_a_long_answer_is_read_while_it_arrives(kind: Kind, patient: RetryPolicy) -> None:
+@pytest.mark.parametrize(
+    ("first", "content_type"),
+    [(b"first", "Text/Event-Stream; charset=utf-8"), (b"first", "audio/mpeg"), (LARGE, "application/json")],
+    ids=["events", "sound", "long"],
+)
+async def test_a_stream_and_a_long_answer_are_read_while_they_arrive(
+    kind: Kind, patient: RetryPolicy, first: bytes, content_type: str
+) -> None:
     gate = threading.Event()
-    with ScriptedServer([Answer(503), Chunks((b"first", b"last"), gate)]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+    act = Chunks((first, b"last"), gate, {"Content-Type": content_type})
+    with ScriptedServer([Answer(503), act]) as server:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             pieces = caller.pieces(server.url)
-            assert await anext(pieces) == b"first"
+            assert first.startswith(await anext(pieces))
+            gate.set()
+            assert (await collected(pieces)).endswith(b"last")
+
+
+async def test_an_answer_is_read_while_it_arrives_where_that_is_said(kind: Kind, patient: RetryPolicy) -> None:
+    gate = threading.Event()
+    with ScriptedServer([Chunks((b"first", b"last"), gate)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with onefold.options(stream=True):
+                pieces = caller.pieces(server.url)
+                assert await anext(pieces) == b"first"
             gate.set()
             assert await collected(pieces) == b"last"
+
+
+async def test_an_answer_in_chunks_that_breaks_off_is_tried_again(kind: Kind, patient: RetryPolicy) -> None:
+    """Also one that says nothing of its length is read within its attempt."""
+    whole = Chunks((b"one", b"two"), headers={"Content-Type": "application/json"})
+    with ScriptedServer([Half(whole, -9), whole]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            reply = await caller.send("GET", server.url)
+    assert (reply.status, reply.body, len(server.requests)) == (200, b"onetwo", 2)
+
+
+#: Each takes half a minute, byte by byte, and no client that waits for a byte only would give it up.
+SLOW = {
+    "headers": Trickle(Answer(200, b"late", {"X-Long": "x" * 600})),
+    "body": Trickle(Answer(200, b"late" * 150), at_once=60),
+    "chunks": Trickle(Chunks((b"late" * 150,)), at_once=60),
+}
+
+
+@pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
+async def test_an_answer_that_trickles_in_is_given_up_in_time(kind: Kind, patient: RetryPolicy, slow: Trickle) -> None:
+    with ScriptedServer([slow]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with onefold.options(deadline_s=0.6), pytest.raises((kind.no_time, kind.no_connection)) as raised:
+                await caller.send("GET", server.url)
+    report = report_of(raised.value)
+    assert report is not None
+    assert report.reason is Reason.DEADLINE
+    advised = "options(stream=True)" in "".join(getattr(raised.value, "__notes__", ()))
+    assert advised == (slow is SLOW["chunks"])
+
+
+async def test_a_connection_that_was_used_before_knows_the_limit_of_the_next_attempt(
+    kind: Kind, patient: RetryPolicy
+) -> None:
+    with ScriptedServer([Answer(200, b"ok"), SLOW["headers"]]) as server:
+        async with kind.opened(Retrying(patient), connections_max=1) as caller:
+            assert (await caller.send("GET", server.url)).body == b"ok"
+            with onefold.options(deadline_s=0.4, attempts_max=1), pytest.raises(kind.no_time):
+                await caller.send("GET", server.url)
+    assert server.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -117,7 +178,7 @@ async def test_a_long_answer_is_read_while_it_arrives(kind: Kind, patient: Retry
 )
 async def test_an_answer_reads_the_same_whole_and_in_pieces(kind: Kind, patient: RetryPolicy, act: Act) -> None:
     with ScriptedServer([act]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             whole = (await caller.send("GET", server.url)).body
             assert await collected(caller.pieces(server.url)) == whole
     assert whole in (b"short", LARGE, b"onetwo")
@@ -132,7 +193,7 @@ async def test_answers_without_a_body_are_answers(
     kind: Kind, patient: RetryPolicy, method: str, answer: Answer
 ) -> None:
     with ScriptedServer([answer]) as server:
-        async with kind.opened(Retrying(patient), connections_max=1) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True), connections_max=1) as caller:
             for _ in range(3):
                 reply = await caller.send(method, server.url)
                 assert (reply.status, reply.body) == (answer.status, b"")
@@ -156,7 +217,7 @@ async def test_a_pool_of_one_connection_survives_fifty_calls_that_fail_in_betwee
             Answer(200, LARGE),
         ]
     with ScriptedServer([*script, Answer(200)]) as server:
-        async with kind.opened(Retrying(patient), connections_max=1) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True), connections_max=1) as caller:
             for _ in range(50):
                 assert (await caller.send("POST", server.url, content=b"x")).status in (200, 409)
     assert len(server.requests) == 90
@@ -164,7 +225,7 @@ async def test_a_pool_of_one_connection_survives_fifty_calls_that_fail_in_betwee
 
 async def test_connections_are_kept_alive_over_retries(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(503, b"busy"), Answer(200, b"ok")] * 5) as server:
-        async with kind.opened(Retrying(patient), connections_max=1) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True), connections_max=1) as caller:
             for _ in range(5):
                 await caller.send("GET", server.url)
     assert (len(server.requests), server.connections) == (10, 1)

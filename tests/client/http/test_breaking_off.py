@@ -13,6 +13,7 @@ from onefold import BreakerTerms, Retrying, RetryPolicy
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold.client.exchange import Exchange
 from onefold.client.journal import Named
+from onefold.client.key_hosts import KeyHosts
 from onefold.client.store import JournalStore
 from onefold.client.waiting import Waiting
 from onefold.errors import CallNotMade
@@ -22,8 +23,7 @@ from onefold.policy.outcome import Unanswered
 from onefold.testing.scripted import Answer, ScriptedServer, Stall
 from onefold.testing.scripts import Really, play
 from tests.client.http.clients import Kind, only
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 async def arrived(server: ScriptedServer, count: int) -> None:
@@ -38,7 +38,7 @@ async def arrived(server: ScriptedServer, count: int) -> None:
 async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> None:
     # One probe only: were its permit lost, the last call would be refused.
     terms = BreakerTerms(calls_least=1, probes=1, open_s=0.001, open_max_s=0.001)
-    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms, budget=None))
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms, budget=None), generate_keys=True)
     before = asyncio.all_tasks()
     with ScriptedServer([Answer(500), Stall(), Answer(200)]) as server:
         async with kind.opened(retrying, connections_max=1) as caller:
@@ -58,7 +58,9 @@ async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> Non
 async def test_a_wait_can_be_cancelled(kind: Kind, patient: RetryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Waiting, "skipped", False)
     planned = asyncio.Event()
-    retrying = Retrying(patient, listener=lambda event: planned.set() if "Planned" in repr(event) else None)
+    retrying = Retrying(
+        patient, listener=lambda event: planned.set() if "Planned" in repr(event) else None, generate_keys=True
+    )
     with ScriptedServer([Answer(503, headers={"Retry-After": "20"}), Answer(200)]) as server:
         async with kind.opened(retrying, connections_max=1) as caller:
             task = asyncio.create_task(caller.send("GET", server.url))
@@ -75,6 +77,7 @@ class Line:
 
     method = "POST"
     host = "host"
+    streams = False
 
     def __init__(self, *answers: int | Exception) -> None:
         self._answers = list(answers)
@@ -112,7 +115,7 @@ class Line:
     def answer_header(self, response: int, name: str) -> str | None:
         return None
 
-    def problem(self, response: int) -> str | None:
+    def content(self, response: int) -> bytes | None:
         return None
 
     def discard(self, response: int) -> None:
@@ -138,7 +141,7 @@ class World:
         breaker.fail(permit, 0)
         store = JournalStore(None, retention_s=60)
         hosts = Hosts(lambda _: self.host)
-        self.exchange = Exchange(hosts=hosts, store=store, listener=None, mint=True, quoted=False)
+        self.exchange = Exchange(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
 
     def free(self, now: float) -> bool:
         """The one probe can be had."""
@@ -193,6 +196,7 @@ def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
     world = World()
     world.host.breaker = None
     line = Line(503, 200)
+    line.options["attempt_s"] = 60.0  # all that is left
     turns = [
         (Now, 0.0),
         (Call, Really.CALL),
@@ -211,11 +215,11 @@ def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
 class SlowJournal:
     """A journal that takes two seconds to write a key down."""
 
-    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+    async def claim(self, intent: str, fingerprint: bytes, target: str, key: str, *, until: float) -> Named:
         await Sleep(2.0)
         return Named("k", known=False)
 
-    async def resolve(self, intent: str, status: int) -> None:
+    async def resolve(self, intent: str, status: int, *, until: float) -> None:
         """At once."""
 
 
@@ -223,10 +227,10 @@ def test_the_time_that_the_journal_takes_is_not_given_to_the_attempt() -> None:
     world = World()
     world.host.breaker = None
     line = Line(200)
-    line.options["intent"] = "pay:1"
+    line.options |= {"intent": "pay:1", "attempt_s": 60.0}
     store: Any = SimpleNamespace(journal=SlowJournal())
     hosts = Hosts(lambda _: world.host)
-    exchange = Exchange(hosts=hosts, store=store, listener=None, mint=True, quoted=False)
+    exchange = Exchange(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
     turns = [(Now, 0.0), (Call, Really.CALL), (Sleep, None), (Now, 2.0), (Call, Really.CALL), (Now, 2.1)]
     assert play(exchange.run(line), turns) == 200
     assert line.headers["request-timeout-ms"] == "28000"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from onefold import Reason, Retrying, RetryPolicy, report_of
+from onefold import Backoff, Reason, Retrying, RetryPolicy, report_of
 from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
 from tests.client.http.clients import Kind, only
 
@@ -47,7 +48,7 @@ async def test_what_may_end_differently_is_tried_again(
 ) -> None:
     first, attempts = TABLE[case]
     with ScriptedServer([first, OK]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send(method, server.url)
     assert len(server.requests) == attempts
     assert reply.report is not None
@@ -62,7 +63,7 @@ async def test_what_may_end_differently_is_tried_again(
 async def test_a_refused_connection_is_tried_again_and_then_raised_with_its_report(
     kind: Kind, patient: RetryPolicy, closed_port: int
 ) -> None:
-    async with kind.opened(Retrying(patient, mint=False)) as caller:
+    async with kind.opened(Retrying(patient)) as caller:
         with pytest.raises(kind.no_connection) as raised:
             await caller.send("POST", f"http://127.0.0.1:{closed_port}")
     report = report_of(raised.value)
@@ -75,7 +76,7 @@ async def test_a_server_that_always_resets_sees_as_many_requests_as_the_policy_a
     kind: Kind, patient: RetryPolicy
 ) -> None:
     with ScriptedServer([Reset()]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             with pytest.raises(Exception, match=r".") as raised:
                 await caller.send("GET", server.url)
     assert len(server.requests) == 4
@@ -90,7 +91,7 @@ async def test_a_server_that_always_resets_sees_as_many_requests_as_the_policy_a
 async def test_without_a_key_a_post_is_sent_once(kind: Kind, act: Act, method: str) -> None:
     policy = RetryPolicy(deadline_s=0.4 if isinstance(act, Stall) else 30, budget=None, breaker=None)
     with ScriptedServer([act]) as server:
-        async with kind.opened(Retrying(policy, mint=False)) as caller:
+        async with kind.opened(Retrying(policy)) as caller:
             try:
                 reply = await caller.send(method, server.url, content=b"1")
             except Exception as error:
@@ -107,7 +108,7 @@ async def test_without_a_key_a_post_is_sent_once(kind: Kind, act: Act, method: s
 @only(lambda kind: kind.name != "requests")
 async def test_half_a_head_is_tried_again(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Half(OK, 20), OK]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             assert (await caller.send("GET", server.url)).body == b"done"
     assert len(server.requests) == 2
 
@@ -120,7 +121,7 @@ async def test_a_date_is_measured_against_the_date_of_its_own_answer(kind: Kind,
     long_ago = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # the server's clock, or the client's, is wrong by decades
     headers = {"Date": date(long_ago), "Retry-After": date(long_ago + timedelta(seconds=600))}
     with ScriptedServer([Answer(503, b"later", headers)]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             before = time.time()
             reply = await caller.send("GET", server.url)
     report = reply.report
@@ -133,7 +134,7 @@ async def test_a_date_is_measured_against_the_date_of_its_own_answer(kind: Kind,
 
 async def test_what_is_too_long_to_wait_for_is_reported_and_not_shortened(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(429, headers={"Retry-After": "86400"})]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             before = time.time()
             reply = await caller.send("POST", server.url)
     report = reply.report
@@ -147,7 +148,7 @@ async def test_what_is_too_long_to_wait_for_is_reported_and_not_shortened(kind: 
 async def test_a_wait_that_ends_past_the_deadline_is_not_begun(kind: Kind) -> None:
     policy = RetryPolicy(deadline_s=5, budget=None, breaker=None)
     with ScriptedServer([Answer(503, headers={"Retry-After": "10"})]) as server:
-        async with kind.opened(Retrying(policy)) as caller:
+        async with kind.opened(Retrying(policy, generate_keys=True)) as caller:
             reply = await caller.send("GET", server.url)
     assert len(server.requests) == 1
     assert reply.report is not None
@@ -156,12 +157,46 @@ async def test_a_wait_that_ends_past_the_deadline_is_not_begun(kind: Kind) -> No
 
 
 async def test_a_stalled_server_is_given_up_at_the_deadline(kind: Kind) -> None:
-    policy = RetryPolicy(deadline_s=0.3, budget=None, breaker=None)
+    policy = RetryPolicy(deadline_s=0.3, attempt_s=0.3, budget=None, breaker=None)
     with ScriptedServer([Stall()]) as server:
-        async with kind.opened(Retrying(policy)) as caller:
+        async with kind.opened(Retrying(policy, generate_keys=True)) as caller:
             with pytest.raises(kind.no_time) as raised:
                 await caller.send("GET", server.url)
     assert len(server.requests) == 1
     report = report_of(raised.value)
     assert report is not None
     assert report.reason is Reason.DEADLINE
+
+
+async def test_by_default_an_attempt_leaves_time_for_a_second(kind: Kind) -> None:
+    policy = RetryPolicy(deadline_s=4, backoff=Backoff(transient_base_s=0), budget=None, breaker=None)
+    with ScriptedServer([Stall(), OK]) as server:
+        async with kind.opened(Retrying(policy)) as caller:
+            reply = await caller.send("GET", server.url)
+    assert (reply.status, len(server.requests)) == (200, 2)
+    assert int(server.requests[1].headers["request-timeout-ms"]) <= 2000
+
+
+async def test_an_attempt_that_must_not_be_repeated_and_the_last_one_have_all_that_is_left(kind: Kind) -> None:
+    kept = RetryPolicy(deadline_s=4)  # less than the five seconds of httpx
+    with ScriptedServer([OK]) as server:
+        for policy, keys in (
+            (kept, False),
+            (kept, True),
+            (replace(kept, attempts_max=1), True),
+            (replace(kept, attempt_s=1), True),
+        ):
+            async with kind.opened(Retrying(policy, generate_keys=keys)) as caller:
+                await caller.send("POST", server.url)
+    told = [int(request.headers["request-timeout-ms"]) for request in server.requests]
+    assert [ms > 2_000 for ms in told] == [True, False, True, False]
+    assert told[3] <= 1000
+
+
+@pytest.mark.parametrize(("statuses", "attempts"), [(RetryPolicy.STATUSES | {404}, 2), ({503}, 1)])
+async def test_the_statuses_that_are_tried_again_may_be_said(kind: Kind, statuses: set[int], attempts: int) -> None:
+    policy = RetryPolicy(statuses=statuses, backoff=Backoff(transient_base_s=0))
+    with ScriptedServer([Answer(404) if attempts == 2 else Answer(500), OK]) as server:
+        async with kind.opened(Retrying(policy)) as caller:
+            await caller.send("GET", server.url)
+    assert len(server.requests) == attempts

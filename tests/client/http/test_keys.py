@@ -44,12 +44,58 @@ def keys(requests: list[Received]) -> list[str | None]:
     return [request.headers.get("idempotency-key") for request in requests]
 
 
+HOSTS: dict[str, Any] = {"host": {"127.0.0.1"}, "HOST": ["LOCALHOST", "127.0.0.1"], "all": True}
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+async def test_a_key_is_generated_for_hosts_that_were_named(kind: Kind, patient: RetryPolicy, hosts: str) -> None:
+    with ScriptedServer([Reset(), Answer(201)]) as server:
+        async with kind.opened(Retrying(patient, generate_keys=HOSTS[hosts])) as caller:
+            await caller.send("POST", server.url, json={"a": 1})
+        first, second = keys(server.requests)
+        assert first == second is not None
+        async with kind.opened(Retrying(patient, generate_keys={f"127.0.0.1:{server.port}"})) as caller:
+            await caller.send("POST", server.url, json={"a": 1})
+    assert keys(server.requests)[2] is not None
+
+
+@pytest.mark.parametrize("hosts", [None, False, {"api.stripe.com"}, {"127.0.0.1:1"}], ids=str)
+async def test_elsewhere_a_post_that_may_have_arrived_is_not_repeated(
+    kind: Kind, patient: RetryPolicy, hosts: Any
+) -> None:
+    """A lost answer: the mail was sent, and must not be sent again."""
+    settings = {} if hosts is None else {"generate_keys": hosts}
+    with ScriptedServer([Reset(), Answer(200)]) as server:
+        async with kind.opened(Retrying(patient, **settings)) as caller:
+            with pytest.raises(Exception, match=r".") as raised:
+                await caller.send("POST", f"{server.url}/mail", json={"to": "ann"})
+    assert keys(server.requests) == [None]
+    report = onefold.report_of(raised.value)
+    assert report is not None
+    assert report.reason is Reason.NO_KEY
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"),
+    [
+        ("api.stripe.com", "must be a collection of hosts"),
+        (1, "must be a collection of hosts"),
+        ({"https://api.stripe.com"}, "'https://api.stripe.com', which is no host"),
+        ({""}, "'', which is no host"),
+        ({7}, "7, which is no host"),
+    ],
+)
+def test_what_names_no_hosts_is_refused_where_it_is_written(hosts: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Retrying(generate_keys=hosts)
+
+
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_minted_key_is_the_same_on_every_attempt_and_another_for_every_call(
     kind: Kind, patient: RetryPolicy, method: str
 ) -> None:
     with ScriptedServer(FAILING_TWICE) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send(method, server.url, json={"a": 1})
             await caller.send(method, server.url, json={"a": 1})
     first, second, third, other = keys(server.requests)
@@ -60,13 +106,13 @@ async def test_a_minted_key_is_the_same_on_every_attempt_and_another_for_every_c
 
 async def test_a_given_key_is_sent_as_it_is(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer(FAILING_TWICE) as server:
-        async with kind.opened(Retrying(patient, mint=False, quoted=True)) as caller:
+        async with kind.opened(Retrying(patient, quoted=True)) as caller:
             await caller.send("POST", server.url, headers={"Idempotency-Key": "mine"})
     assert keys(server.requests) == ["mine"] * 3
 
 
 async def test_keys_can_be_quoted(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
-    retrying = Retrying(patient, quoted=True, journal=journal)
+    retrying = Retrying(patient, quoted=True, journal=journal, generate_keys=True)
     with ScriptedServer(FAILING_TWICE) as server:
         async with kind.opened(retrying) as caller:
             reply = await caller.send("POST", server.url)
@@ -81,7 +127,7 @@ async def test_keys_can_be_quoted(kind: Kind, patient: RetryPolicy, journal: Pat
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
 async def test_what_is_idempotent_by_itself_gets_no_key(kind: Kind, patient: RetryPolicy, method: str) -> None:
     with ScriptedServer([Reset(), Answer(503), Answer(204)]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send(method, server.url)
     assert reply.status == 204
     assert keys(server.requests) == [None] * 3
@@ -91,7 +137,7 @@ async def test_an_intent_has_the_same_key_after_a_restart(kind: Kind, patient: R
     lives: list[IntentView] = []
     with ScriptedServer([*[Answer(503)] * 4, Reset(), Answer(201)]) as server:
         for _ in range(2):
-            retrying = Retrying(patient, journal=journal)
+            retrying = Retrying(patient, journal=journal, generate_keys=True)
             async with kind.opened(retrying) as caller:
                 with onefold.intent("pay:1"):
                     reply = await caller.send("POST", server.url, json={"amount": 5})
@@ -107,7 +153,7 @@ async def test_an_intent_has_the_same_key_after_a_restart(kind: Kind, patient: R
 
 @pytest.mark.parametrize("status", [200, 201, 303, 400, 404, 422, 501])
 async def test_a_final_answer_resolves_an_intent(kind: Kind, patient: RetryPolicy, journal: Path, status: int) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(status)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
@@ -119,7 +165,7 @@ async def test_a_final_answer_resolves_an_intent(kind: Kind, patient: RetryPolic
 async def test_an_intent_that_got_no_answer_stays_open_and_says_why(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Reset()]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"), pytest.raises(Exception, match=r"."):
@@ -142,7 +188,7 @@ CHANGES: dict[str, tuple[str, str, bytes]] = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_an_intent_names_one_call_only(kind: Kind, patient: RetryPolicy, journal: Path, change: str) -> None:
     method, path, body = CHANGES[change]
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
@@ -158,7 +204,7 @@ async def test_an_intent_names_one_call_only(kind: Kind, patient: RetryPolicy, j
 async def test_the_boundary_of_a_multipart_body_is_no_part_of_the_call(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("upload:1"):
@@ -170,23 +216,10 @@ async def test_the_boundary_of_a_multipart_body_is_no_part_of_the_call(
     assert len(set(keys(server.requests))) == 1
 
 
-async def test_an_intent_and_a_key_of_ones_own_are_refused_and_leave_nothing(
-    kind: Kind, patient: RetryPolicy, journal: Path
-) -> None:
-    retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(200)]) as server:
-        async with kind.opened(retrying) as caller:
-            with onefold.intent("pay:1"), pytest.raises(ConfigurationError, match="give one of them"):
-                await caller.send("POST", server.url, headers={"Idempotency-Key": "mine"})
-    await retrying.aclose()
-    assert server.requests == []
-    assert noted(journal) == {}
-
-
 # The others have no place for options.
 @only(lambda kind: kind.has_options)
 async def test_an_intent_can_be_an_option_of_the_request(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             await caller.send("POST", server.url, options={"intent": "pay:1"})
@@ -199,7 +232,7 @@ async def test_a_journal_that_cannot_be_written_keeps_the_call_from_being_made(
 ) -> None:
     place = tmp_path / "journal.db"
     place.write_bytes(b"this is no database, and never was one" * 100)
-    retrying = Retrying(patient, journal=place)
+    retrying = Retrying(patient, journal=place, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"), pytest.raises(StoreError):
@@ -211,7 +244,7 @@ async def test_a_journal_that_cannot_be_written_keeps_the_call_from_being_made(
 async def test_an_end_that_cannot_be_noted_does_not_cost_the_answer(
     kind: Kind, patient: RetryPolicy, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200, b"1"), Answer(200, b"2")]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
@@ -233,7 +266,7 @@ async def test_an_end_that_cannot_be_noted_does_not_cost_the_answer(
 
 
 async def test_a_redirect_keeps_key_and_intent(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(307, headers={"Location": "/new"}), Answer(503), Answer(201)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
@@ -252,7 +285,7 @@ async def test_a_redirect_keeps_key_and_intent(kind: Kind, patient: RetryPolicy,
 async def test_a_call_that_was_answered_elsewhere_can_be_looked_at_there(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(303, headers={"Location": "/made"}), Answer(200, b"it")]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
@@ -287,7 +320,7 @@ async def test_a_body_that_can_be_sent_once_is_refused_before_anything_happens(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
     pieces = Pieces()
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             for method in ("PUT", "POST"):
@@ -303,16 +336,16 @@ async def test_a_body_that_can_be_sent_once_is_refused_before_anything_happens(
 async def test_a_body_that_can_be_sent_once_is_sent_once_where_nothing_is_retried(kind: Kind) -> None:
     never = RetryPolicy(attempts_max=1)
     with ScriptedServer([Answer(503), Answer(200)]) as server:
-        async with kind.opened(Retrying(never)) as caller:
+        async with kind.opened(Retrying(never, generate_keys=True)) as caller:
             reply = await caller.send("PUT", server.url, content=piecewise(kind, Pieces()))
-        async with kind.opened(Retrying(mint=False)) as caller:
+        async with kind.opened(Retrying()) as caller:
             unkeyed = await caller.send("POST", server.url, content=piecewise(kind, Pieces()))
     assert (reply.status, unkeyed.status) == (503, 200)
     assert [seen.body for seen in server.requests] == [b"onetwo"] * 2
 
 
 async def test_another_amount_is_another_call(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
@@ -336,10 +369,23 @@ async def test_a_journal_is_made_without_holding_up_the_loop(
         made(store)
 
     monkeypatch.setattr(JournalStore, "make_ready", watched)
-    retrying = Retrying(patient, journal=journal)
+    retrying = Retrying(patient, journal=journal, generate_keys=True)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url, content=b"1")
     await retrying.aclose()
     assert threads == [False]
+
+
+async def test_the_journal_keeps_neither_the_password_nor_the_query_of_a_url(
+    kind: Kind, patient: RetryPolicy, journal: Path
+) -> None:
+    with ScriptedServer((Answer(201, b"{}"),)) as server:
+        base = server.url
+        address = base.replace("//", "//ann:hunter2@") + "/payments?token=hunter2#hunter2"
+        async with kind.opened(Retrying(patient, journal=journal, generate_keys=True)) as caller:
+            with onefold.intent("pay:ord-42"):
+                await caller.send("POST", address, json={"a": 1})
+    assert noted(journal)["pay:ord-42"].target == f"POST {base}/payments"
+    assert b"hunter2" not in b"".join(file.read_bytes() for file in journal.parent.iterdir())

@@ -18,29 +18,55 @@ import onefold
 from onefold import BreakerTerms, Event, Reason, Retrying, RetryPolicy, report_of
 from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted import Answer, ScriptedServer, Stall
+from onefold.testing.scripted import Act, Answer, Chunks, Reset, ScriptedServer, Stall, Trickle
 from tests.client.http.clients import Kind, only
 
 NO_BREAKER = RetryPolicy(breaker=None)
 
 
+async def test_a_process_that_has_just_started_has_all_its_retries(kind: Kind) -> None:
+    with ScriptedServer([Answer(503), Answer(503), Answer(503), Answer(200)]) as server:
+        async with kind.opened(Retrying()) as caller:
+            reply = await caller.send("GET", server.url)
+    assert reply.status == 200
+    assert len(server.requests) == 4
+
+
 async def test_a_host_that_always_fails_sees_no_more_retries_than_its_budget(kind: Kind) -> None:
     with ScriptedServer([*[Answer(200)] * 20, Answer(500)]) as server:
-        async with kind.opened(Retrying(NO_BREAKER)) as caller:
+        async with kind.opened(Retrying(NO_BREAKER, generate_keys=True)) as caller:
             for _ in range(20):
                 await caller.send("GET", server.url)
             replies = [await caller.send("GET", server.url) for _ in range(30)]
     retries = len(server.requests) - 50
-    assert 1 <= retries <= 1 + 0.1 * 20
+    assert 1 <= retries <= 6 + 0.1 * 20
     last = replies[-1].report
     assert last is not None
     assert (last.attempts, last.reason) == (1, Reason.BUDGET)
 
 
+@pytest.mark.parametrize(
+    ("act", "left"),
+    [(Answer(503), 5.0), (Reset(), 4.0), (Stall(), 2.0), (Trickle(Chunks((b"late" * 150,)), at_once=60), 2.0)],
+    ids=["503", "broken", "no answer in time", "no whole answer in time"],
+)
+async def test_a_retry_costs_more_where_the_request_may_still_wait_in_the_server(
+    kind: Kind, act: Act, left: float
+) -> None:
+    retrying = Retrying(RetryPolicy(attempts_max=2), draw=lambda: 0.0)
+    with ScriptedServer([act]) as server:
+        async with kind.opened(retrying) as caller:
+            with onefold.options(deadline_s=0.6, attempt_s=0.2), contextlib.suppress(Exception):
+                await caller.send("GET", server.url)
+        budget: Any = retrying._hosts.of(server.url.partition("//")[2], 0.0).budget
+    assert len(server.requests) == 2
+    assert budget._parts == left * 1_000_000
+
+
 async def test_without_a_budget_the_same_host_sees_them_all(kind: Kind) -> None:
     """The control of the test above."""
     with ScriptedServer([Answer(500)]) as server:
-        async with kind.opened(Retrying(RetryPolicy(budget=None, breaker=None))) as caller:
+        async with kind.opened(Retrying(RetryPolicy(budget=None, breaker=None), generate_keys=True)) as caller:
             for _ in range(5):
                 await caller.send("GET", server.url)
     assert len(server.requests) == 20
@@ -48,7 +74,7 @@ async def test_without_a_budget_the_same_host_sees_them_all(kind: Kind) -> None:
 
 async def test_an_open_breaker_refuses_with_an_error_of_the_vendor_and_for_its_host_only(kind: Kind) -> None:
     with ScriptedServer([Answer(500)]) as sick, ScriptedServer([Answer(200)]) as well:
-        async with kind.opened(Retrying()) as caller:
+        async with kind.opened(Retrying(generate_keys=True)) as caller:
             for _ in range(5):
                 with contextlib.suppress(CallNotMade):
                     await caller.send("GET", sick.url)
@@ -69,7 +95,7 @@ async def test_an_open_breaker_refuses_with_an_error_of_the_vendor_and_for_its_h
 async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
     events: list[Event] = []
     terms = BreakerTerms(open_s=0.05, open_max_s=0.05)
-    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), listener=events.append)
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), listener=events.append, generate_keys=True)
     with ScriptedServer([*[Answer(500)] * 5, Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             for _ in range(5):
@@ -82,7 +108,7 @@ async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
 
 async def test_what_is_left_is_told_to_the_server_and_only_shrinks(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(503, after_s=0.01)]) as server:
-        async with kind.opened(Retrying(replace(patient, deadline_s=4.0))) as caller:
+        async with kind.opened(Retrying(replace(patient, deadline_s=4.0, attempt_s=4.0), generate_keys=True)) as caller:
             await caller.send("POST", server.url)
             with onefold.deadline(2):
                 await caller.send("GET", server.url)
@@ -121,14 +147,14 @@ def test_an_answer_that_trickles_in_is_given_up_on_threads_too(vendor: Any) -> N
 
 async def test_who_only_reads_and_set_no_deadline_tells_none_at_first(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(503), Answer(200)]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("GET", server.url)
     assert ["request-timeout-ms" in request.headers for request in server.requests] == [False, True]
 
 
 async def test_a_deadline_around_the_call_bounds_it(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Stall()]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             with onefold.deadline(0.3), pytest.raises(kind.no_time) as raised:
                 await caller.send("GET", server.url)
             with onefold.deadline(0), pytest.raises(CallNotMade, match="deadline"):
@@ -145,7 +171,7 @@ async def test_a_request_may_have_a_deadline_and_a_number_of_attempts_of_its_own
     kind: Kind, patient: RetryPolicy
 ) -> None:
     with ScriptedServer([Answer(503)]) as server:
-        async with kind.opened(Retrying(patient)) as caller:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("GET", server.url, options={"attempts_max": 2, "deadline_s": 7.0})
             await caller.send("GET", server.url, options={"attempts_max": 6})
             with pytest.raises(CallNotMade, match="deadline"):
@@ -161,7 +187,7 @@ async def test_events_tell_effective_from_actual_success(kind: Kind, patient: Re
     events: list[Event] = []
     script = [Answer(503, headers={"Retry-After": "1"}), Answer(500), Answer(200), Answer(200), Answer(404)]
     with ScriptedServer(script) as server:
-        async with kind.opened(Retrying(patient, listener=events.append)) as caller:
+        async with kind.opened(Retrying(patient, listener=events.append, generate_keys=True)) as caller:
             for _ in range(3):
                 await caller.send("GET", server.url)
         host = server.url.removeprefix("http://")
@@ -194,7 +220,7 @@ async def test_events_tell_effective_from_actual_success(kind: Kind, patient: Re
 @only(lambda kind: kind.on_tasks)
 async def test_a_half_open_breaker_lets_three_through_at_once(kind: Kind) -> None:
     terms = BreakerTerms(open_s=0.01, open_max_s=0.01)
-    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms))
+    retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), generate_keys=True)
     with ScriptedServer([*[Answer(500)] * 5, Answer(200, after_s=0.3)]) as server:
         async with kind.opened(retrying) as caller:
             for _ in range(5):

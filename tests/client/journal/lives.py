@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import closing
+from math import inf
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch
@@ -25,13 +26,15 @@ TARGET = "POST https://bank.example/payments"
 class Hasty(Journal):
     """Looks first, then writes, and goes by what it saw."""
 
-    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+    async def claim(
+        self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = inf
+    ) -> Named:
         async def work() -> Named:
             if rows := await Fetch(self._sql.look(intent)):
                 return Named(rows[0][0], known=True)
-            key = self._new_key()
-            await Batch((Boundary.BEGIN, self._sql.insert(intent, key, fingerprint, target), Boundary.COMMIT))
-            return Named(key, known=False)
+            fresh = self._new_key()
+            await Batch((Boundary.BEGIN, self._sql.insert(intent, fresh, fingerprint, target), Boundary.COMMIT))
+            return Named(fresh, known=False)
 
         return await borrowing(work)
 
@@ -39,7 +42,9 @@ class Hasty(Journal):
 class Unwritten(Journal):
     """Hands out the key before COMMIT."""
 
-    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+    async def claim(
+        self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = inf
+    ) -> Named:
         key = self._new_key()
         await Acquire()
         await Batch((Boundary.BEGIN, self._sql.insert(intent, key, fingerprint, target)))

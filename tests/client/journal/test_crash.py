@@ -6,6 +6,7 @@ A planted mistake runs through the same harness and must be seen to break: handi
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import pytest
 
@@ -28,7 +29,9 @@ def kill(crossing: Crossing) -> None:
 class Careless(Unwritten):
     """And lets go of its connection."""
 
-    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
+    async def claim(
+        self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = inf
+    ) -> Named:
         named = await super().claim(intent, fingerprint, target)
         await Discard()
         return named

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import asyncpg
 import pytest
 
+from onefold._kernel.borrow import borrowing
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold.client.journal import Named, counts, forget, prepare
-from onefold.errors import IntentReused
-from tests.client.journal.worlds import DAY_S, PAY, World
+from onefold.client.journal.sql import STATEMENTS
+from onefold.errors import IntentReused, StoreBusy
+from tests.client.journal.worlds import DAY_S, HASH, PAY, TARGET, World
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(params=[*SQLITE_ASYNC, *POSTGRES_ASYNC])
@@ -19,9 +27,14 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         driver, address = SQLITE_ASYNC[request.param], str(request.getfixturevalue("sqlite_path"))
     else:
         driver, address = POSTGRES_ASYNC[request.param], request.getfixturevalue("postgres_dsn")
-    async with driver(address, 5.0) as subject:
-        database: Any = subject.database
-        world = World(database)
+    async with opened(driver(address, 5.0)) as world:
+        yield world
+
+
+@asynccontextmanager
+async def opened(driver: AbstractAsyncContextManager[Any]) -> AsyncIterator[World]:
+    async with driver as subject:
+        world = World(subject.database)
         await world.flow(prepare(world.dialect))
         yield world
 
@@ -43,3 +56,41 @@ async def test_intents_are_claimed_left_answered_listed_swept_and_forgotten(worl
     await world.claim(journal)
     assert await world.flow(forget(world.dialect, PAY)) is True
     assert await world.listed(unresolved_only=False) == []
+
+
+@pytest.mark.parametrize("driver", POSTGRES_ASYNC)
+async def test_a_table_that_somebody_has_locked_is_waited_for_until_the_deadline(
+    driver: str, postgres_dsn: str
+) -> None:
+    """As a migration does, or an operator whose transaction is still open in a terminal."""
+    async with opened(POSTGRES_ASYNC[driver](postgres_dsn, 5.0)) as world:
+        journal = world.journal()
+        await world.claim(journal)
+        operator = await asyncpg.connect(postgres_dsn)
+        try:
+            await operator.execute("BEGIN; LOCK TABLE onefold_intent IN ACCESS EXCLUSIVE MODE")
+            for flow in (
+                journal.claim("pay:ord-43", HASH, TARGET, until=time.monotonic() + 0.2),
+                journal.resolve(PAY, 201, until=time.monotonic() + 0.2),
+            ):
+                with pytest.raises(StoreBusy):
+                    await asyncio.wait_for(world.flow(flow), PATIENCE_S)
+            await operator.execute("ROLLBACK")
+        finally:
+            await operator.close()
+        await world.flow(journal.resolve(PAY, 201, until=time.monotonic() + PATIENCE_S))
+        assert await world.unresolved() == []
+
+
+@pytest.mark.parametrize(("own", "expected"), [("0", "3s"), ("50ms", "50ms"), ("1h", "3s"), ("3s", "3s")])
+async def test_a_shorter_limit_that_the_role_has_for_locks_is_kept(postgres_dsn: str, own: str, expected: str) -> None:
+    async def find() -> Any:
+        limits = STATEMENTS["postgres"].locked_for(3.0)
+        await Batch((Boundary.BEGIN, Statement(f"SET LOCAL lock_timeout = '{own}'"), *limits))
+        found = await Fetch(Statement("SELECT current_setting('lock_timeout')"))
+        await Batch((Boundary.ROLLBACK,))
+        return found
+
+    async with opened(POSTGRES_ASYNC["asyncpg"](postgres_dsn, 5.0)) as world:
+        [[found]] = await world.flow(borrowing(find))
+    assert found == expected

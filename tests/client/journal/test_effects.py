@@ -8,16 +8,19 @@ import pytest
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Effect, Fetch, Now, Release
 from onefold.client.journal import Journal, Named
-from onefold.client.journal.flow import BUSY_S_MAX, CLAIM_TRIES
+from onefold.client.journal.flow import BUSY_S_MAX, CLAIM_S_MAX
 from onefold.client.journal.sql import STATEMENTS
 from onefold.errors import ConnectionLost, IntentReused, StoreBusy
 from onefold.testing.scripts import ScriptDiffers, Turn, play
 from tests.client.journal.worlds import HASH, PAY, TARGET
 
 SQL = STATEMENTS["sqlite"]
-INSERT = SQL.insert(PAY, "k", HASH, TARGET)
-BEGIN: Turn = (Batch((Boundary.BEGIN, SQL.forget_old(PAY, 86_400_000), INSERT)), 0)
+BEGIN = Batch((Boundary.BEGIN,))
+INSERT = Batch((SQL.insert(PAY, "k", HASH, TARGET),))
+FORGET = Batch((SQL.forget_old(PAY, 86_400_000),))
 LOOK = Fetch(SQL.look(PAY))
+#: The intent is there, and not old.
+FOUND: list[Turn] = [(INSERT, 0), (FORGET, 0)]
 
 
 def journal() -> Journal:
@@ -33,47 +36,78 @@ def commits(effect: Effect[Any]) -> bool:
 
 
 def test_a_key_is_known_to_nobody_before_commit_was_answered() -> None:
-    turns: list[Turn] = [(Acquire(), None), (BEGIN[0], 1), (commits, 0), (Release(), None)]
+    turns: list[Turn] = [(Acquire(), None), (BEGIN, 0), (INSERT, 1), (commits, 0), (Release(), None)]
     assert play(claim(), turns) == Named("k", known=False)
     with pytest.raises(ScriptDiffers):
-        play(claim(), [*turns[:2], turns[3]])
+        play(claim(), [*turns[:3], turns[4]])
+
+
+def test_an_old_intent_that_was_answered_is_forgotten_and_written_anew() -> None:
+    turns: list[Turn] = [(Acquire(), None), (BEGIN, 0), (INSERT, 0), (FORGET, 1), (INSERT, 1), (commits, 0)]
+    assert play(claim(), [*turns, (Release(), None)]) == Named("k", known=False)
 
 
 def test_a_commit_whose_answer_is_lost_lets_nothing_be_sent() -> None:
     with pytest.raises(ConnectionLost):
-        play(claim(), [(Acquire(), None), (BEGIN[0], 1), (commits, ConnectionLost("gone")), (Discard(), None)])
+        play(
+            claim(),
+            [(Acquire(), None), (BEGIN, 0), (INSERT, 1), (commits, ConnectionLost("gone")), (Discard(), None)],
+        )
 
 
 def test_a_row_that_vanishes_while_it_is_looked_at_is_written_anew() -> None:
-    turns: list[Turn] = [(Acquire(), None), BEGIN, (LOOK, []), (Batch((INSERT,)), 1), (commits, 0), (Release(), None)]
+    turns: list[Turn] = [
+        (Acquire(), None),
+        (BEGIN, 0),
+        *FOUND,
+        (LOOK, []),
+        (INSERT, 1),
+        (commits, 0),
+        (Release(), None),
+    ]
     assert play(claim(), turns) == Named("k", known=False)
 
 
 def test_a_row_that_vanishes_again_and_again_is_not_looked_for_for_ever() -> None:
-    again: list[Turn] = [(Batch((INSERT,)), 0), (LOOK, [])]
+    again: list[Turn] = [*FOUND, (LOOK, [])]
     end: list[Turn] = [(Batch((Boundary.ROLLBACK,)), 0), (Release(), None)]
     with pytest.raises(StoreBusy, match=PAY):
-        play(claim(), [(Acquire(), None), BEGIN, (LOOK, []), *again, *again, *end])
+        play(claim(), [(Acquire(), None), (BEGIN, 0), *again, *again, *again, *end])
 
 
-BUSY: list[Turn] = [(Acquire(), None), (BEGIN[0], StoreBusy("busy")), (Discard(), None)]
+BUSY: list[Turn] = [(Acquire(), None), (BEGIN, StoreBusy("busy")), (Discard(), None)]
 
 
 def test_a_claim_that_finds_the_journal_busy_insists() -> None:
-    turns: list[Turn] = [(Acquire(), None), (BEGIN[0], 1), (commits, 0), (Release(), None)]
-    assert play(claim(), [*BUSY * (CLAIM_TRIES - 1), *turns]) == Named("k", known=False)
+    turns: list[Turn] = [(Acquire(), None), (BEGIN, 0), (INSERT, 1), (commits, 0), (Release(), None)]
+    busy: list[Turn] = [*BUSY, (Now(), 5.0), *BUSY, (Now(), 5.0 + CLAIM_S_MAX - 0.1)]
+    assert play(claim(), [*busy, *turns]) == Named("k", known=False)
 
 
 def test_a_claim_does_not_insist_for_ever() -> None:
     with pytest.raises(StoreBusy):
-        play(claim(), BUSY * CLAIM_TRIES)
+        play(claim(), [*BUSY, (Now(), 5.0), *BUSY, (Now(), 5.0 + CLAIM_S_MAX)])
+
+
+def test_a_claim_insists_no_longer_than_its_call_has_time() -> None:
+    with pytest.raises(StoreBusy):
+        play(journal().claim(PAY, HASH, TARGET, until=6.0), [*BUSY, (Now(), 5.9), *BUSY, (Now(), 6.0)])
+    with pytest.raises(StoreBusy):
+        play(journal().claim(PAY, HASH, TARGET, until=6.0), [*BUSY, (Now(), 6.0)])
+
+
+@pytest.mark.parametrize("now", [6.0, 99.0])
+def test_what_became_of_a_call_is_noted_no_longer_than_it_has_time(now: float) -> None:
+    *busy, _, _ = noting(1, now)
+    with pytest.raises(StoreBusy):
+        play(journal().resolve(PAY, 201, until=6.0), [*busy, (Discard(), None)])
 
 
 def test_a_refused_call_costs_no_connection() -> None:
     row = ("k0", b"o" * 16, TARGET, 5000, None)
     refused: list[Turn] = [(LOOK, [row]), (Batch((Boundary.ROLLBACK,)), 0), (Release(), None)]
     with pytest.raises(IntentReused):
-        play(claim(), [(Acquire(), None), BEGIN, *refused])
+        play(claim(), [(Acquire(), None), (BEGIN, 0), *FOUND, *refused])
 
 
 def noting(busy: int, *times: float) -> list[Turn]:

@@ -20,11 +20,11 @@ from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.runners import run
 from onefold.client.journal import prepare
 from onefold.db.connect import sync_database
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 PROCESSES = 3
 INTENTS = 40
-PATIENCE_S = 60
 
 
 @pytest.fixture

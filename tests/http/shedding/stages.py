@@ -16,8 +16,7 @@ from onefold.http.asgi import Application, Message, Receive, Send
 from onefold.http.wsgi import Application as WsgiApplication
 from onefold.http.wsgi import Environ, StartResponse
 from onefold.policy.limiter import Sample
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 @dataclass(slots=True)

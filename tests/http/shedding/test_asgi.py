@@ -19,6 +19,7 @@ from onefold.http.shedding.asgi import SheddingMiddleware
 from onefold.http.shedding.reception import Reception
 from onefold.policy.limiter import LimiterTerms, Sample
 from tests.http.shedding.stages import Caller, Clock, Noted, Works, ask, asking, scope_of, settled
+from tests.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
 
@@ -67,6 +68,15 @@ async def test_who_finds_the_queue_full_is_told_when_to_come_back_and_nothing_is
     assert [(await task).status for task in (running, queued)] == [200, 200]
     assert works.ran == ["/running", "/queued"]
     assert told == [Shed("queue full", 0)]
+
+
+async def test_a_header_that_is_there_twice_gives_no_priority() -> None:
+    works = Works()
+    app = shed_asgi(works, Shedding(limit=1, priority=level_of))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test") as client:
+        refused = await client.get("/twice", headers=[("x-level", "1"), ("x-level", "9")])
+    assert (refused.status_code, refused.json()["type"]) == (400, "urn:onefold:problem:header-repeated")
+    assert works.ran == []
 
 
 async def test_where_the_caller_is_the_cause_the_answer_is_429() -> None:
@@ -345,7 +355,7 @@ async def test_an_event_stream_gives_its_place_back_with_its_head() -> None:
     shed, reception = watched(app)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(shed), base_url="http://x") as http:
         listening = asyncio.create_task(http.get("/events"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = await http.get("/plain", headers={"request-timeout-ms": "5000"})
                 if reception.door.running == 0:
@@ -434,6 +444,32 @@ async def test_a_handler_that_is_later_than_its_deadline_is_told_as_dropped() ->
         caller = Slow()
         await app(scope_of("/", {"request-timeout-ms": "1500"}), caller.receive, caller.send)
     assert [sample.dropped for sample in samples] == [True]
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/health/db", "/readyz", "/livez", "/ping"])
+async def test_health_checks_pass_however_full_it_is(path: str) -> None:
+    works, told = Works(), list[Event]()
+    app = shed_asgi(works, Shedding(limit=1, queue_most=0), listener=told.append)
+    [running] = asking(app, "/running")
+    await works.arrival()
+    works.let_go(path)
+    assert [(await ask(app, path)).status for _ in range(25)] == [200] * 25
+    assert (await ask(app, "/orders")).status == 503
+    assert (await ask(app, "/healthy")).status == 503
+    works.let_go("/running")
+    assert (await running).status == 200
+    assert told == [Shed("queue full", 0)] * 2
+
+
+async def test_what_is_exempt_takes_the_place_of_the_health_checks() -> None:
+    works = Works()
+    app = shed_asgi(works, Shedding(limit=1, queue_most=0, exempt=["/metrics"]))
+    [running] = asking(app, "/running")
+    await works.arrival()
+    works.let_go("/metrics")
+    assert [(await ask(app, path)).status for path in ("/metrics", "/health")] == [200, 503]
+    works.let_go("/running")
+    await running
 
 
 async def test_a_limit_that_moves_is_told() -> None:

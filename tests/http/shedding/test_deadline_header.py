@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+import flask
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import BackgroundTasks, FastAPI
+from starlette.background import BackgroundTask
+from starlette.responses import StreamingResponse
 
-from onefold import Shedding, shed_asgi
+from onefold import AsyncOnefold, Shedding, shed_asgi, shed_wsgi, single_principal
 from onefold._kernel import deadlines
 from onefold._kernel.events import Event, Shed
 from tests.http.shedding.stages import Works, ask, asking
+from tests.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
 
@@ -110,3 +118,92 @@ async def test_endpoints_find_the_deadline_also_on_starlettes_threads(colour: st
     assert found[0] is not None
     assert 0 < found[0] <= 60
     assert found[1] is None
+
+
+async def test_the_deadline_ends_with_the_response_also_for_what_was_begun_before() -> None:
+    app = FastAPI()
+    found: list[float | None] = []
+    answered, begun = asyncio.Event(), list[asyncio.Task[None]]()
+
+    def on_a_thread() -> None:
+        found.append(deadlines.left_s())
+
+    async def on_the_loop() -> None:
+        found.append(deadlines.left_s())
+        answered.set()
+
+    async def begun_before() -> None:
+        await answered.wait()
+        found.append(deadlines.left_s())
+
+    @app.get("/")
+    async def endpoint(later: BackgroundTasks) -> None:
+        found.append(deadlines.left_s())
+        later.add_task(on_a_thread)
+        later.add_task(on_the_loop)
+        begun.append(asyncio.create_task(begun_before()))
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shed_asgi(app, ONE)), base_url="http://x") as http:
+        assert (await http.get("/", headers={"Request-Timeout-Ms": "60000"})).status_code == 200
+    await asyncio.wait_for(begun[0], PATIENCE_S)
+    assert found[0] is not None
+    assert found[1:] == [None] * 3
+
+
+async def test_background_work_of_an_idempotent_route_has_no_deadline(sqlite_path: Path) -> None:
+    once = AsyncOnefold(sqlite_path, principal=single_principal, shedding=ONE)
+    app = FastAPI()
+    once.install(app)
+    found: list[float | None] = []
+
+    @app.post("/orders")
+    @once.idempotent(writes=False)
+    async def order(later: BackgroundTasks) -> None:
+        found.append(deadlines.left_s())
+        later.add_task(lambda: found.append(deadlines.left_s()))
+
+    await once.migrate()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        headers = {"Request-Timeout-Ms": "60000", "Idempotency-Key": '"1"'}
+        assert (await http.post("/orders", headers=headers)).status_code == 200
+    assert found[0] is not None
+    assert found[1:] == [None]
+    await once.close()
+
+
+async def test_a_stream_has_its_deadline_until_its_last_part() -> None:
+    found: list[float | None] = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        for part in (b"a", b"b"):
+            found.append(deadlines.left_s())
+            yield part
+
+    app = FastAPI()
+
+    @app.get("/")
+    async def endpoint() -> StreamingResponse:
+        return StreamingResponse(parts(), background=BackgroundTask(lambda: found.append(deadlines.left_s())))
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shed_asgi(app, ONE)), base_url="http://x") as http:
+        assert (await http.get("/", headers={"Request-Timeout-Ms": "60000"})).text == "ab"
+    assert [left_s is None for left_s in found] == [False, False, True]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_a_wsgi_application_does_on_closing_has_no_deadline(streamed: bool) -> None:
+    app = flask.Flask(__name__)
+    found: list[float | None] = []
+
+    @app.post("/")
+    def endpoint() -> flask.Response:
+        found.append(deadlines.left_s())
+        response = flask.Response(iter([b"a"]) if streamed else b"a")
+        response.call_on_close(lambda: found.append(deadlines.left_s()))
+        return response
+
+    shed: Any = shed_wsgi(app.wsgi_app, ONE)
+    app.wsgi_app = shed  # type: ignore[method-assign]
+    assert app.test_client().post("/", headers={"Request-Timeout-Ms": "60000"}, buffered=True).text == "a"
+    assert found[0] is not None
+    assert found[1:] == [None]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from itertools import count
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.http.shedding.door import Door, Ticket
-from onefold.policy.limiter import Aimd, Law, Limiter, LimiterTerms, Sample
+from onefold.policy.limiter import Aimd, Gradient2, Law, Limiter, LimiterTerms, Sample
 from onefold.policy.shedding import Shedder, SheddingTerms
 from tests.policy.properties import planted, properties
 
@@ -105,6 +108,64 @@ def test_newest_first_does_not_hide_the_line_it_is_the_remedy_for() -> None:
     assert len(waits) == 500
     assert max(waits) < 0.02
     assert 490 <= shed <= 510
+
+
+def limit_found(*, rude: int, workers: int = 40, make: type[Door] = Door, crowd: int = 60) -> float:
+    """The mean limit, once it has settled, of a service with so many workers and a tenth of a second of work. Of ten
+    clients so many grant 90 ms, the others two seconds. `crowd` of them are there at any moment."""
+    door = make(Limiter(Gradient2(), LimiterTerms()), Shedder(), queue_most=1000, wait_most_s=100.0)
+    now, numbers, busy = 0.0, count(), list[tuple[float, float, float]]()
+    limits, started = list[int](), 0
+    for turn in range(6_000):
+        while started < crowd:
+            number = next(numbers)
+            ticket = door.arrive(now, deadline=now + (0.09 if number % 10 < rude else 2.0))
+            if ticket is not None:
+                door.give_up(ticket, now)  # nobody queues here: it asks again
+                break
+            started += 1
+            # Beyond the workers the work is shared, and takes all of them longer.
+            done_at = now + 0.1 * max(1.0, door.running / workers)
+            heappush(busy, (done_at, now, now + (0.09 if number % 10 < rude else 2.0)))
+        done_at, entered_at, deadline = heappop(busy)
+        now, started = done_at, started - 1
+        door.leave(now, now - entered_at, late=now > deadline)
+        if turn > 4_000:
+            limits.append(door.limit)
+    return sum(limits) / len(limits)
+
+
+class Gullible(Door):
+    """A planted fault: whoever grants less than the work takes has the limit shrink."""
+
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> list[Ticket]:
+        return super().leave(now, latency_s, dropped=dropped or late)
+
+
+@pytest.mark.parametrize("rude", [3, 7, 10])
+def test_deadlines_below_the_service_time_do_not_shrink_the_limit_for_the_others(rude: int) -> None:
+    assert limit_found(rude=rude) == pytest.approx(limit_found(rude=0), rel=0.1)
+
+
+def test_the_check_finds_a_door_that_believes_every_deadline() -> None:
+    assert limit_found(rude=7, make=Gullible) < 0.5 * limit_found(rude=0)
+
+
+def test_deadlines_that_a_crowd_makes_too_short_do_shrink_it() -> None:
+    """Work that took a tenth of a second without a crowd, and takes longer than its clients wait with one."""
+    limiter = Limiter(Gradient2(), LimiterTerms(initial=100, most=100))
+    door = Door(limiter, Shedder(), queue_most=0, wait_most_s=1.0)
+    now, found = 0.0, list[int]()
+    for latency_s, late in ((0.1, False), (3.0, True)):
+        for _ in range(400):
+            now += latency_s / 50
+            for _ in range(60):
+                door.arrive(now)
+            for _ in range(door.running):
+                door.leave(now, latency_s, late=late)
+        found.append(door.limit)
+    assert found[0] == 100
+    assert found[1] < 20
 
 
 def test_a_full_queue_turns_the_newcomer_away() -> None:
@@ -348,8 +409,8 @@ def test_the_limit_holds_every_ticket_has_one_verdict_and_nobody_waits_beside_a_
 class LosesWakeUps(Door):
     """A planted bug: of several who may enter, only the first is told."""
 
-    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> list[Ticket]:
-        return super().leave(now, latency_s, dropped=dropped)[:1]
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> list[Ticket]:
+        return super().leave(now, latency_s, dropped=dropped, late=late)[:1]
 
 
 class DropsAPlace(Door):
@@ -370,7 +431,7 @@ class DropsAPlace(Door):
 class KeepsThePlace(Door):
     """A planted bug: a request that failed does not give its place back."""
 
-    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> list[Ticket]:
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> list[Ticket]:
         return [] if dropped else super().leave(now, latency_s)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from onefold.testing.servers import PrivatePostgres
 from tests.contract.plans import Gate, Plan
 from tests.contract.rows import ALL, ASGI, POSTGRES, WorldName
 from tests.contract.wire import looping
-from tests.contract.worlds import AsgiWorld, World, WsgiWorld
+from tests.contract.worlds import CONNECTIONS_MAX, AsgiWorld, World, WsgiWorld
 from tests.http.shedding.stages import until
 from tests.http.stages import Orders, account_of, calling, problem
+from tests.patience import PATIENCE_S
 
 FULL = Shedding(limit=1, queue_most=0, status=503)
 
@@ -183,6 +185,54 @@ def test_who_waits_inside_the_layer_runs_when_there_is_room(open_world: Open, na
     assert len(world.records()) == 4
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_who_waits_inside_the_layer_holds_neither_a_connection_nor_its_key(open_world: Open, name: WorldName) -> None:
+    world: Any = open_world(name)
+    world.shedding_settings = Shedding(limit=1, queue_most=CONNECTIONS_MAX, wait_most_s=60)
+    gate = Gate()
+    first = world.start(key='"0"', plan=Plan(gate=gate, writes=False))
+    gate.await_arrival()
+    # As many as the pool has connections: were they held, nothing else could be claimed, nor even asked about.
+    others = [world.start(key=f'"{number}"') for number in range(1, CONNECTIONS_MAX + 1)]
+    until(lambda: world.events.count(Released("POST /orders", "waits for its turn")) == CONNECTIONS_MAX)
+    assert {world.status_of(f'"{number}"')["state"] for number in range(1, CONNECTIONS_MAX + 1)} == {"unknown"}
+    if world.is_postgres:
+        open_ones = world.sql("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+        assert open_ones == [(1,)], "only the one that runs"
+    gate.open()
+    assert [pending.answer().status for pending in (first, *others)] == [201] * (CONNECTIONS_MAX + 1)
+    assert len(world.records()) == len(world.calls) == CONNECTIONS_MAX + 1
+
+
+def aside(world: World, count: int) -> bool:
+    """Whether so many have stepped aside."""
+    return world.events.count(Released("POST /orders", "waits for its turn")) == count
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_of_two_that_wait_with_one_key_the_second_gets_the_answer_of_the_first(
+    open_world: Open, name: WorldName
+) -> None:
+    world: Any = open_world(name)
+    world.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
+    gate = Gate()
+    first = world.start(key='"0"', plan=Plan(gate=gate, writes=False))
+    gate.await_arrival()
+    twins = []
+    for number in (1, 2):  # one after the other: while the first has its key claimed, the second is refused
+        twins.append(world.start(key='"twin"', plan=Plan(body=b"once")))
+        until(partial(aside, world, number))
+    gate.open()
+    assert first.answer().status == 201
+    answers = [twin.answer() for twin in twins]
+    # Under WSGI a place is free before COMMIT: the second may meet the first's key, and is told to ask again.
+    answers = [world.post(key='"twin"') if answer.status == 409 else answer for answer in answers]
+    assert [(answer.status, answer.body) for answer in answers] == [(201, b"once")] * 2
+    assert sorted(answer.replayed for answer in answers) == [False, True]
+    assert len(world.calls) == 2
+    assert world.post(key='"later"').status == 201, "a place was not given back"
+
+
 # Installed into frameworks
 
 
@@ -212,7 +262,7 @@ async def test_installed_into_fastapi_replays_come_first_and_other_routes_are_sh
     async with calling(app) as client:
         assert (await client.post("/orders", key='"k"')).json() == "ordered"
         running = asyncio.create_task(client.get("/slow"))
-        await asyncio.wait_for(entered.wait(), 20)
+        await asyncio.wait_for(entered.wait(), PATIENCE_S)
         assert (await client.post("/orders", key='"k"')).headers["idempotent-replayed"] == "true"
         assert problem(await client.post("/orders", key='"l"')) == "overloaded"
         assert problem(await client.get("/slow")) == "overloaded"

@@ -13,7 +13,8 @@ import uvicorn
 
 from onefold import Shedding, shed_asgi
 from onefold._kernel.events import Event, Shed
-from tests.http.shedding.stages import PATIENCE_S, Works, reached, settled
+from tests.http.shedding.stages import Works, reached, settled
+from tests.patience import PATIENCE_S
 
 LIMIT, QUEUE, CROWD = 4, 6, 60
 

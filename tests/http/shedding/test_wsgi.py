@@ -16,7 +16,8 @@ from onefold.http.shedding.reception import Reception
 from onefold.http.shedding.wsgi import SheddingMiddleware
 from onefold.http.wsgi import Environ, StartResponse
 from onefold.policy.limiter import LimiterTerms
-from tests.http.shedding.stages import PATIENCE_S, Clock, Noted, ThreadWorks, ask_thread, asking_threads, until
+from tests.http.shedding.stages import Clock, Noted, ThreadWorks, ask_thread, asking_threads, until
+from tests.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
+
 NOBODY = 65_534
 AS_ROOT = os.geteuid() == 0
 

@@ -25,8 +25,9 @@ from onefold.testing.servers import (
     ServerUnavailable,
 )
 from onefold.testing.servers.process import Launch
+from tests.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
-from tests.testing.servers.processes import PATIENCE_S, children, ends, family, is_alive, mentioning, run
+from tests.testing.servers.processes import children, ends, family, is_alive, mentioning, run
 
 KINDS = [
     PrivatePostgres,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,18 +29,8 @@ from onefold.testing.servers import (
     find_installation,
     wheel_folder,
 )
-from tests.testing.servers.processes import (
-    AS_ROOT,
-    NOBODY,
-    PATIENCE_S,
-    children,
-    ends,
-    family,
-    is_alive,
-    parent,
-    run,
-    users,
-)
+from tests.patience import PATIENCE_S
+from tests.testing.servers.processes import AS_ROOT, NOBODY, children, ends, family, is_alive, parent, run, users
 
 
 @pytest.fixture(scope="module", params=[16, 18])
@@ -263,7 +254,7 @@ print(server.fresh_database())
     with run(script) as owner:
         refusal, dsn = owner.communicate(timeout=PATIENCE_S)[0].splitlines()
     assert refusal == f"only process {owner.pid}, which started this server, can kill it"
-    assert dsn.startswith("postgresql://postgres@127.0.0.1:")
+    assert re.fullmatch(r"postgresql://postgres:\w{32}@127\.0\.0\.1:\d+/fresh_\w+", dsn)
 
 
 # Where the programs come from

@@ -7,21 +7,21 @@ that nobody has subscribed to refuses its messages, so that they wait in the out
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.lanes import TaskLane
-from onefold._kernel.messages import Confirm, Delivery, Message, received, write
-from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_apart, received, write
+from onefold._kernel.ports import AsyncDatabase, SubscriptionSeen
 from onefold._kernel.runners import run_async
+from onefold._kernel.signals import News
 from onefold.brokers.local.sql import STATEMENTS
-from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused, StoreBusy, StoreError
+from onefold.errors import BrokerUnavailable, ConfigurationError, StoreBusy, StoreError, TopicNotSubscribed
 
 T = TypeVar("T")
 
@@ -34,8 +34,14 @@ LEASE_S: Final = 30.0
 #: How long a lock that somebody holds is waited for.
 BUSY_S_MAX: Final = 10.0
 
-#: How often an empty queue is looked at: quickly at first, then seldom. A publish in the same process wakes at once.
-_PAUSES_S: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
+#: Of a consumer that is removed, rows that one statement deletes.
+REMOVED_AT_ONCE: Final = 1000
+
+#: How often an empty queue is looked at: quickly at first, then seldom. A publish in the same process wakes at once,
+#: and so does one in another process where that is heard of (Postgres): then looking is for leases that have run out.
+PAUSE_S_MIN: Final = 0.005
+PAUSE_S_MAX: Final = 0.1
+PAUSE_HEARD_S_MAX: Final = 2.0
 
 
 class LocalBroker:
@@ -50,14 +56,16 @@ class LocalBroker:
         *,
         lease_s: float = LEASE_S,
         awaited: Awaited | None = None,
+        news: News | None = None,
     ) -> None:
+        """`news` is shared by those that publish and those that consume over one database, in one process."""
         if not 0.1 <= lease_s <= 3600:
             raise ConfigurationError(f"lease_s={lease_s} must be between 0.1 and 3600")
         self._database = database
         self._awaited = awaited
         self._sql = STATEMENTS[database.dialect]
         self._lease_ms = int(lease_s * 1000)
-        self._news = asyncio.Event()
+        self.news = News() if news is None else news
 
     @property
     def keep_every_s(self) -> float:
@@ -72,14 +80,14 @@ class LocalBroker:
 
         async def deliver() -> set[str]:
             topics = await self._topics()
-            rows = [self._sql.deliver(m.topic, m.id, _headers(m), m.data) for m in messages if m.topic in topics]
+            rows = [self._deliver(message) for message in messages if message.topic in topics]
             if rows:
                 # Should a power cut take these rows back, it takes the relay's mark with them: same file, same order.
-                await Batch((Boundary.BEGIN_LIGHT, *rows, Boundary.COMMIT))
+                await Batch((Boundary.BEGIN_LIGHT, *rows, *self._sql.notify, Boundary.COMMIT))
             return topics
 
         topics = await self._run(deliver)
-        self._news.set()
+        self.news.set()
         return [None if message.topic in topics else _unrouted(message) for message in messages]
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> LocalSubscription:
@@ -90,8 +98,39 @@ class LocalBroker:
             await self._awaited(new)
         return LocalSubscription(self, consumer)
 
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        await self._write(self._sql.unsubscribe(consumer, json.dumps(sorted(topics))))
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        async def look() -> list[SubscriptionSeen]:
+            topics: dict[str, list[str]] = {}
+            for consumer, topic in await Fetch(self._sql.subscriptions()):
+                topics.setdefault(consumer, []).extend([] if topic is None else [topic])
+            counts = {consumer: await Fetch(self._sql.count(consumer)) for consumer in topics}
+            return [
+                SubscriptionSeen(consumer=consumer, topics=tuple(sorted(found)), waiting=counts[consumer][0][0])
+                for consumer, found in topics.items()
+            ]
+
+        return await self._run(look)
+
+    async def remove(self, consumer: str) -> int | None:
+        async def delete() -> int | None:
+            # First nothing more is copied to it; then what waits goes, some at a time.
+            had = await Batch((self._sql.remove_subscription(consumer),))
+            dropped = 0
+            while some := await Batch((self._sql.remove_waiting(consumer, REMOVED_AT_ONCE),)):
+                dropped += some
+            return dropped if had or dropped else None
+
+        return await self._run(delete)
+
     async def close(self) -> None:
         """The database is its owner's to close."""
+
+    def _deliver(self, message: Message) -> Statement:
+        name = name_apart(message.id, message.source)
+        return self._sql.deliver(message.topic, name, _headers(message), message.data)
 
     async def _topics(self) -> set[str]:
         return {topic for (topic,) in await Fetch(self._sql.topics())}
@@ -135,33 +174,41 @@ class LocalSubscription:
         self._consumer = consumer
         self._holder = uuid4().hex
         self._held: set[int] = set()
+        self._signal = broker.news.listen()
+        self._look_at = self._pause_s = 0.0
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        broker = self._broker
         give_up_at = time.monotonic() + wait_s
-        turn = 0
-        while True:
-            broker._news.clear()
-            rows = await broker._take(self._consumer, self._holder, limit)
-            left_s = give_up_at - time.monotonic()
-            if rows or left_s <= 0:
-                break
-            pause_s = min(left_s, _PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
-            turn += 1
-            try:
-                async with asyncio.timeout(pause_s):
-                    await broker._news.wait()
-            except TimeoutError:
-                pass
+        rows = await self._look(limit)
+        while not rows and (left_s := give_up_at - time.monotonic()) > 0:
+            await self._signal.wait(min(left_s, max(0.0, self._look_at - time.monotonic())))
+            rows = await self._look(limit)
         self._held.update(row[0] for row in rows)
         return [_delivery(*row) for row in rows]
+
+    async def _look(self, limit: int) -> list[Row]:
+        """What there is to take, if there is news or it is time to look. Each look in vain makes the next pause longer,
+        however often we are asked."""
+        if not self._signal.is_set() and time.monotonic() < self._look_at:
+            return []
+        if self._signal.is_set():
+            self._pause_s = 0.0
+        self._signal.clear()
+        rows = await self._broker._take(self._consumer, self._holder, limit)
+        if rows:
+            self._look_at = self._pause_s = 0.0
+        else:
+            most_s = PAUSE_HEARD_S_MAX if self._broker.news.ears else PAUSE_S_MAX
+            self._pause_s = min(most_s, max(PAUSE_S_MIN, 2 * self._pause_s))
+            self._look_at = time.monotonic() + self._pause_s
+        return rows
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         await self._settle(self._broker._sql.remove, deliveries)
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
         await self._settle(self._broker._sql.give_back, deliveries)
-        self._broker._news.set()
+        self._broker.news.set()
 
     async def keep(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
@@ -169,6 +216,7 @@ class LocalSubscription:
             await self._broker._write(self._broker._sql.keep(positions, self._holder, self._broker._lease_ms))
 
     async def close(self) -> None:
+        self._broker.news.leave(self._signal)
         if self._held:
             held, self._held = json.dumps(sorted(self._held)), set()
             await self._broker._write(self._broker._sql.give_back(held, self._holder))
@@ -185,11 +233,12 @@ def _headers(message: Message) -> str:
 
 
 def _delivery(position: int, headers: str, data: bytes, taken: int) -> Delivery:
-    return received(json.loads(headers), bytes(data), redelivered=taken > 1, receipt=position, percent=False)
+    origin = Origin(broker="local", id=str(position), percent=False)
+    return received(json.loads(headers), bytes(data), redelivered=taken > 1, receipt=position, origin=origin)
 
 
-def _unrouted(message: Message) -> MessageRefused:
-    return MessageRefused(
+def _unrouted(message: Message) -> TopicNotSubscribed:
+    return TopicNotSubscribed(
         f"no consumer has subscribed to {message.topic!r} on this database; the event waits in the outbox until one "
         "does (onefold consume)"
     )

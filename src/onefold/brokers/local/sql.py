@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from onefold._kernel.catalog import qualified
 from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
 from onefold._kernel.effects import Boundary, Statement, Step, Value
+
+CHANNEL: Final = "onefold_delivery"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +27,14 @@ class Statements:
     """The end of a lease that begins now and lasts {} milliseconds."""
     elements: str
     """The numbers in the JSON array $1."""
+    texts: str
+    """The texts in it."""
     take_free: str
     opens: tuple[Step, ...]
     """What must stand in front of a `take`: its rows are read before COMMIT follows."""
+    notify: tuple[Step, ...]
+    """What tells consumers of other processes that there is something to take. It stands in the relay's own
+    transaction, where no business waits for it."""
 
     def topics(self) -> Statement:
         return Statement("SELECT DISTINCT topic FROM onefold_subscription")
@@ -35,14 +43,42 @@ class Statements:
         sql = "INSERT INTO onefold_subscription (consumer, topic) VALUES ($1::text, $2::text) ON CONFLICT DO NOTHING"
         return self._statement(sql, consumer, topic)
 
-    def deliver(self, topic: str, message_id: str, headers: str, data: bytes) -> Statement:
-        """Give a message to everyone who subscribed to its topic, unless it waits there already."""
+    def unsubscribe(self, consumer: str, topics: str) -> Statement:
+        """`topics` as a JSON array."""
+        sql = f"DELETE FROM onefold_subscription WHERE consumer = $2::text AND topic IN ({self.texts})"
+        return self._statement(sql, topics, consumer)
+
+    def subscriptions(self) -> Statement:
+        """Consumer and topic; consumers that have lost their last topic and still have messages have none."""
+        sql = """
+        SELECT consumer, topic FROM onefold_subscription
+        UNION SELECT DISTINCT consumer, NULL FROM onefold_delivery
+        ORDER BY 1, 2
+        """
+        return self._statement(sql)
+
+    def count(self, consumer: str) -> Statement:
+        return self._statement("SELECT count(*) FROM onefold_delivery WHERE consumer = $1::text", consumer)
+
+    def remove_subscription(self, consumer: str) -> Statement:
+        return self._statement("DELETE FROM onefold_subscription WHERE consumer = $1::text", consumer)
+
+    def remove_waiting(self, consumer: str, limit: int) -> Statement:
+        sql = """
+        DELETE FROM onefold_delivery WHERE consumer = $1::text AND position IN (
+            SELECT position FROM onefold_delivery WHERE consumer = $1::text ORDER BY position LIMIT $2::int)
+        """
+        return self._statement(sql, consumer, limit)
+
+    def deliver(self, topic: str, name: str, headers: str, data: bytes) -> Statement:
+        """Give a message to everyone who subscribed to its topic, unless it waits there already: under a name that no
+        other source's message has."""
         sql = """
         INSERT INTO onefold_delivery (consumer, id, headers, data)
         SELECT consumer, $2::text, $3::text, $4::bytea FROM onefold_subscription WHERE topic = $1::text
         ON CONFLICT (consumer, id) DO NOTHING
         """
-        return self._statement(sql, topic, message_id, headers, data)
+        return self._statement(sql, topic, name, headers, data)
 
     def waiting(self, consumer: str) -> Statement:
         """A row if there is something to take."""
@@ -73,7 +109,7 @@ class Statements:
         return f"holder = $2::text AND position IN ({self.elements})"
 
     def _statement(self, sql: str, *values: Value) -> Statement:
-        return Statement(sql if self.casts else sqlite_values(sql), values)
+        return Statement(qualified(sql) if self.casts else sqlite_values(sql), values)
 
 
 STATEMENTS: Final = {
@@ -81,13 +117,15 @@ STATEMENTS: Final = {
         casts=True,
         now="now()",
         held_until="held_until",
-        until="now() + {} * interval '1 millisecond'",
+        until="now() + ({} * interval '1 millisecond')",
         elements="SELECT value::bigint FROM json_array_elements_text($1::json)",
+        texts="SELECT value FROM json_array_elements_text($1::json)",
+        notify=(Statement(qualified(f"SELECT pg_notify('{CHANNEL}', '')")),),
         opens=(),  # it commits by itself: who is stopped in between would keep its rows from everybody, for ever
         take_free="""
-        UPDATE onefold_delivery AS d SET {lease}
-        FROM (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT $3::int
-              FOR UPDATE SKIP LOCKED) AS t
+        WITH t AS (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT $3::int
+                   FOR UPDATE SKIP LOCKED)
+        UPDATE onefold_delivery AS d SET {lease} FROM t
         WHERE d.consumer = $1::text AND d.position = t.position
         RETURNING d.position, d.headers, d.data, d.taken
         """,
@@ -98,6 +136,8 @@ STATEMENTS: Final = {
         held_until="held_until_ms",
         until=SQLITE_NOW_MS + " + {}",
         elements="SELECT value FROM json_each($1::json)",
+        texts="SELECT value FROM json_each($1::json)",
+        notify=(),
         opens=(Boundary.BEGIN_LIGHT,),
         take_free="""
         UPDATE onefold_delivery SET {lease}

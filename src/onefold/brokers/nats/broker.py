@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import nats.errors
+from onefold._kernel.extras import missing_extra
+
+try:
+    import nats.errors
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "nats") from None
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from onefold._kernel.messages import PREFIX, Confirm, Message, write
+from onefold._kernel.addresses import redact
+from onefold._kernel.messages import PREFIX, Confirm, Message, name_apart, write
+from onefold._kernel.ports import SubscriptionSeen
+from onefold.brokers.addresses import check_address
+from onefold.brokers.nats.durables import remove, subscriptions, unsubscribe
 from onefold.brokers.nats.link import OPEN, TROUBLE, Call, Link
-from onefold.brokers.nats.stream import check, covers, wanted
+from onefold.brokers.nats.stream import check, covers, is_ours, wanted
 from onefold.brokers.nats.subscription import NatsSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
@@ -28,14 +38,19 @@ _IN_FLIGHT_MAX: Final = 4_000
 _TURN: Final = 100
 _TURN_BYTES: Final = 262_144
 _TOO_LARGE: Final = 10054
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 _SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 _NAMES: Final = re.compile(r"[!-9;-~]+(\n[!-9;-~]+)*")
 _UNROUTED: Final = object()
 
+_log = logging.getLogger("onefold.broker")
+
 
 class NatsBroker:
     """`NatsBroker("nats://127.0.0.1:4222")`. `options` go to nats.connect as they are: tls, user_credentials and the
-    like. Subjects are `<prefix>.<topic>`; the prefix is the stream's name unless it is given."""
+    like. Subjects are `<prefix>.<topic>`; the prefix is the stream's name unless it is given. What every consumer has
+    acknowledged is purged from a stream that onefold made, and from no other unless `trim=True`; `trim=False` keeps
+    all."""
 
     def __init__(
         self,
@@ -48,6 +63,7 @@ class NatsBroker:
         ack_wait_s: float = 30.0,
         duplicate_window_s: float = 600.0,
         redelivery_s: float = 7 * 86_400.0,
+        trim: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         for field, value in (("confirm_s", confirm_s), ("ack_wait_s", ack_wait_s), ("redelivery_s", redelivery_s)):
@@ -70,8 +86,11 @@ class NatsBroker:
         self.confirm_s = confirm_s
         self.ack_wait_s = ack_wait_s
         self.duplicate_window_s = duplicate_window_s
+        self._trim = trim
         self._wanted = wanted(stream, self.prefix, replicas=replicas, duplicate_window_s=duplicate_window_s)
         self._servers = [servers] if isinstance(servers, str) else list(servers)
+        for server in self._servers:
+            check_address("NatsBroker", server if "://" in server else f"nats://{server}", _SCHEMES)
         self._options = dict(options or {})
         self._connecting = asyncio.Lock()
         self._link: Link | None = None
@@ -81,10 +100,17 @@ class NatsBroker:
         """Connect; make the stream, or check the one that is there."""
         self._closed = False
         try:
-            check(await self._find_or_make(await self.link()), self.prefix)
+            config = await self._find_or_make(await self.link())
+            check(config, self.prefix)
         except BaseException:
             await self.close()
             raise
+        if self._trim is None and not is_ours(config):
+            _log.warning(
+                "the NATS stream %r was not made by this release of onefold: messages that every consumer has "
+                "acknowledged stay in it; NatsBroker(trim=True) purges them, trim=False keeps them without a warning",
+                self.stream,
+            )
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
         link = await self.link() if messages else None
@@ -103,6 +129,15 @@ class NatsBroker:
         await subscription.prepare()
         return subscription
 
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        await unsubscribe(self, consumer, {self.subject(topic) for topic in topics})
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        return await subscriptions(self)
+
+    async def remove(self, consumer: str) -> int | None:
+        return await remove(self, consumer)
+
     async def close(self) -> None:
         self._closed = True
         async with self._connecting:
@@ -113,8 +148,12 @@ class NatsBroker:
     def subject(self, topic: str) -> str:
         return f"{self.prefix}.{topic}"
 
+    def trims(self, config: StreamConfig) -> bool:
+        """Whether what is acknowledged may be purged from this stream, which somebody may have made anew meanwhile."""
+        return is_ours(config) if self._trim is None else self._trim
+
     def unavailable(self, reason: object) -> BrokerUnavailable:
-        return BrokerUnavailable(f"NATS at {_without_password(self._servers)}: {reason or type(reason).__name__}")
+        return BrokerUnavailable(f"NATS at {', '.join(map(redact, self._servers))}: {reason or type(reason).__name__}")
 
     async def link(self) -> Link:
         """The connection, a new one if the last one is gone."""
@@ -188,7 +227,7 @@ class NatsBroker:
         if not _SUBJECT.fullmatch(message.topic):
             raise MessageRefused(f"the topic {message.topic!r} is no NATS subject: a part of it is empty or odd")
         headers = write(message)
-        headers["Nats-Msg-Id"] = headers[f"{PREFIX}id"]
+        headers["Nats-Msg-Id"] = name_apart(headers[f"{PREFIX}id"], message.source)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         sound = lines.isascii() and lines.count("\r") == lines.count("\n") == len(headers)
         if not sound or not _NAMES.fullmatch("\n".join(headers)):
@@ -226,7 +265,3 @@ class NatsBroker:
         if covers(config.subjects, self.prefix):
             return self.unavailable(f"the stream {self.stream!r} has no leader")
         return MessageRefused(f"the NATS stream {self.stream!r} takes {config.subjects}, not {self.prefix}.>")
-
-
-def _without_password(servers: Sequence[str]) -> str:
-    return ", ".join(re.sub(r"//[^/@]*@", "//", server) for server in servers)

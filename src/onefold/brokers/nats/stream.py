@@ -6,10 +6,15 @@ Invariant: such a stream drops nothing that a consumer has not acknowledged; a f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from onefold.errors import ConfigurationError
+
+#: What a stream that onefold has made says in its metadata. Only such a stream is trimmed unasked: one of an operator's
+#: own may be kept for replays.
+_MARK: Final = {"created-by": "onefold"}
 
 
 def wanted(name: str, prefix: str, *, replicas: int, duplicate_window_s: float) -> StreamConfig:
@@ -21,7 +26,12 @@ def wanted(name: str, prefix: str, *, replicas: int, duplicate_window_s: float) 
         storage=StorageType.FILE,
         num_replicas=replicas,
         duplicate_window=duplicate_window_s,
+        metadata=dict(_MARK),
     )
+
+
+def is_ours(config: StreamConfig) -> bool:
+    return _MARK.items() <= (config.metadata or {}).items()
 
 
 def covers(subjects: Sequence[str] | None, prefix: str) -> bool:

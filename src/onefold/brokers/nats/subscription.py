@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
-from onefold._kernel.messages import Delivery, received
+from onefold._kernel.messages import Delivery, Origin, received
 from onefold.brokers.nats.link import LOOK_S, TROUBLE, Link
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
@@ -25,17 +26,31 @@ _GIVE_BACK: Final = b"-NAK"
 _KEEP: Final = b"+WPI"
 #: What the server answers where a consumer of that name is there whose settings cannot become ours.
 _NOT_MADE: Final = 10012
+#: And where subjects of a consumer overlap.
+_OVERLAPPING: Final = 10138
+
+
+def durable_name(consumer: str) -> str:
+    """NATS takes few characters for a name."""
+    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"={found[0].encode().hex()}", consumer)
+
+
+def filters_of(config: ConsumerConfig) -> list[str]:
+    """The subjects that a consumer gets."""
+    return config.filter_subjects or [config.filter_subject or ">"]
 
 
 class Source(Protocol):
     """What a subscription needs of its broker."""
 
     stream: str
+    prefix: str
     confirm_s: float
     ack_wait_s: float
     duplicate_window_s: float
 
     async def link(self) -> Link: ...
+    def trims(self, config: StreamConfig) -> bool: ...
     def unavailable(self, reason: object) -> BrokerUnavailable: ...
 
 
@@ -46,7 +61,8 @@ class NatsSubscription:
     def __init__(self, broker: Source, consumer: str, subjects: list[str]) -> None:
         self._broker = broker
         self._subjects = subjects
-        self._name = re.sub(r"[^A-Za-z0-9_-]", lambda found: f"={found[0].encode().hex()}", consumer)
+        self._consumer = consumer
+        self._name = durable_name(consumer)
         self._link: Link | None = None
         self._inbox: Any = None
         self._replies = ""
@@ -65,7 +81,7 @@ class NatsSubscription:
             self._buffer.clear()  # they come again, and by then to us or to another
             try:
                 async with asyncio.timeout(self._broker.confirm_s):
-                    await link.jetstream.add_consumer(self._broker.stream, self._config())
+                    await self._make(link)
                     self._replies = link.client.new_inbox()
                     self._inbox = await link.client.subscribe(f"{self._replies}.*", cb=self._arrive)
             except nats.js.errors.APIError as error:
@@ -79,6 +95,22 @@ class NatsSubscription:
                 raise self._broker.unavailable(error) from error
             self._link = link
         return link
+
+    async def _make(self, link: Link) -> None:
+        """Make the consumer, or add our subjects to those that it has: another process of it may have asked for more
+        (a deployment under way). Subjects that overlap with ours (a wildcard) are replaced."""
+        jetstream, stream = link.jetstream, self._broker.stream
+        try:
+            had = filters_of((await jetstream.consumer_info(stream, self._name)).config)
+        except nats.js.errors.NotFoundError:
+            had = []
+        subjects = [*self._subjects, *(subject for subject in had if subject not in self._subjects)]
+        try:
+            await jetstream.add_consumer(stream, self._config(subjects))
+        except nats.js.errors.APIError as error:
+            if error.err_code != _OVERLAPPING:
+                raise
+            await jetstream.add_consumer(stream, self._config(self._subjects))
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deadline = time.monotonic() + wait_s
@@ -157,14 +189,23 @@ class NatsSubscription:
         self._came.set()
 
     def _delivery(self, msg: Msg) -> Delivery:
-        headers = {name.lower(): value for name, value in (msg.headers or {}).items() if not name.startswith("Nats-")}
+        headers = {name.lower(): str(value) for name, value in (msg.headers or {}).items()}
         # $JS.ACK.<stream>.<consumer>.<times delivered>.<stream's sequence>...; some servers put two parts before these.
         parts = msg.reply.split(".")
         times, sequence = map(int, parts[4:6] if len(parts) == 9 else parts[6:8])
         # A server that was killed may have forgotten a delivery, but what is new comes in the stream's order.
         redelivered = times > 1 or sequence <= self._seen
         self._seen = max(self._seen, sequence)
-        return received(headers, msg.data, redelivered=redelivered, receipt=msg.reply)
+        origin = Origin(
+            broker="nats",
+            subject=msg.subject,
+            topic=msg.subject.removeprefix(f"{self._broker.prefix}."),
+            id=headers.get("nats-msg-id") or f"{self._broker.stream}/{sequence}",
+        )
+        own = {name: value for name, value in headers.items() if not name.startswith("nats-")}
+        delivery = received(own, msg.data, redelivered=redelivered, receipt=msg.reply, origin=origin)
+        # The server's own headers are no part of the message, but a letter shows them.
+        return delivery if delivery.message is not None else replace(delivery, headers=headers)
 
     async def _settle(self, deliveries: Sequence[Delivery], verdict: bytes) -> None:
         receipts = [delivery.receipt for delivery in deliveries]
@@ -184,20 +225,22 @@ class NatsSubscription:
         except TROUBLE as error:
             raise self._broker.unavailable(error) from error
 
-    def _config(self) -> ConsumerConfig:
+    def _config(self, subjects: list[str]) -> ConsumerConfig:
         return ConsumerConfig(
             durable_name=self._name,
+            description=self._consumer,
             deliver_policy=DeliverPolicy.ALL,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self._broker.ack_wait_s,
             max_deliver=-1,
             max_ack_pending=10_000,
-            filter_subjects=self._subjects,
+            filter_subjects=subjects,
         )
 
     async def _trim(self) -> None:
         """Purge from our subjects what every consumer of them had acknowledged a duplicate window ago: what is purged
-        younger than that would no longer be known as a duplicate after the server's restart."""
+        younger than that would no longer be known as a duplicate after the server's restart. The floors are read again
+        right before: a consumer that has subscribed since waits for all that is there."""
         now = time.monotonic()
         if self._floors is not None and now < self._floors[0] + self._broker.duplicate_window_s:
             return
@@ -205,21 +248,27 @@ class NatsSubscription:
         due, self._floors = self._floors, (now, {})
         with suppress(*TROUBLE):
             async with asyncio.timeout(self._broker.confirm_s):
+                floors = await self._acknowledged(link)
                 for subject, floor in due[1].items() if due else ():
-                    await link.jetstream.purge_stream(self._broker.stream, seq=floor + 1, subject=subject)
-                self._floors = (now, await self._acknowledged(link))
+                    if (acknowledged := min(floor, floors.get(subject, 0))) > 0:
+                        await link.jetstream.purge_stream(self._broker.stream, seq=acknowledged + 1, subject=subject)
+                self._floors = (now, floors)
 
     async def _acknowledged(self, link: Link) -> dict[str, int]:
-        """Per subject of ours, the stream's sequence up to which every consumer is done with it."""
+        """Per subject of ours, the stream's sequence up to which every consumer is done with it. None where the stream
+        is not to be trimmed, or where a consumer came or went while they were listed: one may have been left out."""
+        stream = await link.jetstream.stream_info(self._broker.stream)
+        if not self._broker.trims(stream.config):
+            return {}
         floors: dict[str, int] = {}
         offset = 0
         while some := await link.jetstream.consumers_info(self._broker.stream, offset):
             offset += len(some)
             for info in some:
-                filters = set(info.config.filter_subjects or [info.config.filter_subject or ">"])
+                filters = set(filters_of(info.config))
                 wild = any("*" in subject or ">" in subject for subject in filters)
                 floor = info.ack_floor.stream_seq if info.ack_floor else 0
                 for subject in self._subjects:
                     if wild or subject in filters:
                         floors[subject] = min(floors.get(subject, floor), floor)
-        return {subject: floor for subject, floor in floors.items() if floor > 0}
+        return floors if offset == stream.state.consumer_count else {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 import typer
@@ -21,26 +19,6 @@ UNTIL = typer.Option("--until", help="Died before this time.")
 
 #: Letters that are looked at in one go: each may have half a megabyte of data.
 PAGE: Final = 100
-
-_AGE: Final = re.compile(r"(\d{1,6})([smhd])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-
-
-def moment_of(text: str, option: str) -> datetime | None:
-    """A time, or how long ago it was."""
-    if not text:
-        return None
-    if found := _AGE.fullmatch(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise typer.BadParameter(
-            f"{option} {text!r} is no time with a zone; write 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d"
-        )
-    return moment
 
 
 def consumers_with_letters(desk: Desk) -> list[str]:

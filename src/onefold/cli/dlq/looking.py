@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from datetime import datetime
 from enum import StrEnum
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,13 +18,13 @@ from onefold.cli.dlq.choosing import (
     UNTIL,
     consumers_with_letters,
     letter_of,
-    letters,
-    moment_of,
 )
+from onefold.cli.moments import moment_of
 from onefold.cli.options import DATABASE, JSON
 from onefold.cli.speaking import answer, harmless, moment, printed
 from onefold.errors import ConfigurationError
-from onefold.inbox.letters import LetterView
+from onefold.inbox.letters import LetterView, summed_up, tallied
+from onefold.inbox.redrive import Filter
 
 
 class State(StrEnum):
@@ -56,15 +53,16 @@ def list_command(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """List dead letters."""
+    """List dead letters: messages that are not tried again until a person says so."""
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
+    found: list[dict[str, Any]] = []
     with desk(database) as place:
-        fit = (
-            _summary(name, letter)
-            for name, letter in _of_all(place, consumer, _STATES[state], topic or None)
-            if reason in letter.reason and _within(letter, begin, end)
-        )
-        found = list(islice(fit, limit))
+        for name in [consumer] if consumer else consumers_with_letters(place):
+            chosen = Filter(consumer=name, topic=topic or None, reason=reason or None, since=begin, until=end)
+            if len(found) < limit:
+                fit = place.ask(summed_up(place.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
+                found += [_summary(name, letter) for letter in fit]
+        waiting = 0 if state is not State.DEAD or as_json else _waiting(place, consumer, topic)
     if as_json:
         answer(found)
         return
@@ -72,6 +70,17 @@ def list_command(
     if found:
         printed("", columns, [[each[column] for column in columns] for each in found])
     typer.echo(f"letters: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+    if waiting:
+        typer.echo(f"waiting for their next try, or behind a letter of their key: {waiting}; see --state waiting")
+
+
+def _waiting(place: Desk, consumer: str, topic: str) -> int:
+    """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
+    return sum(
+        tally.letters
+        for tally in place.ask(tallied(place.dialect))
+        if tally.state == "waiting" and consumer in ("", tally.consumer) and topic in ("", tally.topic)
+    )
 
 
 def show_command(
@@ -91,26 +100,11 @@ def show_command(
         raise ConfigurationError(f"several consumers have a letter {message_id!r} ({owners}): name one with --consumer")
     name, letter = found[0]
     if as_json:
-        answer({**_summary(name, letter), "headers": letter.headers, **_data(letter), "history": letter.history})
+        origin = {"broker": letter.origin.broker, "subject": letter.origin.subject, "id": letter.origin.id}
+        found_there = {"origin": origin, "headers": letter.headers, **_data(letter), "history": letter.history}
+        answer({**_summary(name, letter), **found_there})
     else:
         _print(name, letter)
-
-
-def _of_all(
-    place: Desk, consumer: str, state: Literal["dead", "waiting"] | None, topic: str | None
-) -> Iterator[tuple[str, LetterView]]:
-    for name in [consumer] if consumer else consumers_with_letters(place):
-        for letter in letters(place, name, state=state, topic=topic):
-            yield name, letter
-
-
-def _within(letter: LetterView, begin: datetime | None, end: datetime | None) -> bool:
-    if begin is None and end is None:
-        return True
-    if letter.died_ms is None:
-        return False
-    died_s = letter.died_ms / 1000
-    return (begin is None or died_s >= begin.timestamp()) and (end is None or died_s < end.timestamp())
 
 
 def _summary(consumer: str, letter: LetterView) -> dict[str, Any]:
@@ -120,8 +114,8 @@ def _summary(consumer: str, letter: LetterView) -> dict[str, Any]:
         "consumer": consumer,
         "state": letter.state,
         "source": message.source if message else None,
-        "topic": message.topic if message else None,
-        "key": message.key if message else None,
+        "topic": letter.topic,
+        "key": message.key if message else letter.origin.key,
         "version": message.version if message else None,
         "reason": letter.reason,
         "started": letter.started,
@@ -141,7 +135,7 @@ def _data(letter: LetterView) -> dict[str, Any]:
         return {"data_base64": base64.b64encode(letter.data).decode()}
     try:
         return {"data": json.loads(text)}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"data_text": text}
 
 
@@ -149,6 +143,9 @@ def _print(consumer: str, letter: LetterView) -> None:
     for name, value in _summary(consumer, letter).items():
         if value is not None:
             typer.echo(f"{name + ':':<10} {harmless(str(value))}")
+    typer.echo("\norigin")
+    for name, value in (("broker", letter.origin.broker), ("subject", letter.origin.subject), ("id", letter.origin.id)):
+        typer.echo(f"  {name}: {harmless(value or '-')}")
     typer.echo("\nheaders")
     for name, value in sorted(letter.headers.items()):
         typer.echo(f"  {harmless(name)}: {harmless(value)}")

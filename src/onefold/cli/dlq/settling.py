@@ -9,34 +9,55 @@ import typer
 
 from onefold._kernel.effects import Flow
 from onefold.cli.asking import desk
-from onefold.cli.dlq.choosing import CONSUMER, consumer_of
+from onefold.cli.dlq.choosing import CONSUMER, REASON, SINCE, TOPIC, UNTIL, consumer_of
+from onefold.cli.moments import moment_of
 from onefold.cli.options import ACTOR, DATABASE, JSON, YES, acting, confirmed
 from onefold.cli.speaking import answer
-from onefold.inbox.redrive import discard, resume_at, skip
+from onefold.inbox.redrive import Filter, discard, discard_all, resume_at, skip
 
 _ID = typer.Argument(metavar="ID", show_default=False)
 
 
 def discard_command(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False)],
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID...", help="Only these; all that fit the filters, when none.")
+    ] = None,
     database: Annotated[str, DATABASE] = "",
     consumer: Annotated[str, CONSUMER] = "",
-    force: Annotated[bool, typer.Option("--force", help="Also those that wait to be tried again.")] = False,
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, REASON] = "",
+    since: Annotated[str, SINCE] = "",
+    until: Annotated[str, UNTIL] = "",
+    force: Annotated[bool, typer.Option("--force", help="With ids: also those that wait to be tried again.")] = False,
     actor: Annotated[str, ACTOR] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Delete dead letters for good."""
+    """Delete dead letters for good: by their ids, or all that fit the filters of `dlq list`."""
+    filtered = any((topic, reason, since, until))
+    if bool(ids) == filtered or (force and filtered):
+        raise typer.BadParameter("say which: either ids, or --topic, --reason, --since, --until (without --force)")
+    begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     with desk(database) as place:
         whose = consumer_of(place, consumer)
-        confirmed(f"Delete {len(ids)} letter(s) of {whose} for good?", yes=yes)
-        count = place.ask(discard(place.dialect, whose, tuple(ids), actor=acting(actor), force=force))
-    if as_json:
-        answer({"consumer": whose, "discarded": count, "asked": len(ids)})
-    else:
-        typer.echo(f"discarded: {count} of {len(ids)}" + ("" if count == len(ids) else "; the others are not dead"))
+        confirmed(f"Delete {len(ids) if ids else 'all fitting'} letter(s) of {whose} for good?", yes=yes)
+        if ids:
+            count = place.ask(discard(place.dialect, whose, tuple(ids), actor=acting(actor), force=force))
+        else:
+            chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
+            count = place.ask(discard_all(place.dialect, chosen, actor=acting(actor)))
+    _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)
+
+
+def _print_discarded(consumer: str, count: int, asked: int | None, *, as_json: bool) -> None:
+    if as_json:
+        answer({"consumer": consumer, "discarded": count, "asked": asked})
+    elif asked is None:
+        typer.echo(f"discarded: {count}")
+    else:
+        typer.echo(f"discarded: {count} of {asked}" + ("" if count == asked else "; the others are not dead"))
 
 
 def skip_command(

@@ -23,9 +23,10 @@ from typing import Any, Final
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.clock import milliseconds, wall_ms
-from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Statement, Step
+from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Statement
 from onefold._kernel.ids import new_id
 from onefold.client.journal.model import (
+    NOT_ASKED_YET,
     REASON_CHARS_MAX,
     TARGET_CHARS_MAX,
     Entry,
@@ -40,9 +41,9 @@ from onefold.errors import ConfigurationError, IntentExpired, IntentReused, Stor
 #: How long the end of a call waits for the write lock, in all.
 BUSY_S_MAX: Final = 5.0
 
-#: How often a claim asks for the write lock. Each time it waits as long as the driver does, five seconds on SQLite,
-#: whose lock is not fair: under a crowd of processes somebody can be passed over for that long.
-CLAIM_TRIES: Final = 4
+#: How long a claim asks for the write lock, in all, where its call has a longer deadline. SQLite's lock is not fair:
+#: under a crowd of processes a claim can be passed over for seconds.
+CLAIM_S_MAX: Final = 20.0
 
 #: One claim in so many sweeps, the first one included: also a process that claims once does its part.
 SWEEP_EVERY: Final = 64
@@ -77,63 +78,80 @@ class Journal:
         self._new_key = new_key
         self._claims = itertools.count()
 
-    async def claim(self, intent: str, fingerprint: bytes, target: str) -> Named:
-        """The key to send this call under. It is on disk when this returns.
+    async def claim(
+        self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = math.inf
+    ) -> Named:
+        """The key to send this call under. It is on disk when this returns. `key` is the one that a new intent gets;
+        one that is known keeps the key it has. `until` is the deadline of the call, on the monotonic clock.
 
         Raises IntentReused where the name stands for another call, IntentExpired where the server may have forgotten
         the key, and StoreError where it could not be written: then nothing may be sent.
         """
         checked_intent(intent)
         asked = (checked_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
-        for last in (*[False] * (CLAIM_TRIES - 1), True):
+        give_up_at: float | None = None
+        while True:
             try:
-                found = await borrowing(lambda: self._claim(intent, *asked))
+                found = await borrowing(lambda: self._claim(intent, key or self._new_key(), *asked, until=until))
                 break
             except StoreBusy:  # nothing was written, and nothing is sent before it is
-                if last:
+                now = await Now()
+                give_up_at = min(until, now + CLAIM_S_MAX) if give_up_at is None else give_up_at
+                if now >= give_up_at:
                     raise
         if isinstance(found, Named):
             return found
         raise found
 
-    async def resolve(self, intent: str, status: int) -> None:
-        """The server gave a final answer. Who fails here (StoreError) has only failed to note it."""
-        await borrowing(lambda: self._note(self._sql.resolve(intent, status)))
+    async def claim_ahead(self, intent: str, key: str) -> str:
+        """The key of an intent, on disk, before it is known what will be asked under it."""
+        return (await self.claim(intent, NOT_ASKED_YET, "a call that was not made yet", key)).key
 
-    async def leave(self, intent: str, reason: str) -> None:
+    async def resolve(self, intent: str, status: int, *, until: float = math.inf) -> None:
+        """The server gave a final answer. Who fails here (StoreError) has only failed to note it: it is tried until
+        then, and once in any case."""
+        await borrowing(lambda: self._note(self._sql.resolve(intent, status), until))
+
+    async def leave(self, intent: str, reason: str, *, until: float = math.inf) -> None:
         """The call ended without an answer. The intent stays unresolved; the reason is for whoever lists it."""
-        await borrowing(lambda: self._note(self._sql.leave(intent, one_line(reason, REASON_CHARS_MAX))))
+        await borrowing(lambda: self._note(self._sql.leave(intent, one_line(reason, REASON_CHARS_MAX)), until))
 
     async def sweep(self, limit: int = 1000) -> int:
         """Forget intents that were resolved longer ago than the retention; how many. Claims do this by and by."""
         return await borrowing(lambda: _changed(self._sql.sweep(self._retention_ms, limit)))
 
     async def _claim(
-        self, intent: str, fingerprint: bytes, target: str
+        self, intent: str, key: str, fingerprint: bytes, target: str, *, until: float
     ) -> Named | IntentReused | IntentExpired | StoreBusy:
-        sql, key = self._sql, self._new_key()
+        sql = self._sql
         insert = sql.insert(intent, key, fingerprint, target)
-        steps: tuple[Step, ...] = (
-            Boundary.BEGIN,
-            *sql.durable,
-            sql.forget_old(intent, self._retention_ms),
-            insert,
-        )
+        await Batch((Boundary.BEGIN, *sql.durable, *await self._locked(until, CLAIM_S_MAX)))
         for _ in range(_LOOKS_MAX):
-            if await Batch(steps):
+            # Each alone, a round trip more: the values of a statement that goes alone are bound, those of a batch stand
+            # in its text, which a server writes to its log where it refuses it. The key is among them.
+            if await Batch((insert,)):
                 await Batch((*self._sweeping(), Boundary.COMMIT))
                 return Named(key, known=False)
+            if await Batch((sql.forget_old(intent, self._retention_ms),)):
+                continue
             if rows := await Fetch(sql.look(intent)):
                 entry = _entry(*rows[0])
                 refused = self._refused(intent, fingerprint, target, entry)
                 if refused is not None:
                     await Batch((Boundary.ROLLBACK,))
                     return refused
-                await Batch((sql.tried(intent), Boundary.COMMIT))
+                bound = entry.fingerprint == NOT_ASKED_YET != fingerprint
+                known = sql.bind(intent, fingerprint, target) if bound else sql.tried(intent)
+                await Batch((known, Boundary.COMMIT))
                 return Named(entry.key, known=True)
-            steps = (insert,)
         await Batch((Boundary.ROLLBACK,))
         return StoreBusy(f"intent {intent!r} was forgotten {_LOOKS_MAX} times while it was being claimed; try again")
+
+    async def _locked(self, until: float, most_s: float) -> tuple[Statement, ...]:
+        """What bounds the waits for locks, where a statement would wait for them as long as it takes."""
+        if not self._sql.waits_in_statements:
+            return ()
+        return self._sql.locked_for(most_s if until == math.inf else min(most_s, until - await Now()))
 
     def _sweeping(self) -> tuple[Statement, ...]:
         """Last in its transaction: on Postgres it holds locks on other intents, and must wait for none."""
@@ -145,7 +163,7 @@ class Journal:
         self, intent: str, fingerprint: bytes, target: str, entry: Entry
     ) -> IntentReused | IntentExpired | None:
         forget = f"`onefold intents forget {quote(intent)}`"
-        if entry.fingerprint != fingerprint:
+        if entry.fingerprint != fingerprint and NOT_ASKED_YET not in (entry.fingerprint, fingerprint):
             same = " (the method and the address are the same, so the query or the body differs)"
             return IntentReused(
                 f"intent {intent!r} names {entry.target}, claimed {entry.age_s:.0f} s ago; it cannot name {target} as "
@@ -166,16 +184,17 @@ class Journal:
             )
         return None
 
-    async def _note(self, change: Statement) -> None:
+    async def _note(self, change: Statement, until: float) -> None:
         give_up_at: float | None = None
         while True:
             try:
-                await Batch((Boundary.BEGIN_LIGHT, *self._sql.light, change, Boundary.COMMIT))
+                locked = await self._locked(until, BUSY_S_MAX)
+                await Batch((Boundary.BEGIN_LIGHT, *self._sql.light, *locked, change, Boundary.COMMIT))
             except StoreBusy:
                 # A light transaction gives up soon, so that its flow may look around; there is nothing to look at here.
                 await Batch((Boundary.ROLLBACK,))
                 now = await Now()
-                give_up_at = now + BUSY_S_MAX if give_up_at is None else give_up_at
+                give_up_at = min(until, now + BUSY_S_MAX) if give_up_at is None else give_up_at
                 if now >= give_up_at:
                     raise
             else:

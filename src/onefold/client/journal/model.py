@@ -11,6 +11,8 @@ INTENT_CHARS_MAX: Final = 255
 TARGET_CHARS_MAX: Final = 2000
 REASON_CHARS_MAX: Final = 500
 FINGERPRINT_BYTES: Final = range(16, 33)
+#: Of an intent that was claimed before anybody knew what would be asked.
+NOT_ASKED_YET: Final = bytes(16)
 LISTED_MAX: Final = 1000
 
 

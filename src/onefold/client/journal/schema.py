@@ -9,8 +9,8 @@ from __future__ import annotations
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.dialects import SQLITE_NOW_MS
 from onefold._kernel.effects import Fetch, Statement
-from onefold.db.migrate import migrate
-from onefold.errors import ConfigurationError, SchemaMissing
+from onefold.db.migrate import migrate, newer
+from onefold.errors import SchemaMissing
 
 POSTGRES: dict[int, tuple[str, ...]] = {
     5: (
@@ -71,11 +71,10 @@ async def prepare(dialect: str) -> None:
     try:
         await borrowing(_look)
     except SchemaMissing as missing:
-        try:
-            await migrate(dialect, MIGRATIONS[dialect])
-        except ConfigurationError:
-            # It has other migrations than ours, as a database of an older onefold does.
+        if await newer(dialect, MIGRATIONS[dialect]):
+            # It has other migrations than the journal's, as a database of an older onefold does.
             raise missing from None
+        await migrate(dialect, MIGRATIONS[dialect])
 
 
 async def _look() -> None:

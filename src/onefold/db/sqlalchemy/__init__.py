@@ -2,26 +2,49 @@
 
 The verbs are written once, on `sqlalchemy.Connection`; asyncio runs them through `run_sync`. Transactions begin and
 end through SQLAlchemy, so that what it believes and what the database knows agree. The application's engine goes on as
-before: what a connection of ours needs (READ COMMITTED, BEGIN IMMEDIATE) is set when it is taken and undone when it is
-given back.
+before: what a connection of ours needs (a level of isolation, BEGIN IMMEDIATE) is undone when it is given back.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import Connection, Engine, exc
+from onefold._kernel.extras import missing_extra
+
+try:
+    from sqlalchemy import Connection, Engine, exc
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "sqlalchemy") from None
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold.db.errands import Errands
+from onefold.db.postgres import FIND_TABLES, Place
 from onefold.db.sqlalchemy.errors import not_connected
+from onefold.db.sqlalchemy.handed_out import is_end
 from onefold.db.sqlalchemy.over_sqlite import OverSqlite
+from onefold.db.sqlalchemy.pools import PoolOfLoop, PoolOfProcess
+from onefold.db.sqlalchemy.sessions import Factory, Sessions, tx_of
+from onefold.db.sqlalchemy.strangers import Guard, guard_engine
 from onefold.db.sqlalchemy.verbs import SqlalchemyConnection
 from onefold.db.sqlalchemy.watching import watch
+from onefold.db.sqlite.locks import lock_file
 from onefold.db.sqlite.version import check_version
 from onefold.errors import ConfigurationError
+
+__all__ = [
+    "AsyncSqlalchemyConnection",
+    "AsyncSqlalchemyDatabase",
+    "Sessions",
+    "SqlalchemyConnection",
+    "SqlalchemyDatabase",
+    "join_async_session",
+    "join_session",
+    "tx_of",
+]
 
 #: How long closing waits for connections that are on their way back to the pool.
 _RETURNS_S_MAX = 10.0
@@ -49,16 +72,28 @@ class SqlalchemyDatabase:
             )
         self.dialect = _dialect(engine)
         self._engine = engine
+        self._place = Place()
+        self._pool = PoolOfProcess(engine)
         watch(engine)
 
+    def sessions(self, factory: Factory | None) -> Sessions:
+        """The application's sessions, by its factory where it gave one."""
+        return Sessions(self._engine, factory)
+
+    def guard(self, operation: Guard) -> None:
+        """Refuse writes past the transaction of a request: see `strangers`."""
+        guard_engine(self._engine, operation)
+
     def acquire(self) -> SqlalchemyConnection:
+        self._pool.check()
         try:
-            return _taken(self._engine.connect())
+            return _taken(self._engine.connect(), self._place)
         except (exc.SQLAlchemyError, OSError) as error:
             raise not_connected(error) from error
 
     def close(self) -> None:
-        """Nothing: the engine is the application's."""
+        """The engine is the application's; what we have opened beside its file is closed."""
+        _rest(self._engine)
 
 
 class AsyncSqlalchemyDatabase:
@@ -67,23 +102,37 @@ class AsyncSqlalchemyDatabase:
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)
         self._engine = engine
+        self._place = Place()
+        self._pool = PoolOfLoop(engine.sync_engine)
         watch(engine.sync_engine)
         self._errands = Errands()
 
+    def sessions(self, factory: Factory | None) -> Sessions:
+        """The application's sessions, by its factory where it gave one."""
+        return Sessions(self._engine, factory)
+
+    def guard(self, operation: Guard) -> None:
+        """Refuse writes past the transaction of a request: see `strangers`."""
+        guard_engine(self._engine.sync_engine, operation)
+
     async def acquire(self) -> AsyncSqlalchemyConnection:
+        self._pool.check()
         # Many releases of SQLAlchemy, cancelled half-way, lose the connection they were about to hand out.
         return await self._errands.run(self._take(), unheard=AsyncSqlalchemyConnection.release)
 
     async def _take(self) -> AsyncSqlalchemyConnection:
         try:
             connection = await self._engine.connect().start()
-            return AsyncSqlalchemyConnection(connection, await connection.run_sync(_taken), self._errands)
+            verbs = await connection.run_sync(_taken, self._place)
+            return AsyncSqlalchemyConnection(connection, verbs, self._errands)
         except (exc.SQLAlchemyError, OSError) as error:
             raise not_connected(error) from error
 
     async def close(self) -> None:
         """The engine is the application's; what is still on its way back to it is waited for."""
+        self._pool.check()  # whoever disposes of it next cannot close what another loop has left
         await self._errands.finish(_RETURNS_S_MAX)
+        _rest(self._engine.sync_engine)
 
 
 class AsyncSqlalchemyConnection:
@@ -98,28 +147,64 @@ class AsyncSqlalchemyConnection:
 
     @property
     def handle(self) -> AsyncConnection:
+        self._verbs.hand_out()
         return self._connection
 
     async def batch(self, steps: Sequence[Step]) -> int:
+        if self._verbs.handed and is_end(steps):
+            await self._end_handler()
         return await self._connection.run_sync(lambda _: self._verbs.batch(steps))
 
     async def fetch(self, statement: Statement) -> list[Row]:
         return await self._connection.run_sync(lambda _: self._verbs.fetch(statement))
 
     async def release(self) -> None:
-        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.release()))
+        self._verbs.handed_out.end()
+        await self._errands.run(self._release())
+
+    async def _release(self) -> None:
+        await self._end_handler()
+        await self._connection.run_sync(lambda _: self._verbs.release())
+
+    async def _end_handler(self) -> None:
+        self._verbs.handed_out.end()
+        await self._verbs.handed_out.wait_async()
 
     async def discard(self) -> None:
-        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.discard()))
+        self._verbs.handed_out.end()
+        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.throw_away()))
 
 
-def _taken(connection: Connection) -> SqlalchemyConnection:
-    kind = OverSqlite if connection.dialect.name == "sqlite" else SqlalchemyConnection
+def _taken(connection: Connection, place: Place) -> SqlalchemyConnection:
     try:
-        return kind(connection)
+        if connection.dialect.name == "sqlite":
+            return OverSqlite(connection)
+        taken = SqlalchemyConnection(connection, place.schema)
+        if place.schema is None:
+            taken.schema = place.read(taken.fetch(FIND_TABLES))
+        return taken
     except BaseException:
         connection.close()
         raise
+
+
+def _rest(engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        lock_file(os.path.realpath(_file(engine))).rest()
+
+
+def _file(engine: Engine) -> str:
+    """The file of an SQLite engine, as the database itself names it."""
+    name = engine.url.database or ""
+    is_uri = str(engine.url.query.get("uri", "")).lower() in (
+        "true",
+        "yes",
+        "on",
+        "y",
+        "t",
+        "1",
+    )  # as SQLAlchemy reads it
+    return unquote(urlsplit(name).path) if is_uri and name.startswith("file:") else name
 
 
 def _dialect(engine: Engine) -> str:

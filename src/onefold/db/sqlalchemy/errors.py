@@ -8,7 +8,14 @@ from sqlalchemy import Connection, exc
 
 from onefold.db.postgres import error_for, refused
 from onefold.db.sqlite.errors import error_for as sqlite_error_for
-from onefold.errors import ConnectionLost, OnefoldError, StoreUnavailable, TransactionEnded
+from onefold.errors import (
+    TWO_CONNECTIONS,
+    ConnectionLost,
+    OnefoldError,
+    PoolExhausted,
+    StoreUnavailable,
+    TransactionEnded,
+)
 
 ENDED = "the request's transaction was ended by someone else: a rollback(), a close(), or a COMMIT written as SQL"
 
@@ -16,12 +23,15 @@ ENDED = "the request's transaction was ended by someone else: a rollback(), a cl
 def not_connected(error: BaseException) -> OnefoldError:
     """Our error for a connection that could not be had."""
     if isinstance(error, exc.TimeoutError):
-        return StoreUnavailable(f"no connection of the engine's pool became free in time: {error}")
+        return PoolExhausted(f"no connection of the engine's pool became free in time ({error}). {TWO_CONNECTIONS}")
     return StoreUnavailable(f"no connection to the database: {getattr(error, 'orig', None) or error}")
 
 
 def mapped(connection: Connection, error: BaseException) -> OnefoldError:
     """Our error for what was raised while we worked on a connection."""
+    if isinstance(error, exc.StatementError):
+        # It is chained and may be logged: answers, events and keys are among the parameters of our statements.
+        error.hide_parameters = True
     origin = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
     match error:
         case exc.DBAPIError(connection_invalidated=True):

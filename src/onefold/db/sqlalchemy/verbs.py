@@ -10,11 +10,15 @@ from typing import Any
 
 from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 
-from onefold._kernel.effects import Boundary, Row, Statement, Step
-from onefold.db.postgres import BOUNDARIES
+from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
+from onefold._kernel.misuse import is_unserialized
+from onefold.db.leaving import END_S, close_when_left, hang_up, left_inside
+from onefold.db.postgres import LEVELS, as_ourselves, crossing, placed
 from onefold.db.sqlalchemy.errors import ENDED, mapped
+from onefold.db.sqlalchemy.handed_out import HandedOut, is_end
+from onefold.db.sqlalchemy.isolation import Level
 from onefold.db.sqlalchemy.watching import let_go, take
-from onefold.errors import ConnectionLost, TransactionEnded, TransactionMisused
+from onefold.errors import ConnectionLost, TransactionAborted, TransactionEnded, TransactionMisused
 
 _PLACEHOLDER = re.compile(r"[$?](\d+)")
 
@@ -25,23 +29,40 @@ _COLON = re.compile(r"(?<![:\w\\]):(?=\w)")
 class SqlalchemyConnection:
     """One connection of the engine: what is common, and Postgres. `OverSqlite` states its difference."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, schema: str | None = None) -> None:
         self._connection = connection
+        #: Where our tables are, on Postgres.
+        self.schema = schema
+        #: Whether a handler has had the connection.
+        self.handed = False
+        #: How many writing statements were sent, by anyone.
+        self.writes = 0
+        #: Whether the handler was told that its transaction cannot be serialised. A session's end makes an aborted
+        #: transaction whole again, as far as the server tells.
+        self._unserialized = False
         self._begun: RootTransaction | None = None
-        self._our_turn = False
+        self.handed_out = HandedOut(connection)
         with self._turn():
             take(connection, self)
             self._set_up()
 
     @property
     def handle(self) -> Connection:
+        self.hand_out()
         return self._connection
 
+    def hand_out(self) -> None:
+        """A handler is given the connection."""
+        self.handed = True
+        self.handed_out.begin()
+
     def batch(self, steps: Sequence[Step]) -> int:
+        if self.handed and is_end(steps):
+            self._end_handler()
         with self._turn():
             self._check(undone=steps[0] is Boundary.ROLLBACK)
             count = 0
-            for step in steps:
+            for step in self._as_ourselves(steps):
                 count = self._execute(step) if isinstance(step, Statement) else self._cross(step)
             self._rest(keep=True)
             return count
@@ -49,12 +70,16 @@ class SqlalchemyConnection:
     def fetch(self, statement: Statement) -> list[Row]:
         with self._turn():
             self._check()
-            result = self._connection.execute(_text(statement.sql), _named(statement))
+            result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
             rows = [tuple(row) for row in result]
-            self._rest(keep=False)
+            self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
             return rows
 
     def release(self) -> None:
+        self.handed_out.end()
+        if not self.handed_out.wait(0.0):
+            self.discard()
+            return
         try:
             with self._turn():
                 self._rollback()
@@ -63,27 +88,45 @@ class SqlalchemyConnection:
             self._close()
 
     def discard(self) -> None:
+        """Threads of the handler's are made to leave first: see `leaving`."""
+        self.handed_out.end()
+        close_when_left(self.handed_out.wait, self._wake, self.throw_away, driver="SQLAlchemy")
+
+    def throw_away(self) -> None:
+        """On asyncio, at once: what is on its way fails with the connection."""
+        self.handed_out.end()
         if not self._connection.closed:
             self._connection.invalidate()
         self._close()
 
+    def _wake(self) -> None:
+        hang_up(self._connection.connection.driver_connection)
+
     def _close(self) -> None:
         let_go(self._connection)
+        self.handed_out.let_go()
         self._connection.close()
+
+    def _end_handler(self) -> None:
+        self.handed_out.end()
+        if not self.handed_out.wait(END_S):
+            raise left_inside("SQLAlchemy", END_S)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Our turn: as long as it lasts, transactions may end. What the vendors raise is mapped."""
         vendor_error = self._connection.dialect.loaded_dbapi.Error
-        self._our_turn = True
         try:
-            yield
+            with self.handed_out.our_turn():
+                yield
         except (exc.SQLAlchemyError, vendor_error, OSError, OverflowError, UnicodeError) as error:
-            with suppress(exc.SQLAlchemyError, vendor_error, OSError):
+            with suppress(exc.SQLAlchemyError, vendor_error, OSError), self.handed_out.our_turn():
                 self._rest(keep=False)
             raise mapped(self._connection, error) from error
-        finally:
-            self._our_turn = False
+
+    @property
+    def _our_turn(self) -> bool:
+        return self.handed_out.is_our_turn
 
     def before_commit(self) -> None:
         if not self._our_turn:
@@ -97,29 +140,33 @@ class SqlalchemyConnection:
         if self._connection.invalidated or (undone and self._connection.closed):
             raise ConnectionLost("the connection was lost; what it had not committed is rolled back")
         if self._begun is None or undone:
+            if self.handed and self._begun is None and self._connection.in_transaction():
+                self._connection.rollback()  # begun by what a handler left running: our own are over with our turns
             return
         if self._connection.get_transaction() is not self._begun or not self._begun.is_active:
             raise TransactionEnded(ENDED)
 
     def _execute(self, statement: Statement) -> int:
-        result = self._connection.execute(_text(statement.sql), _named(statement))
+        result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
         return len(result.fetchall()) if result.returns_rows else max(result.rowcount, 0)
 
-    def _cross(self, boundary: Boundary) -> int:
-        match boundary:
-            case Boundary.BEGIN | Boundary.BEGIN_LIGHT:
-                self._begin()
+    def _cross(self, step: Boundary | Nested) -> int:
+        match step:
             case Boundary.COMMIT:
                 self._commit()
             case Boundary.ROLLBACK:
                 self._rollback()
-            case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
-                self._savepoint(boundary)
+            case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT | Nested():
+                self._savepoint(step)
+            case _:
+                self._begin(LEVELS.get(step))
         return 0
 
-    def _begin(self) -> None:
+    def _begin(self, level: str | None) -> None:
+        """None: at the level that the application chose."""
         if self._begun is None:
             self._connection.rollback()
+            self._level.use(level)
             self._begun = self._connection.begin()
 
     def _commit(self) -> None:
@@ -132,14 +179,18 @@ class SqlalchemyConnection:
         self._connection.rollback()
         self._begun = None
 
-    def _savepoint(self, boundary: Boundary) -> None:
+    def _savepoint(self, step: Boundary | Nested) -> None:
         if self._begun is None:
-            raise TransactionEnded(f"{boundary.value} outside a transaction")
-        self._connection.exec_driver_sql(BOUNDARIES[boundary])
+            raise TransactionEnded(f"{crossing(step)} outside a transaction")
+        if step == WHOLE and self._unserialized:
+            raise TransactionAborted("the transaction could not be serialised, and the handler went on")
+        self._connection.exec_driver_sql(crossing(step))
+
+    def _as_ourselves(self, steps: Sequence[Step]) -> Sequence[Step]:
+        return as_ourselves(steps) if self.handed else steps
 
     def _set_up(self) -> None:
-        # Whatever the engine's default, also AUTOCOMMIT: SQLAlchemy restores it when the connection goes back.
-        self._connection.execution_options(isolation_level="READ COMMITTED")
+        self._level = Level(self._connection)
 
     def _rest(self, *, keep: bool) -> None:
         """The end of our turn. What was done outside a transaction is over: nothing of ours stays open."""
@@ -152,8 +203,12 @@ class SqlalchemyConnection:
     def before_statement(self, cursor: Any) -> None:
         pass
 
+    def note_error(self, error: BaseException) -> None:
+        if not self._our_turn and is_unserialized(error):
+            self._unserialized = True
+
     def _restore(self) -> None:
-        pass
+        self._level.restore()
 
 
 @lru_cache(maxsize=1000)

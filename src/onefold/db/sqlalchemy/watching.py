@@ -6,27 +6,34 @@ an option of the connection says with whom it is out. Connections that are not a
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, event
 
 from onefold.db.sqlalchemy import invalidation
 
 _HOLDER = "onefold_holder"
 
+_WRITES = re.compile(r"\s*(insert|update|delete|merge|replace|with\b.*\b(insert|update|delete))\b", re.I | re.S)
+
 
 class Holder(Protocol):
     """Whoever has taken a connection."""
 
+    writes: int
+    """How many writing statements were sent, by anyone."""
+
     def before_commit(self) -> None: ...
     def before_statement(self, cursor: Any) -> None: ...
+    def note_error(self, error: BaseException) -> None: ...
 
 
 def watch(engine: Engine) -> None:
     """Begin to listen. To be told twice would do no harm, and does not happen: the listeners are the same."""
     event.listen(engine, "commit", _before_commit)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "before_cursor_execute", _before_statement)
+    event.listen(engine, "before_cursor_execute", _before_statement)
+    event.listen(engine, "handle_error", _on_error)
     invalidation.watch(engine)
 
 
@@ -41,15 +48,23 @@ def let_go(connection: Connection) -> None:
 
 
 def _before_commit(connection: Connection) -> None:
-    if (holder := _holder(connection)) is not None:
+    if (holder := holder_of(connection)) is not None:
         holder.before_commit()
 
 
-def _before_statement(connection: Connection, cursor: Any, *_: object) -> None:
-    if (holder := _holder(connection)) is not None:
+def _before_statement(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+    if (holder := holder_of(connection)) is not None:
+        if _WRITES.match(statement) is not None:
+            holder.writes += 1
         holder.before_statement(cursor)
 
 
-def _holder(connection: Connection) -> Holder | None:
+def _on_error(context: ExceptionContext) -> None:
+    if context.connection is not None and (holder := holder_of(context.connection)) is not None:
+        holder.note_error(context.original_exception)
+
+
+def holder_of(connection: Connection) -> Holder | None:
+    """With whom a connection is out, if it is one of ours."""
     holder: Holder | None = connection.get_execution_options().get(_HOLDER)
     return holder

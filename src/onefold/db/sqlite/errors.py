@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 from onefold.errors import (
@@ -36,8 +37,9 @@ CODES: dict[int, type[OnefoldError]] = {
 }
 
 
-def error_for(error: Exception, where: str = "SQLite") -> OnefoldError:
-    """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked."""
+def error_for(error: Exception, where: str = "SQLite", opening: str | None = None) -> OnefoldError:
+    """Our error for sqlite3's. It has no code where SQLite only says "error", or was never asked. `opening`: the file
+    that was being opened."""
     text = str(error)
     if any(sign in text for sign in ("no such table", "no such column", "has no column")):
         return SchemaMissing(f"{where}: {text}; run `onefold migrate` to create onefold's tables")
@@ -45,4 +47,18 @@ def error_for(error: Exception, where: str = "SQLite") -> OnefoldError:
         return TransactionEnded(f"{where}: {text}")
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     kind = CODES.get(code) or CODES.get(code & 0xFF) or StatementRefused
+    if opening is not None and code & 0xFF == sqlite3.SQLITE_CANTOPEN:
+        text += _why(os.path.abspath(opening))
     return kind(f"{where}: {text}")
+
+
+def _why(path: str) -> str:
+    """What SQLite does not say of a file that it cannot open."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        return f"; there is no directory {folder!r}: create it, or correct the path"
+    if os.path.isdir(path):
+        return f"; {path!r} is a directory: name a file"
+    if not os.access(folder, os.W_OK):
+        return f"; this process may not write in its directory {folder!r}"
+    return ""

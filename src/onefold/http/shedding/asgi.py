@@ -12,8 +12,14 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from onefold._kernel import deadlines
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.runners import run_async
+from onefold.errors import CallerError
 from onefold.http.asgi import Application, Message, Receive, Send, send_whole
-from onefold.http.messages import Request
+from onefold.http.exchange import Passage
+from onefold.http.messages import Request, Response
+from onefold.http.problems import problem
+from onefold.http.rim import PASSAGE
 from onefold.http.shedding.door import Ticket, Verdict
 from onefold.http.shedding.reception import EVENT_STREAM, Place, Reception
 from onefold.http.shedding.settings import Shedding
@@ -47,22 +53,33 @@ class SheddingMiddleware:
                     granted_s = deadlines.parse_s(value)
                     deadline = deadline if granted_s is None else deadlines.shortened(now + granted_s)
                     break
-        priority = 0 if reception.priority is None else reception.rank(_request(scope))
+        try:
+            priority = 0 if reception.priority is None else reception.rank(_request(scope))
+        except CallerError as error:  # a header that the priority is read from is there twice
+            return await send_whole(problem(error), send)
         ticket = reception.door.arrive(now, priority=priority, deadline=deadline)
-        if ticket is not None:
-            line = _Line(reception, ticket, receive)
-            verdict = await line.verdict()
-            if verdict == "gone":
-                return None
-            if verdict != "enter":
-                return await send_whole(reception.refusal(verdict, priority), send)
-            now, receive = reception.clock(), line
-        return await self._run(_Answer(reception.place(now, deadline), send), deadline, scope, receive)
+        if ticket is None:
+            return await self._run(_Answer(reception.place(now, deadline), send, deadline), scope, receive)
+        line = _Line(reception, ticket, receive, scope.get(PASSAGE))
+        verdict = await line.verdict()
+        if verdict == "gone":
+            return None
+        if verdict != "enter":
+            return await send_whole(reception.refusal(verdict, priority), send)
+        answer = _Answer(reception.place(reception.clock(), deadline), send, deadline)
+        if line.aside is not None:
+            try:
+                instead = await line.aside.step_back()
+            except BaseException as error:
+                answer.place.fail(error)
+                raise
+            if instead is not None:
+                answer.place.give_up()
+                return await send_whole(instead, send)
+        return await self._run(answer, scope, line)
 
-    async def _run(
-        self, answer: _Answer, deadline: float | None, scope: MutableMapping[str, Any], receive: Receive
-    ) -> None:
-        token = None if deadline is None else deadlines.begin(deadline)
+    async def _run(self, answer: _Answer, scope: MutableMapping[str, Any], receive: Receive) -> None:
+        token = None if answer.granted is None else deadlines.begin(answer.granted)
         try:
             await self._app(scope, receive, answer)
         except BaseException as error:
@@ -74,18 +91,37 @@ class SheddingMiddleware:
         answer.place.leave()
 
 
+class _Aside:
+    """The claim of a request in the queue, which does not wait with it: its connection is needed by those who run."""
+
+    __slots__ = ("_lane", "_passage")
+
+    def __init__(self, passage: Passage, lane: TaskLane[Any]) -> None:
+        self._passage = passage
+        self._lane = lane
+
+    async def step_aside(self) -> bool:
+        return await run_async(self._passage.step_aside(), self._lane)
+
+    async def step_back(self) -> Response | None:
+        return await run_async(self._passage.step_back(), self._lane)
+
+
 class _Answer:
-    """What the application sends, and when its place is free."""
+    """What the application sends, when its place is free, and when its caller's deadline has no meaning any more."""
 
-    __slots__ = ("_send", "place")
+    __slots__ = ("_send", "granted", "place")
 
-    def __init__(self, place: Place, send: Send) -> None:
+    def __init__(self, place: Place, send: Send, deadline: float | None) -> None:
         self.place = place
         self._send = send
+        self.granted = None if deadline is None else deadlines.Granted(deadline)
 
     async def __call__(self, message: Message) -> None:
         await self._send(message)
         place = self.place
+        if self.granted is not None and message["type"] in _BODIES and not message.get("more_body", False):
+            self.granted.lift()  # background tasks come next
         if not place.held:
             return
         if message["type"] == "http.response.start":
@@ -99,12 +135,16 @@ class _Answer:
 class _Line:
     """A request in the queue; afterwards it is what the application receives."""
 
-    __slots__ = ("_ahead", "_gone", "_receive", "_reception", "_ticket")
+    __slots__ = ("_ahead", "_gone", "_passage", "_receive", "_reception", "_ticket", "aside")
 
-    def __init__(self, reception: Reception, ticket: Ticket, receive: Receive) -> None:
+    def __init__(
+        self, reception: Reception, ticket: Ticket, receive: Receive, passage: tuple[Passage, TaskLane[Any]] | None
+    ) -> None:
         self._reception = reception
         self._ticket = ticket
         self._receive = receive
+        self._passage = passage
+        self.aside: _Aside | None = None
         self._ahead: deque[Message] = deque()
         self._gone = False
 
@@ -117,6 +157,9 @@ class _Line:
         if ticket.instead_of is not None:
             ticket.instead_of.wake()
         try:
+            if ticket.verdict is None and self._passage is not None:
+                aside = _Aside(*self._passage)
+                self.aside = aside if await aside.step_aside() else None
             if ticket.verdict is None:
                 await self._wait()
         except BaseException:

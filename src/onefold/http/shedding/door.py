@@ -94,9 +94,12 @@ class Door:
                 self._line_up(ticket)
             return ticket
 
-    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False) -> list[Ticket]:
-        """One that had entered is done, in this time without its wait; None: that says nothing about the service."""
+    def leave(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> list[Ticket]:
+        """One that had entered is done, in this time without its wait; None: that says nothing about the service.
+        `late`: after its client's deadline. That is the service's fault only while all are slower than they were: a
+        client that grants less than the work takes would else have the limit shrink for everybody."""
         with self._lock:
+            dropped = dropped or (late and self._limiter.crowded)
             if latency_s is not None and not dropped:
                 self._shedder.serve(latency_s)
             self._limiter.leave(now, latency_s, dropped=dropped)

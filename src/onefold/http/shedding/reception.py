@@ -122,22 +122,28 @@ class Place:
         if not self.held:
             return
         now = self._reception.clock()
-        dropped = self.status in DROPPED or (self._deadline is not None and now > self._deadline)
+        dropped = self.status in DROPPED
+        late = self._deadline is not None and now > self._deadline
         # Other failures say nothing about capacity: a service that fails fast is not a fast service.
-        told = dropped or 0 < self.status < 500
-        self._give_back(now, now - self._entered_at if told else None, dropped)
+        told = dropped or late or 0 < self.status < 500
+        self._give_back(now, now - self._entered_at if told else None, dropped=dropped, late=late)
+
+    def give_up(self) -> None:
+        """The request did not run after all: that says nothing."""
+        if self.held:
+            self._give_back(self._reception.clock(), None)
 
     def fail(self, error: BaseException) -> None:
         """The handler raised: only a time-out says something about capacity."""
         if self.held:
             now = self._reception.clock()
             dropped = isinstance(error, TimeoutError)
-            self._give_back(now, now - self._entered_at if dropped else None, dropped)
+            self._give_back(now, now - self._entered_at if dropped else None, dropped=dropped)
 
-    def _give_back(self, now: float, latency_s: float | None, dropped: bool) -> None:
+    def _give_back(self, now: float, latency_s: float | None, *, dropped: bool = False, late: bool = False) -> None:
         self.held = False
         reception = self._reception
-        told = reception.door.leave(now, latency_s, dropped=dropped)
+        told = reception.door.leave(now, latency_s, dropped=dropped, late=late)
         if told:
             reception.wake(told)
         reception.limit_may_have_moved()

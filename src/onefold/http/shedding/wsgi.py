@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onefold._kernel import deadlines
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.runners import run
+from onefold.errors import CallerError
+from onefold.http.exchange import Passage
+from onefold.http.messages import Response
+from onefold.http.problems import problem
+from onefold.http.rim import PASSAGE
 from onefold.http.shedding.door import Ticket, Verdict
 from onefold.http.shedding.reception import EVENT_STREAM, Place, Reception
 from onefold.http.shedding.settings import Shedding
@@ -32,23 +39,36 @@ class SheddingMiddleware:
         now = reception.clock()
         granted_s = None if self._header is None else deadlines.parse_s(environ.get(self._header))
         deadline = deadlines.current() if granted_s is None else deadlines.shortened(now + granted_s)
-        priority = 0 if reception.priority is None else reception.rank(request_of(environ))
+        try:
+            priority = 0 if reception.priority is None else reception.rank(request_of(environ))
+        except CallerError as error:  # what the priority is read from cannot be used
+            return send_whole(problem(error), start_response)
         ticket = reception.door.arrive(now, priority=priority, deadline=deadline)
         if ticket is not None:
-            verdict = self._verdict(ticket)
+            verdict, aside = self._verdict(ticket, environ.get(PASSAGE))
             if verdict != "enter":
                 return send_whole(reception.refusal(verdict, priority), start_response)
-            now = reception.clock()
-        return self._run(reception.place(now, deadline), deadline, environ, start_response)
+            place = reception.place(reception.clock(), deadline)
+            if aside is not None and (instead := _step_back(place, *aside)) is not None:
+                return send_whole(instead, start_response)
+        else:
+            place = reception.place(now, deadline)
+        return self._run(place, deadline, environ, start_response)
 
-    def _verdict(self, ticket: Ticket) -> Verdict:
-        """Wait for it. Interrupted: the ticket is given up, and its place, if it has one."""
+    def _verdict(
+        self, ticket: Ticket, passage: tuple[Passage, ThreadLane[Any]] | None
+    ) -> tuple[Verdict, tuple[Passage, ThreadLane[Any]] | None]:
+        """Wait for it. Interrupted: the ticket is given up, and its place, if it has one. The claim of a request does
+        not wait with it: what is returned beside the verdict has to be claimed again."""
+        aside = None
         reception = self._reception
         if ticket.instead_of is not None:
             ticket.instead_of.wake()
         told = Event()
         ticket.wake = told.set
         try:
+            if ticket.verdict is None and passage is not None and run(passage[0].step_aside(), passage[1]):
+                aside = passage
             # Looked at after `wake` is set: who told before that has left the verdict here.
             while ticket.verdict is None:
                 told.wait(max(0.0, ticket.until - reception.clock()))
@@ -56,7 +76,7 @@ class SheddingMiddleware:
         except BaseException:
             reception.wake(reception.door.give_up(ticket, reception.clock()))
             raise
-        return ticket.verdict
+        return ticket.verdict, aside
 
     def _run(
         self, place: Place, deadline: float | None, environ: Environ, start_response: StartResponse
@@ -72,10 +92,23 @@ class SheddingMiddleware:
         answer = _Answer(place, deadline)
         chunks = answer.step(lambda: self._app(environ, started))
         if isinstance(chunks, list | tuple):  # servers read its length
+            answer.lift()
             place.leave()
             return chunks
         answer.begin(chunks)
         return answer
+
+
+def _step_back(place: Place, passage: Passage, lane: ThreadLane[Any]) -> Response | None:
+    """The request runs (None), or its place is free again: it was done meanwhile."""
+    try:
+        instead = run(passage.step_back(), lane)
+    except BaseException as error:
+        place.fail(error)
+        raise
+    if instead is not None:
+        place.give_up()
+    return instead
 
 
 class _Answer:
@@ -83,7 +116,7 @@ class _Answer:
 
     def __init__(self, place: Place, deadline: float | None) -> None:
         self._place = place
-        self._deadline = deadline
+        self._granted = None if deadline is None else deadlines.Granted(deadline)
         self._whole: Iterable[bytes] = ()
         self._chunks: Iterator[bytes] = iter(())
 
@@ -98,6 +131,7 @@ class _Answer:
         try:
             chunk = self.step(self._chunks.__next__)
         except StopIteration:
+            self.lift()
             self._place.leave()
             raise
         if chunk:
@@ -105,6 +139,7 @@ class _Answer:
         return chunk
 
     def close(self) -> None:
+        self.lift()
         try:
             close = getattr(self._whole, "close", None)
             if close is not None:
@@ -114,7 +149,7 @@ class _Answer:
 
     def step(self, work: Callable[[], T]) -> T:
         """A part of the application's work, with its deadline in place."""
-        token = None if self._deadline is None else deadlines.begin(self._deadline)
+        token = None if self._granted is None else deadlines.begin(self._granted)
         try:
             return work()
         except StopIteration:
@@ -125,3 +160,8 @@ class _Answer:
         finally:
             if token is not None:
                 deadlines.end(token)
+
+    def lift(self) -> None:
+        """The response is whole: what comes after it has nobody who waits."""
+        if self._granted is not None:
+            self._granted.lift()

@@ -1,43 +1,58 @@
-"""Idempotency on SQLite: a committed claim with lease and fence, then one completed row.
+"""Idempotency on SQLite: two locks on a file beside the database, one completed row.
 
-Times are SQLite's own, in milliseconds since 1970. A fence is a random number that no other claim has, so a
-holder whose lease was taken over can neither settle nor release what is no longer its own.
+The locks are functions of our connections (see `db/sqlite/locks.py`) and last as long as the connection is out. LOCK
+and LOOK are two statements here, too: a statement reads what was committed before it began, so one that locked and
+looked at once would look at the world before its lock. The write lock is taken when the handler first touches its
+connection, or else by the settle: a claim only reads. Times are SQLite's own, in milliseconds since 1970.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
-from onefold._kernel.effects import Statement
-from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
+from onefold._kernel.effects import Boundary, Statement, Step, Value
+from onefold.idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock
 
-_PEEK = f"""
-SELECT {_NOW} > ?2,
-       (SELECT fingerprint FROM onefold_claim WHERE digest = ?1),
-       (SELECT lease_until_ms - {_NOW} FROM onefold_claim WHERE digest = ?1),
-       fingerprint, schema_version, status, headers, body, expires_at_ms <= {_NOW}
+SAME_IN_FLIGHT = "same"
+OTHER_IN_FLIGHT = "other"
+
+#: Nothing is begun before the handler, so there is nothing for a savepoint to be set in. What proves that the
+#: transaction is the one the handler began is the connection: it lets nobody else end it, and knows if SQLite did.
+BEFORE_HANDLER: tuple[Step, ...] = ()
+KEEP: tuple[Step, ...] = (Boundary.BEGIN,)
+UNDO: tuple[Step, ...] = (Boundary.ROLLBACK, Boundary.BEGIN)
+PROOF: tuple[Step, ...] = (Statement("SELECT 1"),)
+UNDO_WHOLE: tuple[Step, ...] = UNDO  # a statement that fails aborts nothing here
+
+#: No row means: run. Any row means: look closer.
+_LOOK = """
+SELECT 1 FROM onefold_record WHERE digest = ?1
+UNION ALL
+SELECT 1 WHERE onefold_refused() IS NOT NULL
+"""
+
+_LOOK_LATE = f"""
+{_LOOK}
+UNION ALL
+SELECT 1 WHERE {_NOW} > ?2
+"""
+
+_RECORD = f"digest, fingerprint, operation, schema_version, status, headers, body, expires_at_ms <= {_NOW}"
+
+_SEE = f"""
+SELECT 0, onefold_refused(), {_NOW} > ?2, {_RECORD}
 FROM (SELECT 1) LEFT JOIN onefold_record ON digest = ?1
 """
 
-#: Refused by the table's NOT NULLs when the request is done already, or when somebody else holds the claim. A lease
-#: that ran out is taken over, but only by the same payload: the fingerprint survives.
-_TAKE = f"""
-INSERT INTO onefold_claim (digest, fingerprint, operation, fence, lease_until_ms, forget_after_ms)
-VALUES (CASE WHEN NOT EXISTS (SELECT 1 FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}) THEN ?1 END,
-        ?2, ?3, ?4, {_NOW} + ?5, {_NOW} + ?6)
-ON CONFLICT (digest) DO UPDATE SET
-    fence = CASE WHEN fingerprint = excluded.fingerprint AND lease_until_ms <= {_NOW} THEN excluded.fence END,
-    operation = excluded.operation,
-    lease_until_ms = excluded.lease_until_ms,
-    forget_after_ms = excluded.forget_after_ms
-"""
+_FIND = f"SELECT {_RECORD} FROM onefold_record WHERE digest = ?1"
 
-#: A claim that is no longer ours gives NULL, which the table refuses: the batch ends before COMMIT. So does a record
-#: that is there already, unless it is past its retention.
+#: A record that is there already gives NULL, which the table refuses: the batch ends before COMMIT. One that is past
+#: its retention is replaced.
 _SETTLE = f"""
 INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, body, expires_at_ms)
-VALUES ((SELECT digest FROM onefold_claim WHERE digest = ?1 AND fence = ?2),
-        ?3, ?4, {SCHEMA_VERSION}, ?5, ?6, ?7, max({_NOW}, ?8) + ?9)
+VALUES (?1, ?2, ?3, {SCHEMA_VERSION}, ?4, ?5, ?6, max({_NOW}, ?7) + ?8){{signpost}}
 ON CONFLICT (digest) DO UPDATE SET
     status = CASE WHEN expires_at_ms <= {_NOW} THEN excluded.status END,
     fingerprint = excluded.fingerprint,
@@ -48,72 +63,99 @@ ON CONFLICT (digest) DO UPDATE SET
     expires_at_ms = excluded.expires_at_ms
 """
 
-_DROP = "DELETE FROM onefold_claim WHERE digest = ?1 AND fence = ?2"
+#: Keeps the place where an earlier release or deploy looks, so that it does not run what is done; see `Ask.earlier`.
+_SIGNPOST = f""",
+       (?9, x'', '', {SCHEMA_VERSION}, {SIGNPOST_STATUS}, x'', NULL, max({_NOW}, ?7) + ?8)"""
 
-_RENEW = f"UPDATE onefold_claim SET lease_until_ms = {_NOW} + ?3 WHERE digest = ?1 AND fence = ?2"
+_SETTLE_ALONE = _SETTLE.format(signpost="")
+_SETTLE_SIGNPOSTED = _SETTLE.format(signpost=_SIGNPOST)
 
 _STATUS = f"""
 SELECT (SELECT status FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}),
        (SELECT strftime('%Y-%m-%dT%H:%M:%SZ', expires_at_ms / 1000, 'unixepoch')
           FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}),
-       EXISTS (SELECT 1 FROM onefold_claim WHERE digest = ?1 AND lease_until_ms > {_NOW})
+       onefold_locked(?2)
 """
 
-_REAP_RECORDS = f"""
+_REAP = f"""
 DELETE FROM onefold_record WHERE digest IN (
     SELECT digest FROM onefold_record WHERE expires_at_ms <= {_NOW} ORDER BY expires_at_ms LIMIT ?1)
 """
 
-_REAP_CLAIMS = f"""
-DELETE FROM onefold_claim WHERE digest IN (
-    SELECT digest FROM onefold_claim WHERE lease_until_ms <= {_NOW} AND forget_after_ms <= {_NOW} LIMIT ?1)
-"""
+
+def opening(ask: Ask) -> tuple[Step, ...]:
+    return ()
 
 
-def peek(ask: Ask) -> Statement:
-    """Whether the key is late, the claim (if any), the record (if any)."""
-    return Statement(_PEEK, (ask.digest, ask.late_after_ms))
+def lock(ask: Ask) -> Statement:
+    """In this order: who is refused one of the first meets the same request, one of the others another payload."""
+    requests = ask.request_locks
+    numbers = (*requests, *(key_lock(digest) for digest in ask.names))
+    return Statement(_lock(len(numbers)), (len(requests), *numbers), brief=True)
 
 
-def take(ask: Ask, fence: int) -> Statement:
-    return Statement(
-        _TAKE,
-        (ask.digest, ask.fingerprint, ask.operation, fence, milliseconds(ask.lease_s), milliseconds(ask.retention_s)),
+def look(ask: Ask) -> Statement:
+    if ask.key_ms is None:
+        return _among(_LOOK, ask)
+    return _among(_LOOK_LATE, ask, ask.late_after_ms)
+
+
+def see(ask: Ask) -> Statement:
+    """Whether it is too late to look (never: nothing was read before the lock), the verdict of LOCK, whether the key is
+    late, and the records (NULLs when there is none)."""
+    return _among(_SEE, ask, ask.late_after_ms)
+
+
+def find(ask: Ask) -> Statement:
+    return _among(_FIND, ask)
+
+
+def forget(ask: Ask) -> tuple[Step, ...]:
+    """Nothing: the settle replaces a record that is past its retention, and until then nothing is written."""
+    return ()
+
+
+def settle(ask: Ask, answer: Answer) -> Statement:
+    values = (
+        ask.digest,
+        ask.fingerprint,
+        ask.operation,
+        answer.status,
+        answer.headers,
+        answer.body,
+        ask.key_ms or 0,
+        milliseconds(ask.retention_s),
     )
+    return Statement(_SETTLE_SIGNPOSTED if ask.earlier else _SETTLE_ALONE, (*values, *ask.earlier[:1]))
 
 
-def settle(ask: Ask, fence: int, answer: Answer) -> Statement:
-    return Statement(
-        _SETTLE,
-        (
-            ask.digest,
-            fence,
-            ask.fingerprint,
-            ask.operation,
-            answer.status,
-            answer.headers,
-            answer.body,
-            ask.key_ms or 0,
-            milliseconds(ask.retention_s),
-        ),
-    )
-
-
-def drop(digest: bytes, fence: int) -> Statement:
-    return Statement(_DROP, (digest, fence))
-
-
-def renew(ask: Ask, fence: int) -> Statement:
-    return Statement(_RENEW, (ask.digest, fence, milliseconds(ask.lease_s)))
+#: What a stricter isolation needs elsewhere: every transaction of SQLite is serializable, and begins after the look.
+reserve = look
+settle_reserved = settle
 
 
 def status(digest: bytes) -> Statement:
-    return Statement(_STATUS, (digest,))
+    return Statement(_STATUS, (digest, key_lock(digest)))
 
 
-def reap_records(limit: int) -> Statement:
-    return Statement(_REAP_RECORDS, (limit,))
+def reap(limit: int) -> Statement:
+    return Statement(_REAP, (limit,))
 
 
-def reap_claims(limit: int) -> Statement:
-    return Statement(_REAP_CLAIMS, (limit,))
+@lru_cache(maxsize=16)
+def _lock(numbers: int) -> str:
+    return f"SELECT onefold_lock(?1{''.join(f', ?{number}' for number in range(2, numbers + 2))})"
+
+
+def _among(sql: str, ask: Ask, *values: Value) -> Statement:
+    """The statement for all names of an intent; most have one only."""
+    if len(ask.digests) == 1:
+        return Statement(sql, (ask.digest, *values), brief=True)
+    named = _for_names(sql, len(ask.digests), 2 + len(values))
+    return Statement(named, (ask.digest, *values, *ask.digests[1:]), brief=True)
+
+
+@lru_cache(maxsize=64)
+def _for_names(sql: str, names: int, first: int) -> str:
+    digests = ", ".join(f"?{number}" for number in (1, *range(first, first + names - 1)))
+    return sql.replace("digest = ?1", f"digest IN ({digests})")

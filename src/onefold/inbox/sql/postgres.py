@@ -7,22 +7,21 @@ transaction, and inserts NULL, which the table refuses, in one that does not car
 
 from __future__ import annotations
 
+from onefold._kernel.catalog import qualified
+from onefold._kernel.dialects import POSTGRES_LEASE
 from onefold._kernel.effects import Statement
 
-_OPENING = """
+_OPENING = qualified(f"""
 SELECT
-WHERE set_config(CASE WHEN current_setting('server_version_num')::int >= 170000 THEN 'transaction_timeout'
-                      ELSE 'idle_in_transaction_session_timeout' END,
-                 $1::text, true) IS NULL
+WHERE {POSTGRES_LEASE}
    OR set_config('onefold.inbox', 'open', true) IS NULL
-"""
+""")
 
-_PROOF = Statement(
-    "INSERT INTO onefold_inbox (consumer, message_id) "
-    "SELECT NULL, NULL WHERE current_setting('onefold.inbox', true) IS DISTINCT FROM 'open'"
-)
+_UNMARKED = "coalesce(current_setting('onefold.inbox', true), '') <> 'open'"
 
-_ENDED = Statement("SELECT WHERE current_setting('onefold.inbox', true) IS DISTINCT FROM 'open'")
+_PROOF = Statement(qualified(f"INSERT INTO onefold_inbox (consumer, message_id) SELECT NULL, NULL WHERE {_UNMARKED}"))
+
+_ENDED = Statement(qualified(f"SELECT WHERE {_UNMARKED}"))
 
 
 class Postgres:
@@ -38,11 +37,11 @@ class Postgres:
         return (Statement(_OPENING, (f"{lease_ms}ms",)),)
 
     def text(self, sql: str) -> str:
-        return sql
+        return qualified(sql)
 
     def in_ms(self, ms: str) -> str:
         """A moment so many milliseconds from now."""
-        return f"(now() + {ms} * interval '1 millisecond')"
+        return f"(now() + ({ms} * interval '1 millisecond'))"
 
     def until(self, moment: str) -> str:
         """How many milliseconds until then."""
@@ -59,6 +58,14 @@ class Postgres:
     def items(self, array: str) -> str:
         """The texts of a JSON array, as rows of one column named item."""
         return f"json_array_elements_text({array}::json) AS each(item)"
+
+    def identities(self, array: str) -> str:
+        """The identities of a JSON array, as rows of name, apart and source."""
+        return f"json_to_recordset({array}::json) AS each (name text, apart text, source text)"
+
+    def refuse(self, text: str) -> str:
+        """Breaks the transaction where it is computed. A constraint would, but would put the whole row into the log."""
+        return f"(('taken: ' || {text})::int)::text"
 
     def contains(self, text: str, part: str) -> str:
         return f"position({part} IN {text}) > 0"

@@ -42,5 +42,12 @@ class Sqlite:
     def items(self, array: str) -> str:
         return f"(SELECT value AS item FROM json_each({array})) AS each"
 
+    def identities(self, array: str) -> str:
+        members = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in ("name", "apart", "source"))
+        return f"(SELECT {members} FROM json_each({array})) AS each"
+
+    def refuse(self, text: str) -> str:
+        return "NULL"
+
     def contains(self, text: str, part: str) -> str:
         return f"instr({text}, {part}) > 0"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
 from onefold.outbox.model import Draft
+from onefold.outbox.sql.sqlite_claims import PEEK, scan, tour
 from onefold.outbox.sql.statements import Statements
-from onefold.outbox.waiting import AT_HAND_MAX, COLUMNS, DIED_OF, Limits
+from onefold.outbox.waiting import AT_HAND_MAX, DIED_OF, Limits, Place
+
+_CONTENT = "id, source, topic, key, epoch, version, time, content_type, headers, data"
 
 #: A stream that starts over (its row was lost with a backup, or forgotten) starts a later epoch.
 _COUNT = f"""
@@ -36,7 +40,8 @@ _SUSPECT = f"""
 UPDATE onefold_outbox SET
     started = started + 1,
     due_at_ms = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN {NEVER_MS} ELSE due_at_ms END,
-    error = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN ?2 ELSE error END
+    error = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN ?2 ELSE error END,
+    died_at_ms = CASE WHEN started + 1 - finished >= {AT_HAND_MAX} THEN {_NOW} END
 WHERE position IN (SELECT value FROM json_each(?1)) AND published_at_ms IS NULL
 """
 
@@ -47,33 +52,6 @@ WHERE position IN (SELECT value FROM json_each(?1)) AND due_at_ms = {NEVER_MS}
 
 _READY = "published_at_ms IS NULL AND due_at_ms IS NULL"
 
-_STOPPED = "s.stream IS NOT NULL AND s.published_at_ms IS NULL AND s.due_at_ms IS NOT NULL"
-
-#: Whether there is anything to claim, without the write lock.
-_PEEK = f"""
-SELECT 1 FROM onefold_bucket AS b
-WHERE b.relay = ?1 AND EXISTS (SELECT 1 FROM onefold_outbox AS w WHERE w.bucket = b.bucket AND {_READY})
-LIMIT 1
-"""
-
-_PICK = f"""
-WITH picked AS (
-    SELECT bucket, {COLUMNS},
-           row_number() OVER (ORDER BY position) AS place,
-           count(*) FILTER (WHERE started > finished) OVER (ORDER BY position) AS suspects,
-           sum(length(data)) OVER (ORDER BY position) AS bytes
-    FROM onefold_outbox WHERE position IN (
-        SELECT o.position FROM onefold_bucket AS b JOIN onefold_relay AS r ON r.relay = b.relay
-        JOIN onefold_outbox AS o ON o.position IN (
-            SELECT w.position FROM onefold_outbox AS w
-            WHERE w.bucket = b.bucket AND w.published_at_ms IS NULL AND w.due_at_ms IS NULL
-              AND NOT EXISTS (SELECT 1 FROM onefold_outbox AS s WHERE s.stream = w.stream AND {_STOPPED})
-            ORDER BY w.position LIMIT ?2)
-        WHERE b.relay = ?1))
-SELECT bucket, {COLUMNS} FROM picked
-WHERE place = 1 OR (suspects = 0 AND place <= ?3 AND bytes <= ?4) ORDER BY position
-"""
-
 _NOTE = f"UPDATE onefold_relay SET trying = ?3, leased_until_ms = {_LEASE} WHERE relay = ?1"
 
 _PAST = f"published_at_ms IS NOT NULL AND published_at_ms < {_NOW} - ?1"
@@ -82,7 +60,17 @@ _PAST = f"published_at_ms IS NOT NULL AND published_at_ms < {_NOW} - ?1"
 
 _HELD_BACK = "published_at_ms IS NULL AND due_at_ms IS NOT NULL"
 
-_CHOSEN = f"{_HELD_BACK} AND error IS NOT NULL AND id IN (SELECT value FROM json_each(?1))"
+_FITS = f"""
+{_HELD_BACK} AND error IS NOT NULL
+AND (?1 IS NULL OR id IN (SELECT value FROM json_each(?1)))
+AND (?2 IS NULL OR topic = ?2)
+AND (?3 IS NULL OR instr(error, ?3) > 0)
+AND (?4 IS NULL OR destination = ?4)
+AND (?5 IS NULL OR died_at_ms >= ?5)
+AND (?6 = 0 OR due_at_ms = {NEVER_MS})
+"""
+
+_CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER BY due_at_ms LIMIT ?7)"
 
 _THESE = "position IN (SELECT value FROM json_each(?1))"
 
@@ -107,11 +95,12 @@ WHERE bucket IN (SELECT CAST(key AS INTEGER) FROM json_each(?1))
 
     FAIL = f"""
 UPDATE onefold_outbox SET
-    started = started + 1, finished = finished + 1,
-    error = (SELECT value ->> 'error' FROM json_each(?2) WHERE value ->> 'position' = onefold_outbox.position),
-    due_at_ms = {_NOW}
-        + (SELECT value ->> 'wait_ms' FROM json_each(?2) WHERE value ->> 'position' = onefold_outbox.position)
-WHERE position IN (SELECT value ->> 'position' FROM json_each(?2)) AND {_READY}
+    started = started + f.counted, finished = finished + f.counted, error = f.error,
+    due_at_ms = coalesce({_NOW} + f.wait_ms, {NEVER_MS}),
+    died_at_ms = CASE WHEN f.wait_ms IS NULL THEN {_NOW} END
+FROM (SELECT value ->> 'position' AS position, value ->> 'error' AS error, value ->> 'wait_ms' AS wait_ms,
+             value ->> 'counted' AS counted FROM json_each(?2)) AS f
+WHERE onefold_outbox.position = f.position AND {_READY}
   AND EXISTS (SELECT 1 FROM onefold_relay WHERE relay = ?1)
 """
 
@@ -148,8 +137,8 @@ SELECT count(*) FROM (SELECT 1 FROM onefold_outbox WHERE {_HELD_BACK} AND error 
 """
 
     LIST_STOPPED = f"""
-SELECT id, topic, key, started, error, CASE WHEN due_at_ms < {NEVER_MS} THEN due_at_ms - {_NOW} END
-FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NOT NULL ORDER BY due_at_ms LIMIT ?1
+SELECT id, topic, key, started, error, CASE WHEN due_at_ms < {NEVER_MS} THEN due_at_ms - {_NOW} END, destination
+FROM onefold_outbox WHERE {_FITS} ORDER BY due_at_ms LIMIT ?7
 """
 
     RELAYS_SEEN = f"""
@@ -157,19 +146,33 @@ SELECT relay, (SELECT count(*) FROM onefold_bucket AS b WHERE b.relay = r.relay)
 FROM onefold_relay AS r ORDER BY relay
 """
 
-    #: What was at hand when relays died stays suspect, with fewer deaths to its name.
-    RETRY = f"UPDATE onefold_outbox SET due_at_ms = NULL, started = min(started, finished + 1) WHERE {_CHOSEN}"
+    #: Attempts begin anew. What was at hand when relays died stays suspect, with fewer deaths to its name.
+    RETRY = f"""
+UPDATE onefold_outbox
+SET due_at_ms = NULL, died_at_ms = NULL, started = min(started - finished, 1), finished = 0 WHERE {_CHOSEN}
+"""
 
     RETRY_TOPICS = f"""
-UPDATE onefold_outbox SET due_at_ms = NULL
-WHERE {_HELD_BACK} AND error IS NOT NULL AND due_at_ms < {NEVER_MS} AND topic IN (SELECT value FROM json_each(?1))
+UPDATE onefold_outbox SET due_at_ms = NULL, died_at_ms = NULL, started = 0, finished = 0
+WHERE {_HELD_BACK} AND error IS NOT NULL AND started = finished AND topic IN (SELECT value FROM json_each(?1))
 """
 
     FORGET_TRYING = "UPDATE onefold_relay SET trying = '[]' WHERE relay = ?1"
+    COPYABLE = f"""
+SELECT position FROM onefold_outbox
+WHERE {_THESE} AND published_at_ms IS NULL AND destination IS NULL ORDER BY position
+"""
+    COPY = f"""
+INSERT INTO onefold_outbox (bucket, stream, {_CONTENT}, written_at_ms, destination)
+SELECT bucket, ?2, {_CONTENT}, written_at_ms, ?3 FROM onefold_outbox WHERE position = ?1
+"""
     LEAVE = "DELETE FROM onefold_relay WHERE relay = ?1"
     DELETE = f"DELETE FROM onefold_outbox WHERE {_THESE}"
     KEEP = f"UPDATE onefold_outbox SET published_at_ms = {_NOW} WHERE {_THESE}"
     DISCARD = f"DELETE FROM onefold_outbox WHERE {_CHOSEN}"
+    CANCEL = f"""
+DELETE FROM onefold_outbox WHERE id = ?1 AND {_HELD_BACK} AND error IS NULL AND started = 0
+"""
 
     def write(self, draft: Draft) -> tuple[Statement, ...]:
         """Write an event; one with a key gets its version."""
@@ -179,6 +182,10 @@ WHERE {_HELD_BACK} AND error IS NOT NULL AND due_at_ms < {NEVER_MS} AND topic IN
         )  # fmt: skip
         count = () if draft.stream is None else (Statement(_COUNT, (draft.stream,)),)
         return (*count, Statement(_WRITE, values))
+
+    def cancel(self, event_id: str) -> tuple[Step, ...]:
+        """It may be the first that is written in its transaction, which begins then."""
+        return (Boundary.BEGIN, *super().cancel(event_id))
 
     def turn(self, lease_s: float) -> tuple[Step, ...]:
         """Nothing more: BEGIN takes the one write lock there is."""
@@ -190,14 +197,24 @@ WHERE {_HELD_BACK} AND error IS NOT NULL AND due_at_ms < {NEVER_MS} AND topic IN
         await Batch((Statement(_SUSPECT, (found, DIED_OF)),))
         return await Fetch(Statement(_SET_ASIDE, (found,)))
 
-    async def claim(self, relay: str, lease_s: float, limits: Limits) -> list[Row]:
-        """Waiting rows of the relay's buckets, noted as tried."""
-        if not await Fetch(Statement(_PEEK, (relay,))):
+    async def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> list[Row]:
+        """The oldest rows of the relay's buckets, noted as tried."""
+        return await self._noted(scan(relay, limits, paused), relay, lease_s)
+
+    async def tour(
+        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: Place
+    ) -> list[Row]:
+        """Rows of one stream after the other of the relay's buckets, noted as tried."""
+        return await self._noted(tour(relay, limits, paused, start), relay, lease_s)
+
+    async def _noted(self, claim: Statement, relay: str, lease_s: float) -> list[Row]:
+        if not await Fetch(Statement(PEEK, (relay,))):
             return []
         await Batch((Boundary.BEGIN,))
-        rows = await Fetch(Statement(_PICK, (relay, limits.per_bucket, limits.rows, limits.data_bytes)))
-        note = Statement(_NOTE, (relay, round(lease_s * 1000), json.dumps([row[1] for row in rows])))
-        await Batch((note, Boundary.COMMIT) if rows else (Boundary.ROLLBACK,))
+        rows = await Fetch(claim)
+        tried = [row[1] for row in rows if row[1] is not None]
+        note = Statement(_NOTE, (relay, milliseconds(lease_s), json.dumps(tried)))
+        await Batch((note, Boundary.COMMIT) if tried else (Boundary.ROLLBACK,))
         return rows
 
     def positions(self, positions: Sequence[int]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from onefold._kernel.clock import milliseconds
-from onefold._kernel.effects import Flow, Row, Statement, Step
+from onefold._kernel.effects import Flow, Row, Statement, Step, Value
 from onefold.outbox.model import Draft
-from onefold.outbox.waiting import Failure, Limits
+from onefold.outbox.waiting import Failure, Limits, Place
 
 
 class Statements:
@@ -32,10 +32,13 @@ class Statements:
     RETRY: ClassVar[str]
     RETRY_TOPICS: ClassVar[str]
     FORGET_TRYING: ClassVar[str]
+    COPYABLE: ClassVar[str]
+    COPY: ClassVar[str]
     LEAVE: ClassVar[str]
     DELETE: ClassVar[str]
     KEEP: ClassVar[str]
     DISCARD: ClassVar[str]
+    CANCEL: ClassVar[str]
 
     def write(self, draft: Draft) -> tuple[Statement, ...]:
         """Write an event; one with a key gets its version."""
@@ -49,8 +52,15 @@ class Statements:
         """These were at hand when a relay died; returned are those for which that was once too often."""
         raise NotImplementedError
 
-    def claim(self, relay: str, lease_s: float, limits: Limits) -> Flow[list[Row]]:
-        """Waiting rows of the relay's buckets, noted as tried."""
+    def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> Flow[list[Row]]:
+        """The oldest rows of the relay's buckets, noted as tried; without a position and data those that may not go."""
+        raise NotImplementedError
+
+    def tour(
+        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: Place
+    ) -> Flow[list[Row]]:
+        """Rows of one stream after the other of the relay's buckets, noted as tried; and a row without a position that
+        says where the next tour goes on."""
         raise NotImplementedError
 
     def positions(self, positions: Sequence[int]) -> str:
@@ -86,6 +96,14 @@ class Statements:
     def published(self, positions: Sequence[int], *, keep: bool) -> Statement:
         return Statement(self.KEEP if keep else self.DELETE, (self.positions(positions),))
 
+    def copyable(self, positions: Sequence[int]) -> Statement:
+        """Which of these are still there, and nobody else's to copy until COMMIT."""
+        return Statement(self.COPYABLE, (self.positions(positions),))
+
+    def copy(self, position: int, stream: bytes | None, destination: str) -> Statement:
+        """Write a row once more, for one destination."""
+        return Statement(self.COPY, (position, stream, destination))
+
     def failed(self, relay: str, failures: Sequence[Failure]) -> Statement:
         """Stop these until their next try, if the relay is still there."""
         return Statement(self.FAIL, (relay, json.dumps([failure._asdict() for failure in failures])))
@@ -105,6 +123,10 @@ class Statements:
         """Delete rows that were published longer ago than that."""
         return Statement(self.FORGET, (milliseconds(keep_s), limit))
 
+    def cancel(self, event_id: str) -> tuple[Step, ...]:
+        """Delete an event that waits for its time, and was never tried. In a transaction that is under way."""
+        return (Statement(self.CANCEL, (event_id,)),)
+
     # What operators ask
 
     def pending(self, limit: int) -> Statement:
@@ -116,17 +138,18 @@ class Statements:
     def delayed(self, limit: int) -> Statement:
         return Statement(self.DELAYED, (limit,))
 
-    def stopped(self, limit: int) -> Statement:
-        return Statement(self.LIST_STOPPED, (limit,))
+    def stopped(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        """Of what is stopped, that which fits: see `report.Chosen`."""
+        return Statement(self.LIST_STOPPED, (*chosen, limit))
 
     def relays_seen(self) -> Statement:
         return Statement(self.RELAYS_SEEN)
 
-    def retry(self, ids: Sequence[str]) -> Statement:
-        return Statement(self.RETRY, (json.dumps(ids),))
+    def retry(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        return Statement(self.RETRY, (*chosen, limit))
 
     def retry_topics(self, topics: Sequence[str]) -> Statement:
         return Statement(self.RETRY_TOPICS, (json.dumps(topics),))
 
-    def discard(self, ids: Sequence[str]) -> Statement:
-        return Statement(self.DISCARD, (json.dumps(ids),))
+    def discard(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        return Statement(self.DISCARD, (*chosen, limit))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Release
+from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Nested, Release
+from onefold.errors import OnefoldError
 from onefold.testing.conformance.stage import Stage, Subject, expect, holding, on_tasks, prepare
 
 #: After how many turns of the loop the work is cancelled: from before it starts until well into a statement.
@@ -18,6 +20,7 @@ async def check_cancellation(subject: Subject) -> None:
     await on_tasks(subject, [prepare])
     await _cancel_while_connecting(subject)
     await _cancel_while_waiting(subject)
+    await _cancel_inside_a_savepoint(subject)
 
     async def go_on(stage: Stage) -> None:
         await Batch((Boundary.BEGIN, stage.insert(1), Boundary.COMMIT))
@@ -61,7 +64,39 @@ async def _cancel_while_waiting(subject: Subject) -> None:
     expect(all(isinstance(end, asyncio.CancelledError) for end in ends), f"cancelled work ended with {ends}")
 
 
-async def _cancelled_after(turns: int, task: asyncio.Task[Any]) -> None:
+async def _cancel_inside_a_savepoint(subject: Subject) -> None:
+    """Once the savepoint is rolled back nothing of it is left, also not a statement that was interrupted: or else the
+    rollback, or what follows it, is refused."""
+    first = (Boundary.BEGIN, Nested(Boundary.SAVEPOINT, 1))
+    undo = (Nested(Boundary.ROLLBACK_TO_SAVEPOINT, 1), Nested(Boundary.RELEASE_SAVEPOINT, 1))
+
+    async def interrupt(handle: Any, turns: int) -> None:
+        work = subject.execute(handle, "INSERT INTO onefold_conformance (id, name) VALUES (2, 'interrupted')")
+        await _cancelled_after(turns, asyncio.ensure_future(work))
+
+    async def interrupted(stage: Stage, turns: int) -> None:
+        await Acquire()
+        await Batch((*first, stage.insert(1)))
+        await stage.user(interrupt, turns)
+        left: tuple[int, ...] = ()
+        try:
+            await Batch(undo)
+            await Batch((stage.insert(3), Boundary.COMMIT))
+        except OnefoldError:
+            await Discard()
+        else:
+            await Release()
+            left = (3,)
+        await stage.others_see(*left)
+        await Acquire()
+        await Batch((stage.sql("DELETE FROM onefold_conformance"),))
+        await Release()
+
+    for turns in range(TURNS):
+        await on_tasks(subject, [partial(interrupted, turns=turns)])
+
+
+async def _cancelled_after(turns: int, task: asyncio.Future[Any]) -> None:
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()

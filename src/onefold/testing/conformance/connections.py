@@ -7,7 +7,7 @@ from typing import Any
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Fetch, Release
 from onefold.errors import ConnectionLost, StoreUnavailable, TransactionEnded, TransactionMisused
-from onefold.testing.conformance.stage import Stage, expect, holding, on_postgres, promise, refuses
+from onefold.testing.conformance.stage import Stage, expect, fails, holding, on_postgres, promise, refuses
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 SAVEPOINT = Boundary.SAVEPOINT
@@ -30,6 +30,28 @@ async def the_handle_is_in_the_same_transaction(stage: Stage) -> None:
         await stage.others_see()
         await Batch((end,))
         await stage.others_see(*left)
+        await Release()
+
+
+@promise()
+async def a_handle_that_is_kept_is_refused_once_its_transaction_is_over(stage: Stage) -> None:
+    kept: list[Any] = []
+    write = "INSERT INTO onefold_conformance (id, name) VALUES (9, 'late')"
+    for end in (COMMIT, ROLLBACK):
+        await Acquire()
+        await Batch((BEGIN, stage.insert(1)))
+        await stage.user(kept.append)
+        await stage.user_inserts(2)
+        await Batch((end,))
+        await Release()
+        late = Call(lambda: stage.subject.execute(kept[-1], write))
+        await fails(late)  # between two transactions
+        await Acquire()
+        await Batch((BEGIN, stage.insert(3)))
+        await fails(late)  # in somebody else's
+        await Batch((COMMIT,))
+        await stage.others_see(*((1, 2, 3) if end is COMMIT else (3,)))
+        await Batch((stage.sql("DELETE FROM onefold_conformance"),))
         await Release()
 
 

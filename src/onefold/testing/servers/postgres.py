@@ -5,7 +5,10 @@ Invariant: what was committed is there after `kill` and `restart`; what was not,
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
+import hmac
 import importlib.util
 import os
 import re
@@ -33,6 +36,7 @@ from onefold.testing.servers.process import (
     start_keeper,
     tail,
     unprivileged_account,
+    write_secret,
 )
 
 _NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -75,12 +79,17 @@ class PrivatePostgres(PrivateServer):
     def fresh_database(self) -> str:
         """Create an empty database and return its DSN."""
         name = f"fresh_{secrets.token_hex(8)}"
-        self._psql(f"CREATE DATABASE {name} TEMPLATE template0")
-        return f"postgresql://postgres@{HOST}:{self.port}/{name}"
+        # Copied file by file: half the time of writing the same through the log, which is the default.
+        self._psql(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+        return self._dsn_of(name)
+
+    def drop_database(self, dsn: str) -> None:
+        """Drop a database that `fresh_database` made, and cut off the sessions in it. Each takes 8 MB of disk."""
+        self._psql(f"DROP DATABASE IF EXISTS {dsn.rpartition('/')[2]} WITH (FORCE)")
 
     @property
     def dsn(self) -> str:
-        return f"postgresql://postgres@{HOST}:{self.port}/postgres"
+        return self._dsn_of("postgres")
 
     @property
     def url(self) -> str:
@@ -99,8 +108,9 @@ class PrivatePostgres(PrivateServer):
         return self._installed
 
     def _furnish(self) -> None:
-        self._installed, template = _template(os.getpid(), self._wanted)
-        hand_over(Path(shutil.copytree(template, self.directory / "data")))
+        template = _template(os.getpid(), self._wanted)
+        self._installed, self._password = template.installation, template.password
+        hand_over(Path(shutil.copytree(template.data, self.directory / "data")))
 
     def _launch(self) -> Launch:
         data = self.directory / "data"
@@ -123,13 +133,17 @@ class PrivatePostgres(PrivateServer):
             return str(refusal)
         return None if ours else "another server answers there"
 
+    def _dsn_of(self, database: str) -> str:
+        return f"postgresql://postgres:{self._password}@{HOST}:{self.port}/{database}"
+
     def _program(self, name: str) -> str:
         return str(self._installation.programs / name)
 
     def _psql(self, sql: str) -> str:
         """One statement, without a driver and without the PGOPTIONS or ~/.psqlrc of whoever runs us."""
-        environment = {"LC_ALL": "C", "PGCONNECT_TIMEOUT": "5"}
-        command = [self._program("psql"), "-XAtq", "-d", self.dsn, "-c", sql]
+        environment = {"LC_ALL": "C", "PGCONNECT_TIMEOUT": "5", "PGPASSWORD": self._password}
+        server = ["-h", HOST, "-p", str(self.port), "-U", "postgres", "-d", "postgres"]
+        command = [self._program("psql"), "-XAtqw", *server, "-c", sql]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise ServerFailed(ran.stderr.strip())
@@ -182,21 +196,43 @@ def wheel_folder() -> Path | None:
     return Path(spec.origin).resolve().parent if spec and spec.origin else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """The data of a new cluster, and the password that opens each copy of it."""
+
+    installation: Installation
+    data: Path
+    password: str
+
+
 @functools.cache
-def _template(owner: int, version: int) -> tuple[Installation, Path]:
-    """The data of a new cluster, made once: `initdb` takes half a second, a copy of its work a tenth."""
+def _template(owner: int, version: int) -> _Template:
+    """Made once: `initdb` takes half a second, a copy of its work a tenth."""
     root = shared_root(owner)
     system = [*Path("/usr").glob("lib/postgresql/*/bin"), *Path("/usr").glob("pgsql-*/bin"), Path("/usr/bin")]
     installation = find_installation(version, wheel=wheel_folder(), system=system).within_reach(root)
     home = new_directory(root, f"template-{version}-")
-    data = home / "data"
+    data, secret, password = home / "data", home / "secret", secrets.token_hex(16)
     data.mkdir()
-    hand_over(data)
-    command = [str(installation.programs / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust"]
+    write_secret(secret, _scram_verifier(password))
+    for path in (data, secret):
+        hand_over(path)
+    command = [str(installation.programs / "initdb"), "-D", str(data), "-U", "postgres"]
     initdb = Launch(
-        command=[*command, "-E", "UTF8", "--locale=C", "--no-sync"],
+        command=[*command, "-A", "scram-sha-256", "--pwfile", str(secret), "-E", "UTF8", "--locale=C", "--no-sync"],
         account=unprivileged_account(),
     )
     if status := start_keeper(home, initdb).wait():
         raise ServerFailed(f"{command[0]} exited with {status}\n{tail(home, 40)}")
-    return installation, data
+    secret.unlink()
+    return _Template(installation, data, password)
+
+
+def _scram_verifier(password: str) -> str:
+    """What PostgreSQL keeps of a password, and takes in its place; of a single iteration. Thousands are for passwords
+    that can be guessed, and cost every connection milliseconds."""
+    salt = secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    keys = (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))
+    return "SCRAM-SHA-256$1:{}${}:{}".format(*(base64.b64encode(key).decode() for key in keys))

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -71,6 +72,9 @@ class PrivateServer:
         self._ports_wanted = ports
         self._home: _Home | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
+        # Loopback is open to every account of the machine, so each server wants a password, which is in its address.
+        # It reaches the server in a file, by `write_secret`: commands, and so what a keeper is told, are read by all.
+        self._password = secrets.token_hex(16)
 
     # What a server's module says of it
 
@@ -104,11 +108,11 @@ class PrivateServer:
         return self
 
     def stop(self) -> None:
-        """Shut down, kill what is left, remove the data. Does nothing when there is nothing to stop."""
+        """Kill the server and remove its data. Does nothing when there is nothing to stop."""
         home = self._home
         if home is None or home.owner != os.getpid():  # A fork of the owner has nothing to stop.
             return
-        self._shut_down()
+        self.kill()  # an orderly shutdown would write to disk, for a minute at times, what is deleted next
         self._home = None
         for placeholder in home.placeholders:
             placeholder.close()
@@ -267,6 +271,12 @@ def hand_over(tree: Path) -> None:
     if (account := unprivileged_account()) is not None:
         for path in (tree, *tree.rglob("*")):
             os.chown(path, *account, follow_symlinks=False)
+
+
+def write_secret(file: Path, text: str) -> None:
+    """For the account that the server runs as, and no other, from the first byte."""
+    file.touch(mode=0o600)
+    file.write_text(text)
 
 
 def readable_by_all(tree: Path) -> bool:

@@ -22,6 +22,7 @@ from onefold.testing.servers.process import (
     converse,
     hand_over,
     unprivileged_account,
+    write_secret,
 )
 
 # Not the one in /usr/sbin: that insists on root, and on becoming the user rabbitmq.
@@ -31,6 +32,8 @@ _POLICY: Final = Path("/usr/sbin/policy-rc.d")
 _POLICY_DENIES: Final = 101
 _AMQP_0_9_1: Final = b"AMQP\x00\x00\x09\x01"
 _FRAME_END: Final = b"\xce"
+# Not guest, which every client tries by itself.
+_USER: Final = "onefold"
 
 
 class PrivateRabbitmq(PrivateServer):
@@ -45,11 +48,12 @@ class PrivateRabbitmq(PrivateServer):
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{HOST}:{self.port}/"
+        return f"amqp://{_USER}:{self._password}@{HOST}:{self.port}/"
 
     def _furnish(self) -> None:
         data = self.directory / "data"
-        data.mkdir()
+        data.mkdir(mode=0o700)  # From the settings RabbitMQ generates others, which all could read.
+        write_secret(data / "rabbitmq.conf", f"default_user = {_USER}\ndefault_pass = {self._password}\n")
         (data / "plugins").write_text("[].\n")
         (data / ".erlang.cookie").write_text(secrets.token_hex(16))
         (data / ".erlang.cookie").chmod(0o400)
@@ -70,7 +74,7 @@ class PrivateRabbitmq(PrivateServer):
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_EPMD_PORT": str(mapper),
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_CONFIG_FILE": str(data / "none"),
+            "RABBITMQ_CONFIG_FILE": str(data / "rabbitmq.conf"),
             "RABBITMQ_DIST_PORT": str(distribution),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(data / "plugins"),
             "RABBITMQ_LOGS": "-",

@@ -19,6 +19,10 @@ class Sqlite:
     lock_free = ""
     durable: tuple[Statement, ...] = ()
     light: tuple[Statement, ...] = ()
+    waits_in_statements = False
+
+    def locked_for(self, seconds: float) -> tuple[Statement, ...]:
+        return ()  # the connection itself waits a moment, and the flow looks at the clock in between
 
     def text(self, sql: str) -> str:
         return _MOMENT.sub(r"\1_ms", sqlite_values(sql))

@@ -18,7 +18,10 @@ class Dialect(Protocol):
     def durable(self) -> tuple[Statement, ...]: ...
     @property
     def light(self) -> tuple[Statement, ...]: ...
+    @property
+    def waits_in_statements(self) -> bool: ...
 
+    def locked_for(self, seconds: float) -> tuple[Statement, ...]: ...
     def text(self, sql: str) -> str: ...
     def ago(self, ms: str) -> str: ...
     def age_ms(self, moment: str) -> str: ...
@@ -36,6 +39,9 @@ class Statements:
         #: What follows BEGIN, so that COMMIT is flushed; and BEGIN_LIGHT, so that it need not be.
         self.durable = d.durable
         self.light = d.light
+        #: Whether a statement may wait for a lock for as long as it likes; `locked_for` then says how long.
+        self.waits_in_statements = d.waits_in_statements
+        self.locked_for = d.locked_for
         self._claiming(d)
         self._ending(d)
         self._listing(d)
@@ -50,6 +56,7 @@ class Statements:
         self._look = d.text(
             f"SELECT key, fingerprint, target, {d.age_ms('created_at')}, status FROM onefold_intent WHERE {_THIS}"
         )
+        self._bind = d.text(f"UPDATE onefold_intent SET fingerprint = $2::bytea, target = $3::text WHERE {_THIS}")
         self._tried = d.text(f"UPDATE onefold_intent SET tries = tries + 1, tried_at = {d.now} WHERE {_THIS}")
 
     def _ending(self, d: Dialect) -> None:
@@ -95,6 +102,10 @@ class Statements:
 
     def look(self, intent: str) -> Statement:
         return Statement(self._look, (intent,))
+
+    def bind(self, intent: str, fingerprint: bytes, target: str) -> Statement:
+        """What the intent names, where it was claimed ahead of its call."""
+        return Statement(self._bind, (intent, fingerprint, target))
 
     def tried(self, intent: str) -> Statement:
         return Statement(self._tried, (intent,))

@@ -102,6 +102,17 @@ async def what_is_published_twice_under_one_id_comes_once(stage: BrokerStage) ->
 
 
 @promise()
+async def the_same_id_of_two_sources_is_two_messages(stage: BrokerStage) -> None:
+    broker, subscription = await stage.both("orders")
+    one = stage.message()
+    other = replace(one, source="another")
+    await stage.publish(broker, one, other)
+    found = await stage.gets(subscription, one, other)
+    sources = sorted(delivery.message.source for delivery in found if delivery.message)
+    expect(sources == sorted([one.source, other.source]), f"of two sources with one id, those of {sources} came")
+
+
+@promise()
 async def calls_one_after_the_other_keep_their_order(stage: BrokerStage) -> None:
     broker, subscription = await stage.both("orders")
     sent = stage.messages(20)

@@ -40,6 +40,8 @@ class BrokerSubject:
     """A first delivery is known to be one."""
     lease_s: float | None = None
     """When what is neither kept nor settled comes again by itself; None: when its connection ends."""
+    tells_attached: bool = False
+    """The broker knows which consumers are connected, and does not remove them."""
     warm_up_s: float = 0.0
     """For how long subscriptions of one name must be asked before each of them has its share."""
     patience_s: float = 10.0

@@ -1,0 +1,154 @@
+"""From COMMIT to a handler over `local` on Postgres, for each face and driver; and what an idle consumer costs.
+
+`one process` writes, relays and consumes; in `three` the relay and the consumer are processes of their own that are
+woken by NOTIFY. Single events with random pauses, so that they do not fall into step with a poll. The clock starts when
+the block of `once.transaction()` has ended, and stops in the handler; between processes it is the machine's own. Idle
+is counted in the transactions that Postgres counts, with a consumer at work that has nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from benchmarks.messages.comparison import Grounds, Outcome, Timed, timed_outcome
+from benchmarks.messages.places import TOPIC, fresh_place
+from benchmarks.messages.wakeup_process import FACES, AnyOnefold, Handler, closed, made, publish, working
+
+IN_ONE_MS: Final = 10.0
+IN_THREE_MS: Final = 20.0
+IDLE_PER_S_MAX: Final = 3.0
+WARM_UP: Final = 5
+PAUSE_S: Final = (0.02, 0.06)
+#: So long until an idle consumer looks as seldom as it will.
+SETTLE_S: Final = 6.0
+IDLE_S: Final = 10.0
+
+_chance: Final = random.Random(4711)
+
+
+async def measure(grounds: Grounds) -> list[Outcome]:
+    timed = []
+    for name in FACES:
+        one, three = [], []
+        for number in range(grounds.effort.rounds):
+            grounds.say(f"round {number + 1} of {grounds.effort.rounds}: {name}")
+            one.append(await _in_one(await fresh_place(grounds), name, grounds.effort.events))
+            three.append(await _in_three(await fresh_place(grounds), name, grounds.effort.events))
+        timed.append(Timed(name=f"{name}, one process", rounds=tuple(one), ceiling_ms=IN_ONE_MS))
+        timed.append(Timed(name=f"{name}, three processes", rounds=tuple(three), ceiling_ms=IN_THREE_MS))
+    grounds.say("an idle consumer")
+    return [timed_outcome("From COMMIT to the handler, `local` on Postgres", timed), await _idle(grounds)]
+
+
+async def _in_one(place: str, name: str, events: int) -> tuple[float, ...]:
+    once = await made(name, place)
+    handler = Handler(once)
+    async with working(once, once.consuming()), _subscribed(place), working(once, once.relaying()):
+        times = await _times_ms(once, events, handler.times)
+    await closed(once)
+    return times
+
+
+async def _in_three(place: str, name: str, events: int) -> tuple[float, ...]:
+    times: dict[int, asyncio.Future[float]] = {}
+
+    def at(number: int) -> asyncio.Future[float]:
+        return times.setdefault(number, asyncio.get_running_loop().create_future())
+
+    async with AsyncExitStack() as stack:
+        consumer = await stack.enter_async_context(_process("consume", name, place))
+        await stack.enter_async_context(_subscribed(place))
+        await stack.enter_async_context(_process("relay", name, place))
+
+        async def read() -> None:
+            assert consumer.stdout is not None
+            async for line in consumer.stdout:
+                number, seen = json.loads(line)
+                at(number).set_result(seen)
+
+        reading = asyncio.create_task(read())
+        stack.callback(reading.cancel)
+        once = await made(name, place)
+        found = await _times_ms(once, events, at)
+        await closed(once)
+    return found
+
+
+async def _times_ms(once: AnyOnefold, events: int, seen: Any) -> tuple[float, ...]:
+    times = []
+    for number in range(WARM_UP + events):
+        await asyncio.sleep(_chance.uniform(*PAUSE_S))
+        committed_at = await publish(once, number)
+        async with asyncio.timeout(30):
+            times.append((await seen(number) - committed_at) * 1000)
+    return tuple(times[WARM_UP:])
+
+
+@asynccontextmanager
+async def _process(role: str, name: str, place: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = (sys.executable, "-m", "benchmarks.messages.wakeup_process", role, name, place)
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # which tells it to stop
+        await process.wait()
+
+
+@asynccontextmanager
+async def _subscribed(place: str) -> AsyncIterator[None]:
+    connection = await asyncpg.connect(place)
+    try:
+        for _ in range(1500):
+            if await connection.fetchval("SELECT count(*) FROM onefold_subscription"):
+                break
+            await asyncio.sleep(0.02)
+    finally:
+        await connection.close()
+    yield
+
+
+async def _idle(grounds: Grounds) -> Outcome:
+    """What Postgres counts while a consumer has nothing to do. Its statistics come late, so they are asked for last."""
+    lines, found, missed = [], {}, []
+    for name in FACES:
+        place = await fresh_place(grounds)
+        once = await made(name, place)
+        Handler(once)
+        watcher = await asyncpg.connect(place)
+        async with working(once, once.consuming()), _subscribed(place):
+            await asyncio.sleep(SETTLE_S)
+            before, since = await _transactions(watcher), time.monotonic()
+            await asyncio.sleep(IDLE_S)
+            after = await _transactions(watcher)
+            found[name] = (after - before) / (time.monotonic() - since)
+        await watcher.close()
+        await closed(once)
+        lines.append(f"{name:32} {found[name]:6.2f}")
+        if found[name] > IDLE_PER_S_MAX:
+            missed.append(f"idle, {name}: {found[name]:.2f} transactions/s, at most {IDLE_PER_S_MAX:g}")
+    title = f"Transactions per second of an idle consumer, {TOPIC} over `local` (at most {IDLE_PER_S_MAX:g})"
+    text = "\n".join([title, *lines, f"median {statistics.median(found.values()):.2f}"])
+    return Outcome(text=text, data={"title": title, "idle": found}, missed=tuple(missed))
+
+
+async def _transactions(watcher: Any) -> int:
+    """Without those of the watcher itself: it asks once, and that is counted after it was answered."""
+    await watcher.execute("SELECT pg_stat_clear_snapshot()")
+    await asyncio.sleep(1.5)  # a session reports what it did at most once a second
+    found: Any = await watcher.fetchval(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )
+    return int(found)

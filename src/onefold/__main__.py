@@ -1,0 +1,8 @@
+"""`python -m onefold`: the command line."""
+
+from __future__ import annotations
+
+from onefold.cli import main
+
+if __name__ == "__main__":
+    main()

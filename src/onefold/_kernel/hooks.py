@@ -1,0 +1,48 @@
+"""What a handler wants done after its transaction has ended: in the order it was asked for, each at most once.
+
+A hook is no part of the transaction: a process that dies between COMMIT and hook has not run it. What must not get lost
+is an event (`tx.publish`), which commits with the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+
+class Due(Enum):
+    """After which end of the transaction a hook runs."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    #: Asked for on rollback, in a savepoint that was rolled back: its work is gone, however the rest ends.
+    BOTH = "both"
+
+
+class Hooks:
+    """The hooks of one transaction."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[Due, Callable[[], Any]]] = []
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def add(self, due: Due, call: Callable[[], Any]) -> None:
+        self._asked.append((due, call))
+
+    def cut(self, length: int) -> None:
+        """What was asked for since there were so many belonged to work that is rolled back now."""
+        since = self._asked[length:]
+        self._asked[length:] = [(Due.BOTH, call) for due, call in since if due is not Due.COMMIT]
+
+    def take_next(self, due: Due) -> Callable[[], Any] | None:
+        """The next hook that this end brings. It is forgotten, and so are those before it that are for another end."""
+        while self._asked:
+            when, call = self._asked.pop(0)
+            if when in (due, Due.BOTH):
+                return call
+        return None

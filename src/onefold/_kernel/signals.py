@@ -1,0 +1,62 @@
+"""Signals: waking those who wait for news, on whatever thread and loop. A hint that may be lost: whoever waits also
+looks by itself from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+
+class Signal:
+    """Wakes whoever waits for it on its loop. `set` may be called from any thread, at any time."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def set(self) -> None:
+        loop = self._loop
+        if loop is None:
+            self._event.set()  # nobody waits yet: whoever will, does not
+            return
+        with suppress(RuntimeError):  # its loop is closed: nobody is left to be woken
+            loop.call_soon_threadsafe(self._event.set)
+
+    def clear(self) -> None:
+        """To be called before looking for what the signal may be about, so that none is missed."""
+        self._loop = asyncio.get_running_loop()
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it was set within that time."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class News:
+    """One signal for each who listens, all set together."""
+
+    def __init__(self) -> None:
+        self._signals: tuple[Signal, ...] = ()
+        #: Who hears of what other processes have for us. While there is one, looking by oneself is a precaution.
+        self.ears: set[object] = set()
+
+    def listen(self) -> Signal:
+        signal = Signal()
+        self._signals = (*self._signals, signal)
+        return signal
+
+    def leave(self, signal: Signal) -> None:
+        self._signals = tuple(other for other in self._signals if other is not signal)
+
+    def set(self) -> None:
+        for signal in self._signals:
+            signal.set()

@@ -1,0 +1,17 @@
+"""A setting that does not exist is refused by its name, with the one that may have been meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+from onefold.errors import ConfigurationError
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str], of: str) -> None:
+    """Raises ConfigurationError for the first name that is not known: `of` is what has the settings."""
+    for name in given:
+        if name not in known:
+            close = sorted(each for each in known if each.startswith(name)) or get_close_matches(name, known, 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+            raise ConfigurationError(f"{name!r} is no setting of {of}; {meant}")

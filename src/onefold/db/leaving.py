@@ -1,0 +1,103 @@
+"""Closing a connection that a thread may be inside of.
+
+A handler may leave a thread behind, or be one whose request was cancelled: it goes on with what it was executing.
+sqlite3 and libpq crash the process when their connection is closed under it, because they free what it uses next. So
+whoever closes a connection has that thread leave early, and waits for it. One that does not leave (SQLite has called a
+function of the application's that does not return) is waited for on a thread of our own: no request hangs for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from onefold.errors import TransactionMisused
+
+_log = logging.getLogger("onefold.database")
+
+#: How often a thread is told to leave. Once is not enough: SQLite forgets it when a statement is just about to begin.
+_PAUSE_S = 0.02
+
+#: How often it is told before its connection is left to a thread of our own, and how often it is told there.
+_TIMES = 250
+_LATER_S = 1.0
+
+#: How long the end of a transaction waits for a statement that a thread of the handler's is executing on a server.
+END_S = 30.0
+
+
+class Lock(Protocol):
+    """Held by the thread that is inside."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+
+
+def left_inside(driver: str, patience_s: float) -> TransactionMisused:
+    """The error for a transaction that cannot be ended, because it is still in use."""
+    return TransactionMisused(
+        f"what the handler left behind (a thread, a stream() that is not read to its end) still uses the request's "
+        f"{driver} connection {patience_s:g} s after the handler's end: nothing is kept. Finish it before the handler "
+        "returns"
+    )
+
+
+def is_free(lock: Lock, within_s: float) -> bool:
+    """Whether no thread holds the lock, or it is released in time."""
+    free = lock.acquire(timeout=within_s)
+    if free:
+        lock.release()
+    return free
+
+
+def close_when_left(
+    has_left: Callable[[float], bool], wake: Callable[[], object], close: Callable[[], object], *, driver: str
+) -> None:
+    """Close a connection that no thread enters any more, when none is inside. `has_left` waits for that for some
+    seconds and says whether it is so; `wake` interrupts whoever is inside."""
+    for _ in range(_TIMES):
+        if has_left(0.0):
+            close()
+            return
+        _try(wake)
+        has_left(_PAUSE_S)
+    _log.warning(
+        "%s: a thread that a handler left behind has been executing on the request's connection for %g s after the "
+        "request's end and cannot be interrupted; the connection, and what it has locked, is free when that returns",
+        driver,
+        _TIMES * _PAUSE_S,
+    )
+    threading.Thread(target=_close_later, args=(has_left, wake, close), name="onefold-closing", daemon=True).start()
+
+
+def close_unlocked(lock: Lock, wake: Callable[[], object], close: Callable[[], object], *, driver: str) -> None:
+    """The same where whoever is inside holds a lock."""
+    close_when_left(lambda seconds: is_free(lock, seconds), wake, close, driver=driver)
+
+
+def _close_later(has_left: Callable[[float], bool], wake: Callable[[], object], close: Callable[[], object]) -> None:
+    while not has_left(_LATER_S):
+        _try(wake)
+    try:
+        close()
+    except Exception:
+        _log.warning("a connection could not even be thrown away", exc_info=True)
+
+
+def hang_up(driver: Any) -> None:
+    """Have a thread that waits for the server's answer get the end of the stream. The descriptor stays open: another
+    connection would be given its number, and that thread would wait on it."""
+    connected = socket.socket(fileno=driver.fileno())
+    try:
+        connected.shutdown(socket.SHUT_RDWR)
+    finally:
+        connected.detach()
+
+
+def _try(wake: Callable[[], object]) -> None:
+    with suppress(Exception):  # closed, or given up, by the thread itself
+        wake()

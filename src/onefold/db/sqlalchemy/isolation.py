@@ -1,0 +1,53 @@
+"""The isolation of an engine's connection while it is out: as the application chose it, or as one transaction needs it.
+
+Set on the driver's connection, which sends it with its next BEGIN. (Connection.execution_options would do the same, but
+makes SQLAlchemy pin the level that it takes for the default, also for the application's own transactions to come.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from onefold.errors import ConfigurationError
+
+
+class Level:
+    """Knows how the connection came, and what it has been set to since."""
+
+    __slots__ = ("_autocommit", "_came", "_current", "_dialect", "_driver")
+
+    def __init__(self, connection: Connection) -> None:
+        self._dialect: Any = connection.dialect
+        driver: Any = connection.connection.dbapi_connection
+        self._driver = driver
+        # SQLAlchemy's adapter of psycopg for asyncio can set the level, but not tell it.
+        there = driver if hasattr(driver, "isolation_level") else connection.connection.driver_connection
+        if not (hasattr(there, "isolation_level") and hasattr(driver, "set_isolation_level")):
+            raise ConfigurationError(
+                f"onefold cannot tell the isolation level of the engine's driver {connection.dialect.driver}; use "
+                "postgresql+psycopg:// or postgresql+asyncpg://"
+            )
+        self._came: Any = getattr(there, "isolation_level", None)
+        self._autocommit: bool = driver.autocommit
+        self._current: str | None = None
+        if self._autocommit:  # no level: transactions have the one of the server
+            driver.set_isolation_level(None)
+            driver.autocommit = False
+
+    def use(self, level: str | None) -> None:
+        """For the transactions from now on. None: as the application chose it."""
+        if level == self._current:
+            return
+        self._current = level
+        if level is not None:
+            self._dialect.set_isolation_level(self._driver, level)
+        else:
+            self._driver.set_isolation_level(None if self._autocommit else self._came)
+
+    def restore(self) -> None:
+        """The connection goes back as it came."""
+        if self._autocommit or self._current is not None:
+            self._driver.set_isolation_level(self._came)
+            self._driver.autocommit = self._autocommit

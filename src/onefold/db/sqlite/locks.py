@@ -1,0 +1,237 @@
+"""Locks on numbers, for all who share a SQLite file: what advisory locks are on Postgres.
+
+Theory of operation. A lock is one byte of a small file beside the database, locked by the operating system at an
+offset made from the number, and an entry in a set of this process, because record locks belong to a process and do not
+keep its own threads apart. The kernel frees them when a process ends, however it ends. They are courtesy: by them
+requests under way are told from new ones; one execution per key is guaranteed by the record's primary key.
+
+POSIX record locks, and not those of an open file description (F_OFD_SETLK): a child does not inherit them, so they end
+with the process that took them, whatever children it leaves behind, and every Unix has them. Their weakness is that
+closing *any* descriptor of the file drops all locks of the process. Hence one descriptor per process and file, which is
+closed only while nothing is locked. If other code of the application opens and closes the file (a backup does),
+duplicates run in vain instead of being refused, and nothing worse.
+
+Offsets have 63 bits and numbers 64. Two keys in flight meet with a chance of one in 2^63: one of them is told to wait,
+or called a mismatch, until the other is through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+if sys.platform != "win32":
+    import fcntl
+
+_log = logging.getLogger("onefold.database")
+
+SUFFIX: Final = "-onefold-lock"
+
+#: Asks a connection which file it has open.
+DATABASE_FILE: Final = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+
+_OFFSETS: Final = 2**63 - 1
+
+#: struct flock of the C library: Linux begins with the type, BSD and macOS end with it.
+_FLOCK: Final = "hhqqi" if sys.platform == "linux" else "qqihh"
+
+
+class LockFile:
+    """The file beside one database, for one process."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._path = database + SUFFIX
+        self.process = os.getpid()
+        #: Held while a byte is locked or unlocked: never across anything that waits.
+        self._mutex = threading.Lock()
+        self._holders: dict[int, object] = {}
+        self._descriptor: int | None = None
+        self._reported = False
+
+    def try_lock(self, number: int, holder: object) -> bool:
+        """Whether the holder has the lock now, or had it before."""
+        offset = number & _OFFSETS
+        with self._mutex:
+            if offset in self._holders:
+                return self._holders[offset] is holder
+            if not self._lock_byte(offset):
+                return False
+            self._holders[offset] = holder
+            return True
+
+    def unlock(self, holder: object, numbers: list[int]) -> None:
+        with self._mutex:
+            for number in numbers:
+                offset = number & _OFFSETS
+                if self._holders.get(offset) is holder:
+                    del self._holders[offset]
+                    self._unlock_byte(offset)
+
+    def is_locked(self, number: int) -> bool:
+        """Whether anyone has the lock. Looks, and takes nothing: an honest request is not disturbed."""
+        offset = number & _OFFSETS
+        with self._mutex:
+            return offset in self._holders or self._is_byte_locked(offset)
+
+    def rest(self) -> None:
+        """A database that used it was closed: close the file, unless something is locked. It is opened again when it is
+        needed."""
+        with self._mutex:
+            if self._descriptor is not None and not self._holders:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    if sys.platform == "win32":
+
+        def _lock_byte(self, offset: int) -> bool:
+            self._report("this system has no record locks")
+            return True
+
+        def _unlock_byte(self, offset: int) -> None:
+            pass
+
+        def _is_byte_locked(self, offset: int) -> bool:
+            return False
+
+    else:
+
+        def _lock_byte(self, offset: int) -> bool:
+            try:
+                fcntl.lockf(self._opened(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+            except (BlockingIOError, PermissionError) as error:
+                if error.filename is None:  # the lock's refusal, not the file's
+                    return False
+                self._report(error)
+            except OSError as error:  # ENOLCK: a file system without locks; or no more descriptors
+                self._report(error)
+            return True
+
+        def _unlock_byte(self, offset: int) -> None:
+            with contextlib.suppress(OSError):  # it was not locked: see above
+                fcntl.lockf(self._opened(), fcntl.LOCK_UN, 1, offset)
+
+        def _is_byte_locked(self, offset: int) -> bool:
+            asked = {"kind": fcntl.F_WRLCK, "whence": os.SEEK_SET, "start": offset, "length": 1, "pid": 0}
+            try:
+                found = fcntl.fcntl(self._opened(), fcntl.F_GETLK, _packed(**asked))
+            except OSError as error:
+                self._report(error)
+                return False
+            return _type_in(found) != fcntl.F_UNLCK
+
+    def _opened(self) -> int:
+        if self._descriptor is None:
+            try:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                # A mount without Unix permissions refuses; processes of other users then do without the locks.
+                with contextlib.suppress(OSError):
+                    _share_as(self._database, self._descriptor)
+            except FileExistsError:
+                self._descriptor = os.open(self._path, os.O_RDWR)
+        return self._descriptor
+
+    def _report(self, reason: object) -> None:
+        if not self._reported:
+            self._reported = True
+            _log.warning(
+                "requests that other processes are working on are not seen, because %s cannot be locked (%s): their "
+                "duplicates run in vain instead of being answered 409. One execution per key is kept all the same",
+                self._path,
+                reason,
+            )
+
+
+def _packed(*, kind: int, whence: int, start: int, length: int, pid: int) -> bytes:
+    if sys.platform == "linux":
+        return struct.pack(_FLOCK, kind, whence, start, length, pid)
+    return struct.pack(_FLOCK, start, length, pid, kind, whence)
+
+
+def _type_in(flock: bytes) -> int:
+    fields = struct.unpack_from(_FLOCK, flock)
+    return int(fields[0] if sys.platform == "linux" else fields[3])
+
+
+def _share_as(database: str, descriptor: int) -> None:
+    """Whoever may write the database may lock beside it, as with SQLite's own files."""
+    if sys.platform != "win32":
+        found = os.stat(database)
+        os.fchmod(descriptor, found.st_mode & 0o666)
+        if os.geteuid() == 0:  # a command of the administrator's must not lock the application out
+            os.fchown(descriptor, found.st_uid, found.st_gid)
+
+
+#: One for each file and process, so that nothing of a parent's is used in its child. Never emptied: see `rest`.
+_files: dict[tuple[int, str], LockFile] = {}
+
+
+def lock_file(database: str) -> LockFile:
+    """The file beside a database, by the database's real path."""
+    key = os.getpid(), database
+    return _files.get(key) or _files.setdefault(key, LockFile(database))
+
+
+class HasFunctions(Protocol):
+    """A connection to SQLite on which functions can be made, sqlite3's or a wrapper's."""
+
+    def create_function(self, name: str, narg: int, func: Callable[..., str | int | None], /) -> object: ...
+
+
+class KeyLocks:
+    """What one connection has locked, for as long as it is out: SQL functions, and their end.
+
+    `onefold_lock(requests, number, ...)` tries locks in this order, the first of which are a request's and the others a
+    key's, and remembers where it was refused one; `onefold_refused()` says: "same" or "other"; `onefold_locked(key)`
+    looks.
+    """
+
+    __slots__ = ("_database", "_file", "_held", "_refused")
+
+    def __init__(self, database: str | os.PathLike[str]) -> None:
+        self._database = os.path.realpath(database)
+        self._file = lock_file(self._database)
+        self._held: list[int] = []
+        self._refused: str | None = None
+
+    def offer(self, connection: HasFunctions) -> None:
+        """Make the functions known to a connection."""
+        connection.create_function("onefold_lock", -1, self.lock)
+        connection.create_function("onefold_refused", 0, self.refused)
+        connection.create_function("onefold_locked", 1, self.is_locked)
+
+    def lock(self, requests: int, *numbers: int) -> None:
+        self._refused = None
+        for place, number in enumerate(numbers):
+            if not self._try(number):
+                self._refused = "same" if place < requests else "other"
+                return
+
+    def refused(self) -> str | None:
+        return self._refused
+
+    def is_locked(self, key: int) -> bool:
+        return self._current().is_locked(key)
+
+    def release(self) -> None:
+        """The connection goes: whatever was locked through it is free."""
+        if self._held:
+            held, self._held = self._held, []
+            self._file.unlock(self, held)
+
+    def _try(self, number: int) -> bool:
+        if not self._current().try_lock(number, self):
+            return False
+        self._held.append(number)
+        return True
+
+    def _current(self) -> LockFile:
+        if self._file.process != os.getpid():  # forked: what the parent has locked is the parent's
+            self._file, self._held = lock_file(self._database), []
+        return self._file

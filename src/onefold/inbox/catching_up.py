@@ -1,0 +1,140 @@
+"""Catching up: a key that stood still runs what is parked behind it in one go, and parks in one go what still arrives.
+
+Theory of operation. A strict key whose message fails parks all that come after it, one letter each. Started and run one
+by one, as letters are, they would leave more slowly than new ones arrive, and the key would be behind for ever. So when
+one of a key was handled, those that follow it without a gap are started together and run in one transaction: the
+handler is called for each of them, in their order, and what it wrote commits together with all their ledger rows and
+with where the stream now stands. If one fails nothing of the go stays, and they are run one by one, so that only that
+one has failed.
+
+The stream's row is locked all along, so nobody else handles or parks anything of this stream meanwhile, and the first
+one's turn is the turn of all. What was started and not run is put back. A crash makes suspects of those that were
+started: they are run alone then, as all suspects are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from onefold._kernel.borrow import borrowing, holding, undoing
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
+from onefold._kernel.events import Duplicate, Handled, InboxEvent, Parked
+from onefold._kernel.messages import Delivery
+from onefold._kernel.transaction import Transaction
+from onefold.inbox.order import Early, Stand, judged
+from onefold.inbox.parcel import Parcel, place, received, written
+from onefold.inbox.reading import find_problem
+
+if TYPE_CHECKING:
+    from onefold.inbox.flow import Inbox, Letter
+
+#: How many letters are run in one go at most, and for how long one may go on taking the next: a transaction of many
+#: handlers must not outlive its lease, nor hold what it locks for long.
+RUN_MAX: Final = 100
+RUN_S_MAX: Final = 1.0
+
+
+async def run_in_one_go(inbox: Inbox, letters: Sequence[Letter], tx: Transaction[Any]) -> list[InboxEvent]:
+    """Handle letters that `take_run` started; what became of those that were handled. None were: run them one by one,
+    and it is seen why. Only some were: time was up, and the others are parked again."""
+    if inbox.consumer.signature.opens:
+        return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
+    parcels = [letter.parcel for letter in letters]
+    if not await holding(lambda: _is_its_turn(inbox, parcels[0])):
+        await undoing()
+        return []
+    handled = 0
+
+    def settle(count: int) -> tuple[Statement, ...]:
+        nonlocal handled
+        handled = count
+        return _settled(inbox, parcels[:count], parcels[count:])
+
+    if await inbox.run_each(parcels, tx, settle) is not None:
+        return []
+    return [inbox.report(Handled(inbox.consumer.name, parcel.topic)) for parcel in parcels[:handled]]
+
+
+async def put_back(inbox: Inbox, letters: Sequence[Letter]) -> None:
+    """Letters that were started together and not run wait again, as if they had not been."""
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, _, _ = place(letters[0].parcel)
+    back = sql.runs.put_back(name, _ids([letter.parcel for letter in letters]))
+
+    async def work() -> None:
+        # Under the stream's lock, and the first is woken: what they wait for may have been handled by another process
+        # after it had failed here, and nobody would wake them again.
+        await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.lock(name, stream)))
+        await Batch((back, sql.wake_first(name, stream), Boundary.COMMIT))
+
+    await borrowing(work)
+
+
+async def park_all(inbox: Inbox, deliveries: Sequence[Delivery]) -> list[InboxEvent] | None:
+    """Park deliveries of one stream that wait for an earlier one. None: it may be the turn of one of them, or something
+    is odd; handle them one by one."""
+    parcels = [received(delivery) for delivery in deliveries]
+    problems = (find_problem(inbox.consumer, parcel) for parcel in parcels)
+    if any(d.redelivered for d in deliveries) or any(problem is not None for problem in problems):
+        return None
+    return await borrowing(lambda: _park(inbox, parcels))
+
+
+async def _park(inbox: Inbox, parcels: list[Parcel]) -> list[InboxEvent] | None:
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, epoch, _ = place(parcels[0])
+    await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.ensure(name, stream, epoch), sql.lock(name, stream)))
+    [(*row, _, _, _)] = await Fetch(sql.look(name, stream, epoch, parcels[0].identity))
+    stand = Stand(*row)
+    verdicts = [judged(stand, *place(parcel)[1:], wait_ms=0) for parcel in parcels]
+    # Where a stream begins, more has to be looked at than how far it is.
+    if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
+        await Batch((Boundary.ROLLBACK,))
+        return None
+    those = written(parcels)
+    if await Fetch(sql.taken_of_many(name, those)):
+        await Batch((Boundary.ROLLBACK,))
+        return None
+    known = {message_id for (message_id,) in await Fetch(sql.runs.known(name, those))}
+    keeps: list[Statement] = []
+    events: list[InboxEvent] = []
+    for parcel, verdict in zip(parcels, verdicts, strict=True):
+        if parcel.id in known:
+            events.append(Duplicate(name, parcel.topic))
+            continue
+        known.add(parcel.id)
+        assert isinstance(verdict, Early)
+        keeps.append(inbox.parked(parcel, None, verdict))
+        events.append(Parked(name, parcel.topic))
+    await Batch((*keeps, Boundary.COMMIT))
+    return events
+
+
+async def _is_its_turn(inbox: Inbox, parcel: Parcel) -> bool:
+    """Begin, lock the stream, and see that it stands where the first of a run expects it."""
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, epoch, version = place(parcel)
+    begin: tuple[Step, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
+    return await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))) > 0
+
+
+def _settled(inbox: Inbox, handled: Sequence[Parcel], left: Sequence[Parcel]) -> tuple[Statement, ...]:
+    """What goes in front of COMMIT: the ledger rows (one that is there already breaks the transaction), the letters are
+    gone, the stream stands at the last, and what follows is due."""
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, epoch, version = place(handled[-1])
+    ids = _ids(handled)
+    back = (sql.runs.put_back(name, _ids(left)),) if left else ()
+    return (
+        sql.runs.write(name, ids, handled[-1].source),
+        sql.runs.drop(name, ids),
+        *back,
+        sql.advance(name, stream, epoch, version),
+        sql.wake(name, stream, epoch, version + 1),
+    )
+
+
+def _ids(parcels: Sequence[Parcel]) -> str:
+    return json.dumps([parcel.id for parcel in parcels])

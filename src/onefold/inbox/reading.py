@@ -1,0 +1,54 @@
+"""Reading: what a consumer makes of a delivery, or of a letter that could not be read when it came.
+
+Invariant: whatever goes wrong here makes a failed message that says why, never an exception: those behind it are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onefold._kernel.messages import Delivery, read_again
+from onefold.inbox.model import Consumer
+from onefold.inbox.parcel import Parcel, reason_of, received
+
+
+def identify(consumer: Consumer, delivery: Delivery) -> Delivery:
+    """The delivery under the id that the consumer's `id_of` gives it. With that a message needs no envelope."""
+    if consumer.id_of is None:
+        return delivery
+    try:
+        named: object = consumer.id_of(delivery)
+        if named is None:
+            return delivery
+        if not isinstance(named, str) or not named:
+            raise TypeError(f"it returned {named!r}, which is neither an id (a str) nor None")
+    except Exception as error:
+        problem = f"id_of of consumer {consumer.name!r} failed: {reason_of(error)}"
+        return replace(delivery, message=None, problem=problem)
+    if delivery.message is not None:
+        return replace(delivery, message=replace(delivery.message, id=named))
+    return read_again(delivery, named)
+
+
+def reread(consumer: Consumer, parcel: Parcel) -> Parcel:
+    """A parcel without a message, read by what the consumer knows today. An earlier release kept no origin: where the
+    consumer has one topic, that is what it came for."""
+    origin = parcel.origin
+    if not origin.topic and len(consumer.topics) == 1:
+        origin = replace(origin, topic=consumer.topics[0])
+    delivery = Delivery(data=parcel.data, headers=parcel.headers, origin=origin, problem=parcel.problem)
+    found = received(identify(consumer, read_again(delivery)))
+    return replace(parcel, problem=found.problem) if found.message is None else found
+
+
+def find_problem(consumer: Consumer, parcel: Parcel) -> str | None:
+    """Why the message cannot be handled at all: it cannot be read, or lacks what an ordered consumer needs."""
+    message = parcel.message
+    if message is None or consumer.order == "none":
+        return parcel.problem
+    wants = f"consumer {consumer.name!r} is {consumer.order}"
+    if message.key is None:
+        return f"{wants}, but the message has no key (CloudEvents attribute partitionkey) to be in order with"
+    if message.version is None or message.version < 1:
+        return f"{wants}, but the message has no version from 1 up (CloudEvents attribute sequence)"
+    return None

@@ -1,0 +1,113 @@
+"""The gate of a consumer: operators close it, and what was under way is finished; they open it, and it runs again.
+
+Invariant: a consumer that is paused receives nothing and runs no letter, in no process, whenever that was started. It
+is stopped as at the end of its process: its messages wait at the broker, its letters in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from onefold._kernel.events import ConsumerPaused, ConsumerResumed, Listener, tell
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold.errors import StoreError
+from onefold.inbox.pausing import pauses
+from onefold.worker.patience import Patience, ended, pause, resist
+from onefold.worker.station import Station
+
+#: How often it is looked whether a consumer is paused: each look is one or two of the few transactions of an idle one.
+LOOK_S: Final = 5.0
+
+_log = logging.getLogger("onefold.consumer")
+
+
+class Gate:
+    """One consumer behind its gate. `make` makes what runs it, anew each time."""
+
+    def __init__(
+        self, database: AsyncDatabase[Any], name: str, make: Callable[[], Station], listener: Listener | None
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._make = make
+        self._listener = listener
+        self._paused = False
+        self._looked_at = time.monotonic()
+        #: What runs the consumer, while it may run.
+        self.station: Station | None = None
+
+    async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
+        """Run the consumer whenever it is not paused, until told to stop. `opened`: the broker is."""
+        while await self._opened(stop):
+            halt = asyncio.Event()
+            watches = [asyncio.create_task(work) for work in (_pass_on(stop, halt), self._watch(halt))]
+            self.station = self._make()
+            try:
+                await self.station.run(halt, grace_s, opened)
+            finally:
+                self.station = None
+                await ended(watches, 0.0)
+
+    def alive(self) -> dict[str, float]:
+        """What the consumer says; while it is paused, how many seconds ago it was last looked whether it still is."""
+        if self.station is not None:
+            return self.station.alive()
+        return {f"{self._name}: paused" if self._paused else self._name: time.monotonic() - self._looked_at}
+
+    async def _opened(self, stop: asyncio.Event) -> bool:
+        """Wait until the consumer may run; False: told to stop. Before it is known whether it may, it does not run."""
+        patience = Patience()
+        while not stop.is_set():
+            try:
+                if not await self._look():
+                    return True
+                wait_s = LOOK_S
+            except Exception as error:
+                if patience.failures == 0:
+                    ours = not isinstance(error, StoreError)
+                    _log.warning(
+                        "consumer %r waits: whether it is paused is not known: %s", self._name, error, exc_info=ours
+                    )
+                wait_s = patience.next_s()
+            await pause(stop, wait_s)
+        return False
+
+    async def _watch(self, halt: asyncio.Event) -> None:
+        """Have the consumer stop when it is paused. What cannot be looked up changes nothing."""
+        while not halt.is_set():
+            await pause(halt, LOOK_S)
+            try:
+                if not halt.is_set() and await self._look():
+                    halt.set()
+            except StoreError:
+                pass
+            except Exception:
+                _log.exception("consumer %r: looking whether it is paused failed", self._name)
+
+    async def _look(self) -> bool:
+        """Whether it is paused. What has changed is logged, and told."""
+        found = await resist(run_async(pauses(self._database.dialect, self._name), TaskLane(self._database)))
+        self._looked_at = time.monotonic()
+        if bool(found) is not self._paused:
+            self._paused = bool(found)
+            if found:
+                _log.warning(
+                    "consumer %r is paused by %s; it receives nothing until it is resumed: onefold consumers resume %s",
+                    self._name, found[0].actor, self._name,
+                )  # fmt: skip
+                tell(self._listener, ConsumerPaused(self._name, f"paused by {found[0].actor}"))
+            else:
+                _log.warning("consumer %r is resumed", self._name)
+                tell(self._listener, ConsumerResumed(self._name))
+        return self._paused
+
+
+async def _pass_on(stop: asyncio.Event, halt: asyncio.Event) -> None:
+    await stop.wait()
+    halt.set()

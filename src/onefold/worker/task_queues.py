@@ -1,0 +1,106 @@
+"""The ledger for tasks of other queues: what the adapters for Celery, Dramatiq, arq and taskiq have in common.
+
+A task runs inside the transaction of its message, which its ledger row opens: delivered again, it finds the row there
+and does nothing. What it raises rolls the transaction back and reaches the queue, which tries again by its own rules.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+from onefold.errors import ConfigurationError, MessageUnreadable
+
+#: Tries before a queue gives up, where it is left to us: as many as a consumer of onefold has.
+TRIES: Final = 15
+
+#: Finds the id of the message at hand, given what the task was called with.
+Identify: TypeAlias = Callable[[Sequence[Any], dict[str, Any]], str | None]
+
+
+class Handling(Protocol):
+    """What this needs of Onefold or AsyncOnefold."""
+
+    @property
+    def handling(self) -> Callable[..., Any]: ...
+
+
+def in_transaction(
+    once: Handling,
+    consumer: str,
+    handler: Callable[..., Any],
+    identify: Identify,
+    *,
+    lease_s: float,
+    retention_s: float,
+    also: Sequence[inspect.Parameter] = (),
+) -> Callable[..., Any]:
+    """The function that the queue calls: it has the handler's signature without `tx`, and with what `also` asks for.
+
+    Called with a `tx` it is the handler itself, for tests and for tasks that call each other.
+    """
+    check_handler(consumer, handler)
+    awaited = inspect.isasyncgenfunction(inspect.unwrap(once.handling))
+    if inspect.iscoroutinefunction(handler) != awaited:
+        raise ConfigurationError(
+            f"the handler of {consumer!r} is {'a plain `def`' if awaited else 'an `async def`'}, and it is given "
+            f"{'an AsyncOnefold, which needs `async def`' if awaited else 'a Onefold, which needs a plain `def`'}"
+        )
+
+    def enter(arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        message_id = identify(arguments, named)
+        if not message_id:
+            raise MessageUnreadable(
+                f"the task of {consumer!r} was called without a message, so that it is not known whether it has run: "
+                "send it to its queue, or call it with a tx of your own"
+            )
+        return once.handling(consumer, message_id, lease_s=lease_s, retention_s=retention_s)
+
+    async def handle_async(*arguments: Any, **named: Any) -> Any:
+        if "tx" in named:
+            return await handler(*arguments, **named)
+        async with enter(arguments, named) as tx:
+            return None if tx is None else await handler(*arguments, **named, tx=tx)
+
+    def handle(*arguments: Any, **named: Any) -> Any:
+        if "tx" in named:
+            return handler(*arguments, **named)
+        with enter(arguments, named) as tx:
+            return None if tx is None else handler(*arguments, **named, tx=tx)
+
+    return shown_as(handle_async if awaited else handle, handler, also)
+
+
+def check_handler(consumer: str, handler: Callable[..., Any]) -> None:
+    """Refuse a handler that cannot be given its transaction."""
+    asked = inspect.signature(handler)
+    if "tx" not in asked.parameters:
+        raise ConfigurationError(
+            f"the handler of {consumer!r} is {getattr(handler, '__qualname__', handler)}{asked}; it must have a "
+            "parameter tx: what it writes elsewhere would not commit with its ledger row"
+        )
+
+
+def shown_as(
+    handle: Callable[..., Any], handler: Callable[..., Any], also: Sequence[inspect.Parameter]
+) -> Callable[..., Any]:
+    """A function that looks like the handler to the library that calls it, except that `tx` is none of its business."""
+    asked = inspect.signature(handler)
+    functools.update_wrapper(handle, handler)
+    others = [parameter for name, parameter in asked.parameters.items() if name != "tx"]
+    seen = asked.replace(parameters=[*others, *also])
+    vars(handle)["__signature__"] = seen
+    annotated = {name: parameter.annotation for name, parameter in seen.parameters.items()}
+    handle.__annotations__ = {
+        name: annotation for name, annotation in annotated.items() if annotation is not inspect.Parameter.empty
+    }
+    return handle
+
+
+def refuse(consumer: str, options: Mapping[str, Any], losing: Mapping[str, tuple[Any, ...]], why: str) -> None:
+    """Refuse options that would lose a message, where they are written."""
+    for name, values in losing.items():
+        if name in options and options[name] in values:
+            raise ConfigurationError(f"the task of {consumer!r} has {name}={options[name]!r}: {why}. Leave it out")

@@ -1,0 +1,174 @@
+"""Connections are given back, also by calls that are broken off, and by errors that come in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import onefold
+from onefold import Retrying, RetryPolicy, report_of
+from onefold._kernel.effects import Call
+from onefold.client.journal import Journal
+from onefold.testing.scripted import Act, Answer, Chunks, Reset, ScriptedServer
+from tests.client.http.clients import Kind, only
+from tests.patience import PATIENCE_S
+
+PIECES = (b"x" * 100, b"y" * 100)
+
+
+@only(lambda kind: kind.on_tasks)
+async def test_a_call_that_is_cancelled_while_its_end_is_noted_gives_its_connection_back(
+    kind: Kind, patient: RetryPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting = asyncio.Event()
+
+    async def resolve(self: Journal, intent: str, status: int, *_: object, **__: object) -> None:
+        async def stand_still() -> None:
+            noting.set()
+            await asyncio.Event().wait()
+
+        await Call(stand_still)
+
+    monkeypatch.setattr(Journal, "resolve", resolve)
+    retrying = Retrying(patient, journal=tmp_path / "journal.db")
+    with ScriptedServer([Answer(200, b"x" * 3_000_000), Answer(200)]) as server:  # more than is read by an attempt
+        async with kind.opened(retrying, connections_max=1) as caller:
+
+            async def pay() -> None:
+                with onefold.intent("pay:1"):
+                    await caller.send("POST", server.url)
+
+            task = asyncio.create_task(pay())
+            async with asyncio.timeout(PATIENCE_S):
+                await noting.wait()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert (await caller.send("GET", server.url)).status == 200
+    await retrying.aclose()
+
+
+async def test_errors_in_chunks_leave_their_connection_to_the_next_attempt(kind: Kind, patient: RetryPolicy) -> None:
+    script: list[Act] = [*[Chunks(PIECES, status=503)] * 3, Answer(200, b"done")]
+    with ScriptedServer(script) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            assert (await caller.send("GET", server.url)).body == b"done"
+        assert len(server.requests) == 4
+        assert server.connections == 1
+
+
+async def test_an_error_in_chunks_that_is_handed_on_is_whole(kind: Kind, patient: RetryPolicy) -> None:
+    pieces = (b"x" * 50_000, b"y" * 50_000)  # more than is read of an error
+    with ScriptedServer([Chunks(pieces, status=404), Chunks(PIECES, status=404)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            assert (await caller.send("GET", server.url)).body == b"".join(pieces)
+            assert (await caller.send("GET", server.url)).body == b"".join(PIECES)
+
+
+async def test_the_exceptions_of_aiohttp_are_its_own(patient: RetryPolicy) -> None:
+    with ScriptedServer([Reset()]) as server:
+        async with aiohttp.ClientSession(middlewares=[Retrying(patient).middleware]) as session:
+            for _ in range(2):
+                with pytest.raises((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)) as raised:
+                    await session.get(server.url)
+                report = report_of(raised.value)
+                assert report is not None
+                assert report.attempts == 4
+        assert len(server.requests) == 8
+
+
+class Untrusted:
+    """A server whose certificate nobody has signed; how often it was called."""
+
+    def __init__(self, folder: Path) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(1)
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        place = folder / "server.pem"
+        place.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            + certificate.public_bytes(serialization.Encoding.PEM)
+        )
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(place)
+        self.calls = 0
+
+    async def __aenter__(self) -> Untrusted:
+        self._server = await asyncio.start_server(self._greet, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.calls += 1
+        try:
+            await writer.start_tls(self._context)
+        except (ssl.SSLError, OSError):
+            pass
+        finally:
+            writer.close()
+
+
+async def ask(kind: Kind, policy: RetryPolicy, url: str) -> None:
+    vendor: Any = kind.vendor
+    if kind.name == "aiohttp":
+        async with aiohttp.ClientSession(middlewares=[Retrying(policy).middleware]) as session:
+            await session.get(url)
+    elif kind.name == "requests":
+        with onefold.retrying(vendor.Session(), policy) as session:
+            await asyncio.to_thread(session.get, url)
+    elif kind.on_tasks:
+        async with onefold.retrying(vendor.AsyncClient(), policy) as client:
+            await client.get(url)
+    else:
+        with onefold.retrying(vendor.Client(), policy) as client:
+            await asyncio.to_thread(client.get, url)
+
+
+async def test_a_host_that_cannot_prove_who_it_is_is_not_asked_again(
+    kind: Kind, patient: RetryPolicy, tmp_path: Path
+) -> None:
+    async with Untrusted(tmp_path) as server:
+        with pytest.raises(Exception, match=r"(?i)certificate"):
+            await ask(kind, patient, f"https://127.0.0.1:{server.port}/")
+    assert server.calls == 1
+
+
+@pytest.mark.parametrize("asked", ["4000000000", "1734000000000", "90.5", "Fri, 31 Dec 2999 23:59:59 GMT"])
+async def test_a_wait_beyond_the_cap_is_reported_and_not_waited_for(
+    kind: Kind, patient: RetryPolicy, asked: str
+) -> None:
+    with ScriptedServer([Answer(503, headers={"Retry-After": asked})]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            reply = await caller.send("GET", server.url)
+    assert len(server.requests) == 1
+    assert reply.report is not None
+    assert reply.report.reason is onefold.Reason.RETRY_AFTER
+    assert reply.report.retry_at is not None
+    assert reply.report.retry_at > datetime.now(UTC) + timedelta(seconds=80)

@@ -1,0 +1,63 @@
+"""What may differ from host to host, and from call to call, with every client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import onefold
+from onefold import Retrying, RetryPolicy
+from onefold.errors import ConfigurationError
+from onefold.testing.scripted import Answer, ScriptedServer
+from tests.client.http.clients import Kind
+
+
+async def test_a_block_says_how_often_its_requests_are_tried(kind: Kind, patient: RetryPolicy) -> None:
+    with ScriptedServer([Answer(503)]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            with onefold.options(attempts_max=3, deadline_s=20):
+                await caller.send("GET", server.url)
+                with onefold.options(attempts_max=1):
+                    await caller.send("GET", server.url)
+            await caller.send("GET", server.url)
+    assert len(server.requests) == 3 + 1 + 4
+    told = [int(request.headers.get("request-timeout-ms", 0)) for request in server.requests]
+    assert 0 < told[0] <= 10_000, "half of the block's deadline"
+    assert 0 < told[3] <= 20_000, "the inner block has the outer one's"
+    assert told[4] == 0
+
+
+async def test_hosts_may_have_policies_of_their_own(kind: Kind, patient: RetryPolicy) -> None:
+    with ScriptedServer([Answer(503)]) as one, ScriptedServer([Answer(503)]) as other:
+        own = {one.url.partition("//")[2]: RetryPolicy(attempts_max=1)}
+        async with kind.opened(Retrying(patient, hosts=own)) as caller:
+            await caller.send("GET", one.url)
+            await caller.send("GET", other.url)
+    assert (len(one.requests), len(other.requests)) == (1, 4)
+
+
+def test_a_policy_may_be_named_without_the_port() -> None:
+    retrying = Retrying(hosts={"Ledger.test": RetryPolicy(attempts_max=1)})
+    found = {
+        host: retrying._hosts.of(host, 0.0).policy.attempts_max for host in ("ledger.test:8000", "ledger.test", "x")
+    }
+    assert found == {"ledger.test:8000": 1, "ledger.test": 1, "x": 4}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [({"https://x.test/": RetryPolicy()}, "is no host"), ({"x.test": 3}, "must be a RetryPolicy")],
+    ids=["an address", "no policy"],
+)
+def test_what_is_no_host_or_no_policy_is_refused(hosts: dict[str, RetryPolicy], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Retrying(hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    "said", [{"attempts_max": 0}, {"deadline_s": -1}, {"attempt_s": -0.5}], ids=lambda said: next(iter(said))
+)
+def test_options_out_of_range_are_refused_by_name(said: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{next(iter(said))}="), onefold.options(**said):
+        pass

@@ -1,0 +1,204 @@
+"""A process that was forked (gunicorn --preload) never talks over its parent's connections, nor ends them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+#: What each program begins with: `opened` makes the database, `ask` asks for the number of its session.
+PRELUDE = """
+import asyncio, json, os, sys
+from onefold._kernel.effects import Boundary, Statement
+from onefold.errors import ConfigurationError
+
+address, sync = sys.argv[1], not {asynchronous}
+postgres = "://" in address
+look = Statement("SELECT pg_backend_pid()" if postgres else "SELECT 1")
+url = address.replace("postgresql://", "postgresql+{driver}://") if postgres else "sqlite+{driver}:///" + address
+
+{opening}
+
+async def ask_async():
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN,))
+    [(found,)] = await connection.fetch(look)
+    await connection.batch((Boundary.COMMIT,))
+    await connection.release()
+    return found
+
+def ask():
+    if not sync:
+        return asyncio.run(ask_async())
+    connection = database.acquire()
+    connection.batch((Boundary.BEGIN,))
+    [(found,)] = connection.fetch(look)
+    connection.batch((Boundary.COMMIT,))
+    connection.release()
+    return found
+
+def in_a_child(work):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            told = work()
+        except BaseException as error:
+            told = type(error).__name__ + ": " + str(error)
+        os.write(writer, json.dumps(told).encode())
+        os._exit(0)
+    os.close(writer)
+    os.wait()
+    with os.fdopen(reader) as pipe:
+        return json.loads(pipe.read() or '"the child said nothing"')
+"""
+
+RUN = """
+before = ask()
+children = [in_a_child(lambda: [ask(), ask()]) for _ in range(2)]
+print(json.dumps([before, children, ask()]))
+"""
+
+OPENINGS: dict[str, tuple[str, bool, str]] = {
+    "psycopg": ("from onefold.db.psycopg import PsycopgDatabase as D\ndatabase = D(address)", False, ""),
+    "asyncpg": ("from onefold.db.asyncpg import AsyncpgDatabase as D\ndatabase = D(address)", True, ""),
+    "psycopg-async": ("from onefold.db.psycopg import AsyncPsycopgDatabase as D\ndatabase = D(address)", True, ""),
+    "sqlalchemy-psycopg": (
+        "from sqlalchemy import create_engine\nfrom onefold.db.sqlalchemy import SqlalchemyDatabase as D\n"
+        "database = D(create_engine(url))",
+        False,
+        "psycopg",
+    ),
+    "sqlalchemy-asyncpg": (
+        "from sqlalchemy.ext.asyncio import create_async_engine\n"
+        "from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase as D\ndatabase = D(create_async_engine(url))",
+        True,
+        "asyncpg",
+    ),
+}
+SQLITE: dict[str, tuple[str, bool, str]] = {
+    "sqlite3": ("from onefold.db.sqlite import SqliteDatabase\ndatabase = SqliteDatabase(address)", False, ""),
+    "sqlite3-async": ("from onefold.db.sqlite import async_sqlite\ndatabase = async_sqlite(address)", True, ""),
+    "sqlalchemy-pysqlite": (OPENINGS["sqlalchemy-psycopg"][0], False, "pysqlite"),
+    "sqlalchemy-aiosqlite": (OPENINGS["sqlalchemy-asyncpg"][0], True, "aiosqlite"),
+}
+
+
+def run(opening: tuple[str, bool, str], program: str, address: str) -> Any:
+    code, asynchronous, driver = opening
+    prelude = PRELUDE.format(opening=code, asynchronous=asynchronous, driver=driver)
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(program), address],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("opening", OPENINGS.values(), ids=OPENINGS)
+def test_a_child_opens_sessions_of_its_own_and_leaves_its_parents_alone(
+    opening: tuple[str, bool, str], postgres_dsn: str
+) -> None:
+    before, children, after = run(opening, RUN, postgres_dsn)
+    for child in children:
+        assert isinstance(child, list), child
+        assert before not in child
+    if not opening[1]:  # each call of the async ones has a loop, and so a session, of its own
+        assert after == before
+
+
+@pytest.mark.parametrize("opening", SQLITE.values(), ids=SQLITE)
+def test_a_child_goes_on_with_the_same_file(opening: tuple[str, bool, str], sqlite_path: Path) -> None:
+    assert run(opening, RUN, str(sqlite_path)) == [1, [[1, 1], [1, 1]], 1]
+
+
+SHARED = """
+from psycopg_pool import ConnectionPool
+from onefold.db.psycopg import PsycopgDatabase
+pool = ConnectionPool(address, min_size=1, max_size=1, open={open})
+database = PsycopgDatabase(pool)
+"""
+
+
+def test_a_pool_of_the_application_that_was_opened_before_is_refused_each_time(postgres_dsn: str) -> None:
+    program = """
+    def twice():
+        told = []
+        for _ in range(2):
+            try:
+                told.append(ask())
+            except ConfigurationError as error:
+                told.append(str(error))
+        return told
+
+    before = ask()
+    child = in_a_child(twice)
+    print(json.dumps([before, child, ask()]))
+    pool.close()
+    """
+    before, child, after = run((SHARED.format(open=True), False, ""), program, postgres_dsn)
+    assert after == before
+    for told in child:
+        assert "was opened before this process" in told
+        assert "post_fork" in told
+
+
+def test_a_pool_of_the_application_that_was_opened_before_is_refused_also_where_onefold_is_made_later(
+    postgres_dsn: str,
+) -> None:
+    program = """
+    pool.wait()
+
+    def late():
+        global database
+        database = PsycopgDatabase(pool)
+        return ask()
+
+    print(json.dumps(in_a_child(late)))
+    pool.close()
+    """
+    assert "was opened before this process" in run((SHARED.format(open=True), False, ""), program, postgres_dsn)
+
+
+def test_a_pool_of_the_application_that_its_worker_opens_is_used(postgres_dsn: str) -> None:
+    program = """
+    def opened_here():
+        pool.open()
+        return ask()
+
+    print(json.dumps(in_a_child(opened_here)))
+    """
+    assert isinstance(run((SHARED.format(open=False), False, ""), program, postgres_dsn), int)
+
+
+def test_the_journal_of_a_client_is_opened_anew(postgres_dsn: str) -> None:
+    opening = (
+        "from onefold.client.store import JournalStore\n"
+        "store = JournalStore(address, retention_s=60)\ndatabase = store.threads"
+    )
+    before, children, after = run((opening, False, ""), RUN, postgres_dsn)
+    assert after == before
+    assert all(isinstance(child, list) and before not in child for child in children), children
+
+
+def test_an_engine_that_its_application_has_disposed_of_is_left_alone(postgres_dsn: str) -> None:
+    program = """
+    def disposed():
+        engine = database._engine
+        engine.dispose(close=False)
+        pool = engine.pool
+        return [ask(), engine.pool is pool]
+
+    before = ask()
+    session, same = in_a_child(disposed)
+    print(json.dumps([before, session, same]))
+    """
+    before, session, same = run(OPENINGS["sqlalchemy-psycopg"], program, postgres_dsn)
+    assert session != before
+    assert same

@@ -1,0 +1,94 @@
+"""Exceptions that are not worth another attempt: their message is a dead letter at once, by class."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from onefold._kernel.events import DeadLettered, Failed
+from onefold._kernel.messages import Message
+from onefold._kernel.transaction import Transaction
+from onefold.errors import ConfigurationError, OnefoldError, StoreBusy
+from onefold.inbox.flow import Inbox
+from tests.inbox.worlds import World, message
+
+
+class CardRefused(ValueError):
+    """Of the application."""
+
+
+def failing(world: World, error: Exception, **settings: Any) -> Inbox:
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        world.calls.append(given.id)
+        await world.write(tx, given.id)
+        raise error
+
+    return world.inbox(handler, **settings)
+
+
+async def test_an_exception_that_was_named_makes_a_dead_letter_at_once(world: World) -> None:
+    inbox = failing(world, CardRefused("no such card"), dead_letter_on=(KeyError, ValueError))
+    event = await world.deliver(inbox, message())
+    assert event == DeadLettered("billing", "order.placed", "CardRefused: no such card", "m1")
+    letter = (await world.letters())["m1"]
+    assert (letter.state, letter.failed, letter.reason) == ("dead", 1, "CardRefused: no such card")
+    assert [failure["error"] for failure in letter.history] == ["CardRefused: no such card"]
+    await world.hours_pass()
+    assert (await world.run_due(inbox), world.calls, await world.effects()) == ([], ["m1"], [])
+
+
+async def test_any_other_exception_is_tried_again(world: World) -> None:
+    inbox = failing(world, RuntimeError("busy"), dead_letter_on=(ValueError,))
+    assert isinstance(await world.deliver(inbox, message()), Failed)
+
+
+async def test_a_group_in_which_one_was_named_is_not_tried_again(world: World) -> None:
+    async def refuse() -> None:
+        raise CardRefused("no")
+
+    async def handler(given: Message) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuse())
+
+    inbox = world.inbox(handler, dead_letter_on=(ValueError,))
+    assert isinstance(await world.deliver(inbox, message()), DeadLettered)
+
+
+async def test_it_can_be_named_when_it_has_failed_otherwise_before(world: World) -> None:
+    await world.deliver(failing(world, RuntimeError("busy")), message())
+    await world.hours_pass()
+    [event] = await world.run_due(failing(world, CardRefused("no"), dead_letter_on=(ValueError,)))
+    assert isinstance(event, DeadLettered)
+    assert (await world.letters())["m1"].failed == 2
+
+
+async def test_one_of_a_batch_is_dead_and_the_others_are_handled(world: World) -> None:
+    async def handler(given: list[Message], tx: Transaction[Any]) -> None:
+        for one in given:
+            await world.write(tx, one.id)
+            if one.id == "bad":
+                raise CardRefused("no")
+
+    inbox = world.inbox(handler, batch=10, dead_letter_on=(ValueError,))
+    for name in ("m1", "bad", "m2"):
+        await world.deliver(inbox, message(name))
+    assert await world.effects() == ["m1", "m2"]
+    assert {name: letter.state for name, letter in (await world.letters()).items()} == {"bad": "dead"}
+
+
+@pytest.mark.parametrize("given", ["ValueError", (ValueError, "KeyError"), (ValueError("no"),), (KeyboardInterrupt,)])
+async def test_what_is_no_class_of_exceptions_is_refused_at_definition(world: World, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'billing' has dead_letter_on=.* is no class of exceptions"):
+        world.consumer(dead_letter_on=given)
+
+
+@pytest.mark.parametrize("given", [Exception, OnefoldError, StoreBusy])
+async def test_what_an_outage_would_raise_is_refused_at_definition(world: World, given: type[Exception]) -> None:
+    with pytest.raises(ConfigurationError, match=r"a busy or lost\s+database raises.*attempts=1"):
+        world.consumer(dead_letter_on=(given,))
+
+
+async def test_one_class_needs_no_tuple(world: World) -> None:
+    assert world.consumer(dead_letter_on=ValueError).dead_letter_on == (ValueError,)

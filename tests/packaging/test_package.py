@@ -1,0 +1,112 @@
+"""The package as it is installed: its version, its command, and what it says where a library is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import onefold
+from tests.cli.commands import onefold as command
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+ADAPTERS = {
+    "onefold.http.fastapi": ("fastapi", "fastapi"),
+    "onefold.http.starlette": ("starlette", "fastapi"),
+    "onefold.http.flask": ("flask", "flask"),
+    "onefold.http.sessions": ("sqlalchemy", "sqlalchemy"),
+    "onefold.db.asyncpg": ("asyncpg", "asyncpg"),
+    "onefold.db.psycopg": ("psycopg", "psycopg"),
+    "onefold.db.sqlalchemy": ("sqlalchemy", "sqlalchemy"),
+    "onefold.brokers.nats": ("nats", "nats"),
+    "onefold.brokers.redis": ("redis", "redis"),
+    "onefold.brokers.rabbitmq": ("aio_pika", "rabbitmq"),
+    "onefold.brokers.kafka": ("confluent_kafka", "kafka"),
+    "onefold.brokers.webhook": ("httpx", "webhook"),
+    "onefold.worker.faststream": ("faststream", "faststream"),
+    "onefold.worker.cron": ("cronsim", "cron"),
+    "onefold.worker.celery": ("celery", "celery"),
+    "onefold.worker.dramatiq": ("dramatiq", "dramatiq"),
+    "onefold.worker.arq": ("arq", "arq"),
+    "onefold.worker.taskiq": ("taskiq", "taskiq"),
+}
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_version_is_the_packages() -> None:
+    assert onefold.__version__ == version("onefold") == PROJECT["version"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = onefold.nothing
+
+
+def test_the_package_is_a_command() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "onefold", "--version"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, f"onefold {onefold.__version__}\n")
+
+
+@pytest.mark.parametrize(("adapter", "library", "extra"), [(name, *needs) for name, needs in ADAPTERS.items()])
+def test_an_adapter_without_its_library_names_the_extra_that_brings_it(adapter: str, library: str, extra: str) -> None:
+    ran = run(f"import sys; sys.modules[{library!r}] = None; import {adapter}")
+    assert ran.returncode != 0
+    last = ran.stderr.strip().splitlines()[-1]
+    assert re.fullmatch(rf"ModuleNotFoundError: \w+ is not installed: pip install 'onefold\[{extra}\]'", last), last
+    assert extra in PROJECT["optional-dependencies"]
+
+
+def test_a_psycopg_without_libpq_is_told_by_its_real_cause() -> None:
+    ran = run(
+        "import sys, ctypes.util\n"
+        "sys.modules['psycopg_binary'] = sys.modules['psycopg_c'] = None\n"
+        "ctypes.util.find_library = lambda name: None\n"
+        "from onefold import Onefold\n"
+        "Onefold('postgresql://localhost/shop')\n"
+    )
+    last = ran.stderr.strip().splitlines()[-1]
+    assert "finds no libpq" in last, ran.stderr
+    assert "pip install 'psycopg[binary]'" in last
+
+
+@pytest.mark.parametrize("missing", ["psycopg", "asyncpg"])
+def test_commands_run_over_whichever_driver_of_postgres_is_there(postgres_dsn: str, missing: str) -> None:
+    for words in (("migrate", "-d", postgres_dsn), ("reap", "-d", postgres_dsn), ("outbox", "-d", postgres_dsn)):
+        ran = command(*words, without=missing)
+        assert ran.returncode == 0, ran.stderr
+
+
+def imported_by(*words: str) -> set[str]:
+    """The modules that a command has imported by its end."""
+    ran = run(
+        f"import sys; sys.argv[1:] = {words!r}\n"
+        "from onefold.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)\n"
+    )
+    return set(ran.stderr.split())
+
+
+def test_a_command_imports_no_adapter_and_no_other_command() -> None:
+    """What it does not import does not delay its start."""
+    every = imported_by("--help")
+    assert {"onefold.cli.storm", "onefold.cli.relay", "onefold.simulate"} <= every, "the control: they can be seen"
+    libraries = {library for library, _ in ADAPTERS.values()} | {"aiohttp", "matplotlib", "requests"}
+    assert not every & libraries
+    one = imported_by("outbox", "--help")
+    assert {name for name in one if name.startswith(("onefold.cli.", "onefold.simulate"))} == {
+        "onefold.cli.app",
+        "onefold.cli.asking",
+        "onefold.cli.moments",
+        "onefold.cli.options",
+        "onefold.cli.outbox",
+        "onefold.cli.speaking",
+    }

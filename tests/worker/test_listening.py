@@ -1,0 +1,304 @@
+"""Waking between processes: whatever the face and the driver, a commit is told and heard, without any polling.
+
+Nothing here is timed: where something must come by a signal, polling is switched off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import asyncpg
+import pytest
+from psycopg_pool import AsyncConnectionPool
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from onefold import AsyncOnefold, Message, Onefold
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.messages import Message as Sent
+from onefold._kernel.runners import run_async
+from onefold._kernel.signals import News
+from onefold.brokers import local
+from onefold.brokers.local import LocalBroker
+from onefold.brokers.local.schema import MIGRATIONS
+from onefold.db.connect import async_database
+from onefold.db.migrate import migrate
+from onefold.worker import relay, wakeup
+from onefold.worker.settings import RelaySettings
+from onefold.worker.wakeup import CHANNEL, listening
+from tests.outbox.test_write import void
+from tests.patience import PATIENCE_S
+from tests.worker.consuming import until
+
+NEVER_S: Final = 100_000.0
+
+#: A relay that looks by itself once a minute only.
+SELDOM: Final[RelaySettings] = {"poll_s_max": 60.0, "lease_s": 600.0}
+
+#: Less than that, and generous all the same.
+SOON_S: Final = 40.0
+
+AnyOnefold: TypeAlias = Onefold | AsyncOnefold
+
+
+#: Every face over every driver that Postgres offers.
+FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {
+    "asyncpg": lambda dsn: AsyncOnefold(dsn, source="shop", broker="local"),
+    "psycopg": lambda dsn: AsyncOnefold(
+        AsyncConnectionPool(dsn, open=False, min_size=0, max_size=8), source="shop", broker="local"
+    ),
+    "async engine over asyncpg": lambda dsn: AsyncOnefold(
+        create_async_engine(engine_url(dsn, "asyncpg")), source="shop", broker="local"
+    ),
+    "async engine over psycopg": lambda dsn: AsyncOnefold(
+        create_async_engine(engine_url(dsn, "psycopg")), source="shop", broker="local"
+    ),
+    "threads over psycopg": lambda dsn: Onefold(dsn, source="shop", broker="local"),
+    "engine over psycopg2": lambda dsn: Onefold(
+        create_engine(engine_url(dsn, "psycopg2")), source="shop", broker="local"
+    ),
+    "engine over psycopg": lambda dsn: Onefold(
+        create_engine(engine_url(dsn, "psycopg")), source="shop", broker="local"
+    ),
+}
+
+
+def engine_url(dsn: str, driver: str) -> str:
+    return dsn.replace("postgresql://", f"postgresql+{driver}://")
+
+
+@pytest.fixture(params=FACES)
+async def face(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[AnyOnefold]:
+    async with made(FACES[request.param], postgres_dsn) as once:
+        yield once
+
+
+@asynccontextmanager
+async def made(make: Callable[[str], AnyOnefold], dsn: str) -> AsyncIterator[AnyOnefold]:
+    once = make(dsn)
+    pool = getattr(once._database, "_pool", None)
+    if isinstance(pool, AsyncConnectionPool):
+        await pool.open()
+    if isinstance(once, Onefold):
+        await asyncio.to_thread(once.migrate)
+        yield once
+        await asyncio.to_thread(once.close)
+    else:
+        await once.migrate()
+        yield once
+        await once.close()
+    if isinstance(pool, AsyncConnectionPool):
+        await pool.close()
+    engine = getattr(once._database, "_engine", None)
+    if engine is not None:
+        disposed = engine.dispose()
+        if disposed is not None:
+            await disposed
+
+
+async def publish(once: AnyOnefold, data: int) -> None:
+    if isinstance(once, AsyncOnefold):
+        async with once.transaction() as tx:
+            await tx.publish("order.placed", data)
+    else:
+        await asyncio.to_thread(publish_on_thread, once, data)
+
+
+def publish_on_thread(once: Onefold, data: int) -> None:
+    with once.transaction() as tx:
+        void(tx.publish("order.placed", data))
+
+
+async def test_a_commit_is_told_to_other_processes(face: AnyOnefold, postgres_dsn: str) -> None:
+    heard = asyncio.Event()
+    listener = await asyncpg.connect(postgres_dsn)
+    await listener.add_listener(CHANNEL, lambda *_: heard.set())
+    await publish(face, 1)
+    async with asyncio.timeout(PATIENCE_S):
+        await heard.wait()
+    await listener.close()
+
+
+async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_dsn: str) -> None:
+    """On a connection that is replaced when it is lost, and does not go back to its pool."""
+    heard, news = News(), News()
+    signal = heard.listen()
+    database = face._for_workers()
+    teller = await asyncpg.connect(postgres_dsn)
+    async with listening(database, heard.set, news=news):
+        for _ in range(2):
+            await until(lambda: bool(news.ears))
+            signal.clear()
+            await teller.execute(f"NOTIFY {CHANNEL}")
+            assert await signal.wait(PATIENCE_S)
+            await teller.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> "
+                "pg_backend_pid()"
+            )
+            await until(lambda: not news.ears)
+    assert not news.ears
+    await teller.close()
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits is woken, or waits for ever."""
+    monkeypatch.setattr(relay, "POLL_S_MIN", SELDOM["poll_s_max"])
+    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_HEARD_S_MAX"):
+        monkeypatch.setattr(local, name, NEVER_S)
+
+
+class Desk:
+    """A consumer, and what it has handled."""
+
+    def __init__(self, once: AnyOnefold) -> None:
+        self.handled: list[Any] = []
+
+        if isinstance(once, Onefold):
+
+            @once.consumer("fulfilment", topic="order.placed")
+            def ship(message: Message) -> None:
+                self.handled.append(message.json())
+
+        else:
+
+            @once.consumer("fulfilment", topic="order.placed")
+            async def ship_async(message: Message) -> None:
+                self.handled.append(message.json())
+
+    async def see(self, *wanted: int) -> None:
+        async with asyncio.timeout(SOON_S):
+            await until(lambda: self.handled == list(wanted))
+
+
+@asynccontextmanager
+async def at_work(once: AnyOnefold, worker: Any) -> AsyncIterator[None]:
+    if isinstance(once, AsyncOnefold):
+        async with worker:
+            yield
+        return
+    await asyncio.to_thread(worker.__enter__)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(worker.__exit__, None, None, None)
+
+
+async def subscribed(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+
+    async def is_there() -> bool:
+        return bool(await connection.fetchval("SELECT count(*) FROM onefold_subscription"))
+
+    await until(is_there)
+    await connection.close()
+
+
+@pytest.mark.usefixtures("no_polls")
+async def test_within_a_process_a_publish_wakes_a_local_consumer(face: AnyOnefold, postgres_dsn: str) -> None:
+    desk = Desk(face)
+    async with at_work(face, face.consuming()):
+        await subscribed(postgres_dsn)
+        async with at_work(face, face.relaying(**SELDOM)):
+            for number in range(3):
+                await publish(face, number)
+                await desk.see(*range(number + 1))
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("face_name", FACES)
+async def test_between_processes_both_the_relay_and_the_consumer_are_woken(face_name: str, postgres_dsn: str) -> None:
+    """Three of them that share nothing but the database."""
+    async with AsyncExitStack() as stack:
+        writer, carrier, consumer = [
+            await stack.enter_async_context(made(FACES[face_name], postgres_dsn)) for _ in range(3)
+        ]
+        desk = Desk(consumer)
+        await stack.enter_async_context(at_work(consumer, consumer.consuming()))
+        await subscribed(postgres_dsn)
+        await stack.enter_async_context(at_work(carrier, carrier.relaying(**SELDOM)))
+        for number in range(3):
+            await publish(writer, number)
+            await desk.see(*range(number + 1))
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("kind", [AsyncOnefold, Onefold])
+async def test_the_same_within_a_process_on_sqlite(kind: type[AnyOnefold], sqlite_path: Path) -> None:
+    once = kind(sqlite_path, source="shop")
+    desk = Desk(once)
+    async with at_work(once, once.consuming()):
+        await until(lambda: bool(once._news._signals))
+        async with at_work(once, once.relaying(**SELDOM)):
+            for number in range(3):
+                await publish(once, number)
+                await desk.see(*range(number + 1))
+    if isinstance(once, AsyncOnefold):
+        await once.close()
+    else:
+        once.close()
+
+
+class Clock:
+    """Time as the local broker sees it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("heard", "looks_max"), [(True, 40), (False, 620)])
+async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
+    sqlite_path: Path, monkeypatch: pytest.MonkeyPatch, heard: bool, looks_max: int
+) -> None:
+    """In a minute: every two seconds where it hears of other processes, ten times a second where it does not."""
+    database, clock, news = async_database(str(sqlite_path)), Clock(), News()
+    await run_async(migrate("sqlite", MIGRATIONS["sqlite"]), TaskLane(database))
+    if heard:
+        news.ears.add("an ear")
+    broker = LocalBroker(database, news=news)
+    subscription = await broker.subscribe("fulfilment", ["order.placed"])
+    looks = 0
+    take = broker._take
+
+    async def counting(consumer: str, holder: str, limit: int) -> Any:
+        nonlocal looks
+        looks += 1
+        return await take(consumer, holder, limit)
+
+    monkeypatch.setattr(broker, "_take", counting)
+    monkeypatch.setattr(local, "time", clock)
+    for _ in range(6000):
+        assert await subscription.receive(10, 0.0) == []
+        clock.now += 0.01
+    assert 0 < looks <= looks_max
+    await broker.publish([Sent(id="m1", source="shop", topic="order.placed", data=b"{}")])
+    clock.now -= 0.01  # it is not time to look
+    assert len(await subscription.receive(10, PATIENCE_S)) == 1, "news is looked for at once"
+    await subscription.close()
+    await database.close()
+
+
+async def test_a_burst_of_commits_on_threads_is_told_once_or_twice(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeup, "NOTIFY_EVERY_S", 0.3)
+    heard: list[object] = []
+    listener = await asyncpg.connect(postgres_dsn)
+    await listener.add_listener(CHANNEL, lambda *_: heard.append(1))
+    once = Onefold(postgres_dsn, source="shop")
+    await asyncio.to_thread(once.migrate)
+    for _ in range(50):
+        once._notifier.notify()
+    await until(lambda: bool(heard))
+    await asyncio.to_thread(once.close)
+    assert len(heard) <= 2
+    assert not any(thread.name == "onefold-notifier" for thread in threading.enumerate())
+    await listener.close()

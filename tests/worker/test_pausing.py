@@ -1,0 +1,137 @@
+"""A consumer that operators pause: nothing is received, in no process and after no restart, until it is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import AsyncOnefold, Onefold
+from onefold._kernel.events import ConsumerPaused, ConsumerResumed
+from onefold._kernel.messages import Message
+from onefold._kernel.transaction import Transaction
+from onefold.errors import ConfigurationError
+from onefold.inbox.pausing import pause, pauses, resume
+from onefold.worker import gate
+from tests.inbox.worlds import World, message
+from tests.worker.consuming import MemoryBroker, running, until
+from tests.worker.test_consumer import consuming
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LOOK_S", 0.02)
+
+
+async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resumed(world: World) -> None:
+    assert await world.flow(pause(world.dialect, "billing", "ada"))
+    broker = MemoryBroker()
+    broker.put(message())
+    consumers = consuming(world, broker)
+    async with running(consumers):
+        await until(lambda: ConsumerPaused("billing", "paused by ada") in world.events)
+        await until(lambda: list(consumers.alive()) == ["billing: paused"])
+        assert consumers.alive()["billing: paused"] < 120, "it is well"
+        assert (broker.subscriptions, await world.effects()) == (0, [])
+        assert await world.flow(resume(world.dialect, "billing", "ada"))
+        await until(lambda: broker.idle)
+        assert list(consumers.alive()) == ["billing"]
+    assert world.events[:2] == [ConsumerPaused("billing", "paused by ada"), ConsumerResumed("billing")]
+    assert await world.effects() == ["m1"]
+
+
+async def test_what_is_under_way_is_finished_and_the_rest_given_back(on_postgres: World) -> None:
+    world = on_postgres  # SQLite has one writer, which the handler is
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        await world.write(tx, given.id)
+        entered.set()
+        await leave.wait()
+
+    broker = MemoryBroker()
+    broker.put(message("m1"), message("m2"))
+    async with running(consuming(world, broker, world.consumer(handler, concurrency=1))):
+        await entered.wait()
+        await world.flow(pause(world.dialect, "billing", "ada"))
+        await until(lambda: any(isinstance(event, ConsumerPaused) for event in world.events))
+        leave.set()
+        await until(lambda: "m2" in broker.given_back)
+        assert (await world.effects(), broker.acked) == (["m1"], ["m1"])
+        await world.flow(resume(world.dialect, "billing", "ada"))
+        await until(lambda: broker.idle)
+    assert await world.effects() == ["m1", "m2"]
+
+
+async def test_letters_wait_too(world: World) -> None:
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        world.calls.append(given.id)
+        if len(world.calls) == 1:
+            raise RuntimeError("busy")
+
+    broker = MemoryBroker()
+    broker.put(message())
+    consumer = world.consumer(handler, retry_base_s=0.3, retry_cap_s=0.3)
+    async with running(consuming(world, broker, consumer)):
+        await until(lambda: broker.idle and bool(world.calls))
+        await world.flow(pause(world.dialect, "billing", "ada"))
+        await until(lambda: any(isinstance(event, ConsumerPaused) for event in world.events))
+        await world.hours_pass()
+        assert list(await world.letters()) == ["m1"]
+        calls = len(world.calls)
+        await world.flow(resume(world.dialect, "billing", "ada"))
+        await until(lambda: len(world.calls) == 2)
+    assert calls == 1
+
+
+async def test_all_processes_of_it_pause_and_other_consumers_do_not(world: World) -> None:
+    brokers = [MemoryBroker() for _ in range(3)]
+    mail = world.consumer()
+    object.__setattr__(mail, "name", "mail")
+    processes = [consuming(world, brokers[0]), consuming(world, brokers[1]), consuming(world, brokers[2], mail)]
+    async with running(processes[0]), running(processes[1]), running(processes[2]):
+        await until(lambda: all(broker.subscriptions == 1 for broker in brokers))
+        await world.flow(pause(world.dialect, "billing", "ada"))
+        await until(lambda: [list(each.alive()) for each in processes] == [["billing: paused"]] * 2 + [["mail"]])
+        for number, broker in enumerate(brokers):
+            broker.put(message(f"m{number}"))
+        await until(lambda: brokers[2].idle)
+        assert await world.effects() == ["m2"]
+
+
+async def test_before_it_is_known_whether_it_is_paused_it_does_not_run(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.change("ALTER TABLE onefold_pause RENAME COLUMN actor TO elsewhere")
+    broker = MemoryBroker()
+    broker.put(message())
+    async with running(consuming(world, broker)):
+        await until(lambda: "whether it is paused is not known" in caplog.text)
+        assert broker.subscriptions == 0
+        await world.change("ALTER TABLE onefold_pause RENAME COLUMN elsewhere TO actor")
+        await until(lambda: broker.idle)
+    assert await world.effects() == ["m1"]
+
+
+async def test_who_paused_it_is_written_down(world: World) -> None:
+    assert [await world.flow(pause(world.dialect, "billing", who)) for who in ("ada", "bob")] == [True, False]
+    [found] = await world.flow(pauses(world.dialect))
+    assert (found.consumer, found.actor) == ("billing", "ada")
+    assert [await world.flow(resume(world.dialect, "billing", who)) for who in ("ada", "bob")] == [True, False]
+    assert await world.flow(pauses(world.dialect, "billing")) == []
+    rows = await world.rows("SELECT actor, action, consumer FROM onefold_audit ORDER BY id")
+    assert [tuple(row) for row in rows] == [("ada", "pause", "billing"), ("ada", "resume", "billing")]
+    with pytest.raises(ConfigurationError, match="consumer name 'bill ing'"):
+        await world.flow(pause(world.dialect, "bill ing", "ada"))
+
+
+async def test_both_faces_pause_and_resume(sqlite_path: Path) -> None:
+    once, on_threads = AsyncOnefold(sqlite_path), Onefold(sqlite_path)
+    assert await once.pause_consumer("billing", actor="ada")
+    assert not on_threads.pause_consumer("billing", actor="bob")
+    assert on_threads.resume_consumer("billing", actor="bob")
+    assert not await once.resume_consumer("billing", actor="ada")
+    on_threads.close()
+    await once.close()

@@ -1,0 +1,149 @@
+"""What keeps a relay from publishing is told when it begins and when it is over, each once; however troubles meet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from onefold._kernel.events import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
+from onefold._kernel.messages import Confirm, Message
+from onefold.errors import BrokerError, BrokerUnavailable, ConnectionLost
+from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
+from tests.worker.consuming import until
+from tests.worker.test_relay import running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    async with opened(request) as stage:
+        yield stage
+
+
+class Told:
+    """What a relay tells of its troubles."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RelayPaused | RelayResumed | DestinationPaused | DestinationResumed):
+            self.events.append(event)
+
+    def relays(self) -> list[type]:
+        return [type(event) for event in self.events if isinstance(event, RelayPaused | RelayResumed)]
+
+    def destinations(self) -> list[type]:
+        return [type(event) for event in self.events if isinstance(event, DestinationPaused | DestinationResumed)]
+
+
+async def test_an_outage_whose_events_were_discarded_is_over(stage: Stage) -> None:
+    told, broker = Told(), down()
+    await stage.write(("a", "a"), ("b", None))
+    async with running(stage, broker=broker, listener=told, draw=lambda: 0.0, poll_s_max=0.05):
+        await until(lambda: len(broker.calls) > 2)
+        await stage.execute("DELETE FROM onefold_outbox")
+        await until(lambda: RelayResumed() in told.events)
+    assert told.relays() == [RelayPaused, RelayResumed]
+    assert told.destinations() == [DestinationPaused, DestinationResumed]
+
+
+async def test_a_hiccup_of_the_database_in_an_outage_of_the_broker_does_not_end_that(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, acquire = Told(), stage.database.acquire
+    away, asked = False, 0
+
+    async def acquired() -> Any:
+        nonlocal asked
+        if away:
+            asked += 1
+            raise ConnectionLost("the database had a hiccup")
+        return await acquire()
+
+    monkeypatch.setattr(stage.database, "acquire", acquired)
+    broken = True
+    stage.broker.answer = lambda message: BrokerUnavailable("nobody answers") if broken else None
+    await stage.write(("a", "a"))
+    async with running(stage, listener=told, draw=lambda: 0.0, poll_s_max=0.05):
+        await until(lambda: len(stage.broker.calls) > 1)
+        away = True
+        await until(lambda: asked > 1)
+        away = False
+        calls = len(stage.broker.calls)
+        await until(lambda: len(stage.broker.calls) > calls)
+        assert told.relays() == [RelayPaused]
+        broken = False
+        await until(lambda: stage.broker.names == ["a"])
+        await until(lambda: RelayResumed() in told.events)
+    assert told.relays() == [RelayPaused, RelayResumed]
+
+
+async def test_a_relay_that_begins_anew_knows_which_destinations_are_paused(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, broken = Told(), True
+    stage.broker.answer = lambda message: BrokerUnavailable("full") if broken and message.topic == "bad" else None
+    await stage.write(("a", None), topic="bad")
+    await stage.write(("b", None), topic="good")
+    async with running(stage, listener=told, draw=lambda: 0.0, poll_s_max=0.05, lease_s=0.6):
+        await until(lambda: told.destinations() == [DestinationPaused])
+        await stage.execute("DELETE FROM onefold_relay")
+        await until(lambda: "begins anew" in caplog.text)
+        calls = len(stage.broker.calls)
+        await until(lambda: len(stage.broker.calls) > calls)
+        broken = False
+        await until(lambda: stage.broker.names == ["b", "a"])
+        await until(lambda: len(told.destinations()) > 1)
+    assert told.destinations() == [DestinationPaused, DestinationResumed]
+
+
+async def test_a_cancellation_out_of_the_broker_s_client_does_not_end_the_relay(stage: Stage) -> None:
+    """Taken for a stop it would, and nothing would be published from then on."""
+    cancelled: list[str] = []
+
+    def answer(message: Message) -> Confirm:
+        if len(cancelled) < 3:
+            cancelled.append(message.id)
+            raise asyncio.CancelledError
+        return None
+
+    stage.broker.answer = answer
+    await stage.write(("a", "a"), ("b", "b"))
+    async with running(stage, draw=lambda: 0.0, poll_s_max=0.05):
+        await until(lambda: len(cancelled) == 3)
+        await stage.make_due()
+        await until(lambda: sorted(set(stage.broker.names)) == ["a", "b"])
+
+
+async def test_what_is_unforeseen_is_logged_and_does_not_end_the_relay(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(ScriptedBroker):
+        refreshed = 0
+
+        async def refresh(self) -> None:
+            self.refreshed += 1
+            if self.refreshed < 4:
+                raise RuntimeError("a mistake of ours")
+
+    told, broker = Told(), Odd()
+    await stage.write(("a", "a"))
+    async with running(stage, broker=broker, listener=told, draw=lambda: 0.0):
+        await until(lambda: broker.names == ["a"])
+        await until(lambda: RelayResumed() in told.events)
+    assert told.relays() == [RelayPaused, RelayResumed]
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True] * 3
+
+
+@pytest.mark.parametrize("confirm", [True, "ok", ValueError("odd"), BrokerError("neither")])
+async def test_an_answer_that_is_no_confirm_is_an_outage_and_not_asked_for_in_a_circle(
+    stage: Stage, confirm: Any
+) -> None:
+    stage.broker.answer = lambda message: confirm
+    await stage.write(("a", None), ("b", "b"))
+    sent = await stage.run((await stage.entered()).tick())
+    assert (sent.confirmed, sent.failures) == ([], [])
+    assert repr(confirm) in str(sent.outage)

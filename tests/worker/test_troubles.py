@@ -1,0 +1,140 @@
+"""What keeps a consumer from working: it ends by itself, whatever else is away, and is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from onefold._kernel.events import ConsumerPaused, ConsumerResumed, Event, Handled
+from onefold._kernel.lanes import TaskLane
+from onefold._kernel.messages import Message
+from onefold._kernel.transaction import Transaction
+from onefold.errors import ConnectionLost, StoreError
+from onefold.worker import letter_box, station
+from onefold.worker.consumer import Consuming
+from onefold.worker.troubles import QUIET_S, Troubles
+from tests.inbox.worlds import World, message
+from tests.worker.consuming import MemoryBroker, running, until
+
+
+class Hiccups:
+    """A database that answers those who look, and not the next `left` transactions of handlers."""
+
+    def __init__(self, world: World, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = left
+        self._world = world
+        self._acquire = world.database.acquire
+        self._next_is_lost = False
+        monkeypatch.setattr(world.database, "acquire", self.acquire)
+
+    def transaction(self, lane: TaskLane[Any]) -> Transaction[Any]:
+        """What it is asked for next is the connection of this transaction."""
+        self._next_is_lost, self.left = self.left > 0, self.left - 1
+        return Transaction(lane, self._world.outbox.outgoing)
+
+    async def acquire(self) -> Any:
+        if self._next_is_lost:
+            self._next_is_lost = False
+            raise ConnectionLost("the database had a hiccup")
+        return await self._acquire()
+
+    def consuming(self, broker: MemoryBroker) -> Consuming:
+        world = self._world
+        return Consuming(
+            world.database, broker, [world.consumer()], transaction=self.transaction, listener=world.events.append
+        )
+
+
+def told(events: list[Any]) -> list[type]:
+    return [type(event) for event in events if isinstance(event, ConsumerPaused | ConsumerResumed)]
+
+
+async def test_letters_go_on_after_a_hiccup_of_the_database_while_the_broker_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(given: Message) -> None:
+        raise RuntimeError
+
+    await world.deliver(world.inbox(failing), message())
+    await world.hours_pass()
+    broker = Away()
+    async with running(Hiccups(world, 1, monkeypatch).consuming(broker)):
+        await until(lambda: Handled("billing", "order.placed") in world.events)
+    assert await world.effects() == ["m1"]
+
+
+class Away(MemoryBroker):
+    """Can be opened, and then is away: nothing can be subscribed to."""
+
+    async def open(self) -> None:
+        await super().open()
+        self.down = True
+
+
+async def test_what_cannot_be_handled_is_told_once_though_the_database_can_be_read_all_the_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_box, "POLL_S_MAX", 0.05)
+    broker = MemoryBroker()
+    broker.put(message())
+    async with running(Hiccups(world, 4, monkeypatch).consuming(broker)):
+        await until(lambda: Handled("billing", "order.placed") in world.events)
+        await until(lambda: ConsumerResumed("billing") in world.events)
+    assert told(world.events) == [ConsumerPaused, ConsumerResumed]
+    assert broker.given_back.count("m1") >= 4
+
+
+async def test_handling_that_failed_and_is_not_asked_for_again_is_over_after_a_while() -> None:
+    now, events = 0.0, list[Event]()
+    troubles = Troubles("billing", events.append, now=lambda: now)
+    troubles.note("handling", ConnectionLost("gone"))
+    troubles.end("letters")
+    assert told(events) == [ConsumerPaused], "the letters can be read: that says nothing of handling"
+    now = QUIET_S - 1.0
+    troubles.note("handling", ConnectionLost("gone"))
+    now += QUIET_S - 1.0
+    troubles.end("letters")
+    assert told(events) == [ConsumerPaused]
+    now += 2.0
+    troubles.end("letters")
+    assert told(events) == [ConsumerPaused, ConsumerResumed]
+
+
+async def test_each_trouble_is_over_by_itself_and_all_of_them_are_told_as_one() -> None:
+    events = list[Event]()
+    troubles = Troubles("billing", events.append)
+    troubles.note("broker", StoreError("away"))
+    assert troubles.healthy.is_set(), "what is at hand can be handled without the broker"
+    troubles.note("handling", ConnectionLost("gone"))
+    troubles.note("letters", ConnectionLost("gone"))
+    assert not troubles.healthy.is_set()
+    await until(troubles.healthy.is_set)
+    troubles.end("broker")
+    troubles.end("letters")
+    assert told(events) == [ConsumerPaused]
+    troubles.end("handling")
+    assert told(events) == [ConsumerPaused, ConsumerResumed]
+
+
+async def test_a_reaper_that_fails_stops_no_handler_and_is_logged_once_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = asyncio.Event()
+
+    async def failing(*_: Any) -> int:
+        tried.set()
+        raise StoreError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(station, "reap", failing)
+    broker = MemoryBroker()
+    async with running(Hiccups(world, 0, monkeypatch).consuming(broker)):
+        await asyncio.wait_for(tried.wait(), 60)
+        broker.put(message())
+        await until(lambda: broker.idle)
+    assert told(world.events) == []
+    assert [record.levelno for record in caplog.records if "statement timeout" in record.getMessage()][:1] == [
+        logging.WARNING
+    ]
