@@ -88,6 +88,9 @@ def decide(
         pytest.param(Answered(status=504), RetryAfter(0.125, False), id="504 soon"),
         pytest.param(Unanswered(maybe_sent=True), RetryAfter(0.125, False), id="a lost answer soon"),
         pytest.param(Unanswered(maybe_sent=False), RetryAfter(0.125, False), id="a refused connection soon"),
+        pytest.param(
+            Unanswered(maybe_sent=False, retry_after_s=2.0), RetryAfter(2.125, False), id="as the caller says"
+        ),
         pytest.param(IN_FLIGHT, RetryAfter(1.5, True), id="in flight is waited for"),
         pytest.param(replace(IN_FLIGHT, retry_after_s=None), RetryAfter(0.5, True), id="in flight without a time"),
     ],

@@ -179,7 +179,11 @@ class Calls:
             attempts.excuse()
             log_layers(self._host)
             return None
-        outcome = self.outcome(error)
+        try:
+            outcome = self.outcome(error)
+        except BaseException:
+            attempts.excuse()
+            raise
         if outcome is None and isinstance(error, TimeoutError) and now >= attempts.deadline_at:
             # The attempt was broken off by its deadline, whatever `on` says.
             outcome = Unanswered(maybe_sent=True, timed_out=True)

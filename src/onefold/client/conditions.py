@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
+from numbers import Real
 from typing import Any, TypeAlias
 
+from onefold._kernel.lanes import name_of
 from onefold.errors import ConfigurationError
-from onefold.policy.outcome import Answered, Outcome, Unanswered
-from onefold.policy.retry import TOO_MANY_REQUESTS
+from onefold.policy.outcome import Answered, Unanswered
+from onefold.policy.retry_after import ABSURD_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +46,40 @@ def checked_condition(given: object) -> Any:
         raise ConfigurationError(
             f"retry_if={given!r} must be a function from an answer or an error to True, False, seconds or None"
         )
+    if inspect.iscoroutinefunction(given):
+        raise ConfigurationError(f"retry_if: {name_of(given)} is a coroutine function; write it with `def`")
     return given
 
 
-def as_said(answered: Answered, said: bool | float | None) -> Answered:
+def seconds_said(setting: str, function: Callable[..., Any], said: Any) -> float:
+    """The seconds that a function of the user returned. What is beyond ten years is ten years: too long to wait for
+    either way, and still a date."""
+    if isinstance(said, Real) and 0 <= said < inf:
+        return float(min(said, ABSURD_S))
+    if inspect.iscoroutine(said):
+        said.close()
+    raise ConfigurationError(
+        f"{setting}: {name_of(function)} returned {said!r}, which is none of True, False, None and a number of "
+        "seconds from 0 on"
+    )
+
+
+def as_said(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Answered:
     """What an answer means, after the user was asked."""
+    said = say(answer)
     if said is None:
         return answered
     if isinstance(said, bool):
         return replace(answered, should_retry=said)
-    return replace(answered, should_retry=True, retry_after_s=float(said))
+    return replace(answered, should_retry=True, retry_after_s=seconds_said("retry_if", say, said))
 
 
-def error_as_said(outcome: Outcome | None, said: bool | float | None) -> Outcome | None:
-    """The same of an error; None: it is the caller's."""
+def error_as_said(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
+    """The same of an error; None: it is the caller's. Whether the request may have left stays as it is."""
+    said = say(error)
     if said is None:
         return outcome
-    if isinstance(said, bool):
-        return (outcome or Unanswered(maybe_sent=True)) if said else None
-    return Answered(status=TOO_MANY_REQUESTS, retry_after_s=float(said))
+    if said is False:
+        return None
+    failed = outcome or Unanswered(maybe_sent=True)
+    return failed if said is True else replace(failed, retry_after_s=seconds_said("retry_if", say, said))

@@ -40,7 +40,7 @@ from onefold.client.wire import (
 )
 from onefold.errors import CallNotMade, OnefoldError
 from onefold.policy.attempts import Attempts, Host
-from onefold.policy.outcome import Answered, Outcome
+from onefold.policy.outcome import Answered
 from onefold.policy.retry import Reason, RetryAfter, Stop
 
 #: Answers that send the client elsewhere with the same request, which the client then sends as another call.
@@ -201,9 +201,9 @@ class Course:
         """What comes next; None: the caller gets what the attempt ended with."""
         wire, attempts = self._wire, self._attempts
         if isinstance(ended, Exception):
-            outcome: Outcome | None = wire.unanswered(ended)
+            outcome = wire.unanswered(ended)
             if self.retry_if is not None:
-                outcome = error_as_said(outcome, self.retry_if(ended))
+                outcome = error_as_said(outcome, self.retry_if, ended)
             if outcome is None:
                 raise ended
             decision = self._unless_given_up_below(ended, attempts.end(outcome, now))
@@ -251,7 +251,7 @@ class Course:
         seen = HttpAnswer(
             method=wire.method, address=wire.address(), status=status, header=header, body=wire.content(response)
         )
-        return as_said(answered, self.retry_if(seen))
+        return as_said(answered, self.retry_if, seen)
 
     async def _answered(self, response: Any, status: int, stop: Stop | None, now: float) -> None:
         """The caller gets this response."""

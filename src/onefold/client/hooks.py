@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from onefold.client.calls import Calls
 from onefold.policy.attempts import Attempts
-from onefold.policy.outcome import Answered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,5 +113,4 @@ class StaminaHook:
         if wait_s is None:
             return False
         outcome = self._calls.outcome(error)
-        asked = isinstance(outcome, Answered) and outcome.retry_after_s is not None
-        return wait_s if asked else True
+        return True if outcome is None or outcome.retry_after_s is None else wait_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from onefold.client.conditions import seconds_said
 from onefold.client.wire import meaning_of
 from onefold.errors import CallerError, ConfigurationError
 from onefold.policy.outcome import Answered, Outcome, Unanswered
@@ -38,7 +39,7 @@ def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
             return answer
         if isinstance(answer, bool) or answer is None:
             return outcome_of(error) if answer else None
-        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=float(answer))
+        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=seconds_said("on", say, answer))
 
     return said
 
@@ -48,7 +49,8 @@ def outcome_of_result(retry_if: ResultIf, result: object) -> Outcome | None:
     said = retry_if(result)
     if said is None or said is False or isinstance(said, Answered | Unanswered):
         return said or None
-    return Answered(status=200, should_retry=True, retry_after_s=None if said is True else float(said))
+    asked_s = None if said is True else seconds_said("retry_if", retry_if, said)
+    return Answered(status=200, should_retry=True, retry_after_s=asked_s)
 
 
 def outcome_of(error: Exception) -> Outcome:

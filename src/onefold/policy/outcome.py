@@ -43,6 +43,8 @@ class Unanswered:
     """False only when it is certain that no byte of the request left, as when the connection was refused."""
     timed_out: bool = False
     """The time for an answer ran out: the server may still have it before it."""
+    retry_after_s: float | None = None
+    """What the caller says; a server that did not answer asks for nothing."""
 
 
 Outcome: TypeAlias = Answered | Unanswered

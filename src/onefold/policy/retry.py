@@ -13,7 +13,7 @@
     will the breaker let the attempt through?                                Stop(BREAKER)
     has the budget what it costs? (it is taken here, before the wait)        Stop(BUDGET)
 
-Invariant: no wait ends past the deadline, and none is shorter than the Retry-After that came with the answer. What
+Invariant: no wait ends past the deadline, and none is shorter than the Retry-After of the attempt's outcome. What
 cannot be waited for is reported as `retry_at`, not shortened. The budget is asked last: no token is taken in vain.
 """
 
@@ -154,7 +154,7 @@ class RetryPolicy:
         if not repeatable(situation):
             return Stop(Reason.NO_KEY)
 
-        asked_s = outcome.retry_after_s if isinstance(outcome, Answered) else None
+        asked_s = outcome.retry_after_s
         asked_at = None if asked_s is None else now + asked_s
         if situation.attempt >= self.attempts_max:
             return Stop(Reason.ATTEMPTS, asked_at)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -82,6 +84,29 @@ async def test_an_open_breaker_calls_nobody(way: Ways) -> None:
     assert report is not None
     assert (script.calls, report.attempts, report.reason) == (5, 0, Reason.BREAKER)
     assert report.retry_at is not None
+
+
+@pytest.mark.parametrize("wrong", [nan, inf, -1.0, "2", [3]], ids=repr)
+async def test_what_is_no_number_of_seconds_is_refused_and_holds_nothing(way: Ways, wrong: Any) -> None:
+    retrying = Retrying(replace(LAVISH, in_flight=1))
+
+    def soon(_: Exception) -> Any:
+        return wrong
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=rf"on: .*soon returned {re.escape(repr(wrong))}, "):
+            await way.around(retrying, Script(ConnectionError("gone")), soon)()
+
+
+async def test_a_judge_of_errors_that_fails_is_told_and_holds_nothing(way: Ways) -> None:
+    retrying = Retrying(replace(LAVISH, in_flight=1))
+
+    def broken(_: Exception) -> bool:
+        raise LookupError("no such field")
+
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such field"):
+            await way.around(retrying, Script(ConnectionError("gone")), broken)()
 
 
 async def test_no_attempt_begins_after_the_deadline(way: Ways) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from onefold import Retrying, RetryPolicy
 from onefold._kernel.events import AttemptEnded, CallEnded, RetryPlanned
 from onefold.client.outcomes import ResultIf
+from onefold.errors import ConfigurationError
 from tests.client.calls.conftest import Script
 
 PATIENT = RetryPolicy(budget=None, breaker=None)
@@ -72,6 +76,19 @@ async def test_a_condition_that_fails_is_told_and_holds_nothing(colour: str) -> 
     for _ in range(3):
         with pytest.raises(ValueError, match="no such field"):
             await call(colour, retrying, Script("x"), broken)
+
+
+@pytest.mark.parametrize("wrong", [nan, inf, -1.0, "2", [3]], ids=repr)
+@colours
+async def test_what_is_no_number_of_seconds_is_refused_and_holds_nothing(colour: str, wrong: Any) -> None:
+    retrying = Retrying(replace(PATIENT, in_flight=1))
+
+    def soon(_: object) -> Any:
+        return wrong
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=rf"retry_if: .*soon returned {re.escape(repr(wrong))}, "):
+            await call(colour, retrying, Script("x"), soon)
 
 
 def test_a_loop_that_is_left_before_its_attempt_is_made_holds_no_place() -> None:

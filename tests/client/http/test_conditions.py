@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
+from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from typing import Any
 
 import pytest
+import requests
 
 import onefold
-from onefold import HttpAnswer, Reason, Retrying, RetryPolicy
-from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Answer, Chunks, Reset, ScriptedServer
+from onefold import BreakerTerms, HttpAnswer, Reason, Retrying, RetryPolicy
+from onefold.errors import CallNotMade, ConfigurationError
+from onefold.testing.scripted import Act, Answer, Chunks, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 
 PENDING = Answer(200, b'{"state": "pending"}', {"Content-Type": "application/json"})
@@ -89,6 +93,69 @@ async def test_a_block_may_say_it_for_its_calls(kind: Kind, patient: RetryPolicy
     assert waited >= 2
 
 
+async def test_seconds_leave_an_error_what_it_is(kind: Kind, patient: RetryPolicy, closed_port: int) -> None:
+    """Also a POST without a key is tried again where no byte of it has left, and only there."""
+    events: list[Any] = []
+    retrying = Retrying(patient, retry_if=lambda _: 2.0, listener=events.append)
+    async with kind.opened(retrying) as caller:
+        with pytest.raises(kind.no_connection) as raised:
+            await caller.send("POST", f"http://127.0.0.1:{closed_port}", content=b"x")
+        report = onefold.report_of(raised.value)
+        assert report is not None
+        assert (report.attempts, report.reason) == (4, Reason.ATTEMPTS)
+        assert [event.wait_s >= 2 for event in events if hasattr(event, "wait_s")] == [True] * 3
+        with ScriptedServer([Reset()]) as server:
+            [error] = await asyncio.gather(caller.send("POST", server.url, content=b"x"), return_exceptions=True)
+        assert len(server.requests) == 1
+        report = onefold.report_of(error)
+        assert report is not None
+        assert report.reason is Reason.NO_KEY
+
+
+async def test_an_error_that_is_tried_again_in_so_many_seconds_counts_against_the_host(
+    kind: Kind, closed_port: int
+) -> None:
+    policy = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerTerms(calls_least=2))
+    async with kind.opened(Retrying(policy, retry_if=lambda _: 0.0)) as caller:
+        for _ in range(2):
+            with pytest.raises(kind.no_connection) as raised:
+                await caller.send("GET", f"http://127.0.0.1:{closed_port}")
+    assert isinstance(raised.value, CallNotMade), "the breaker is open"
+
+
+NO_SECONDS: tuple[Any, ...] = (nan, inf, -inf, -0.5, -1, "2", b"", [3], timedelta(seconds=1), 2j)
+
+
+@pytest.mark.parametrize("act", [Answer(503, b"busy"), Reset()], ids=["answer", "error"])
+async def test_what_is_no_number_of_seconds_is_refused_by_name_and_value(
+    kind: Kind, patient: RetryPolicy, act: Act
+) -> None:
+    wrong: Any = None
+
+    def soon(ended: object) -> Any:
+        return wrong
+
+    with ScriptedServer([*[act] * len(NO_SECONDS), Answer(200)]) as server:
+        async with kind.opened(Retrying(patient, retry_if=soon), connections_max=1) as caller:
+            for wrong in NO_SECONDS:
+                with pytest.raises(ConfigurationError, match=rf"retry_if: .*soon returned {re.escape(repr(wrong))}, "):
+                    await caller.send("GET", server.url)
+            wrong = None
+            assert (await caller.send("GET", server.url)).status == 200, "the connection is free again"
+    assert len(server.requests) == len(NO_SECONDS) + 1
+
+
+@pytest.mark.parametrize("far", [1e300, 10**400], ids=["float", "int"])
+async def test_more_seconds_than_anybody_waits_are_ten_years(kind: Kind, patient: RetryPolicy, far: float) -> None:
+    with ScriptedServer([Answer(503)]) as server:
+        async with kind.opened(Retrying(patient, retry_if=lambda _: far)) as caller:
+            reply = await caller.send("GET", server.url)
+    assert reply.report is not None
+    assert reply.report.reason is Reason.RETRY_AFTER
+    assert reply.report.retry_at is not None
+    assert timedelta(days=3650) < reply.report.retry_at - datetime.now(UTC) < timedelta(days=3670)
+
+
 @only(lambda kind: kind.has_options)
 async def test_a_request_may_say_it_for_itself(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(404), Answer(200)]) as server:
@@ -102,3 +169,19 @@ def test_a_condition_that_is_no_function_is_refused_where_it_is_written() -> Non
     for write in (lambda: Retrying(retry_if=wrong), onefold.options(retry_if=wrong).__enter__):
         with pytest.raises(ConfigurationError, match="retry_if=503 must be a function"):
             write()
+
+
+async def test_a_condition_that_would_have_to_be_awaited_is_refused(patient: RetryPolicy) -> None:
+    async def wrong(ended: object) -> bool:
+        return True
+
+    given: Any = wrong
+    hidden: Any = lambda ended: wrong(ended)  # noqa: E731
+    with pytest.raises(ConfigurationError, match="wrong is a coroutine function"):
+        Retrying(retry_if=given)
+    with pytest.raises(ConfigurationError, match="wrong is a coroutine function"):
+        Retrying().calls("ledger", on=OSError, retry_if=given)
+    session = onefold.retrying(requests.Session(), retry_if=hidden)
+    refused = pytest.raises(ConfigurationError, match="returned <coroutine")
+    with ScriptedServer([Answer(503)]) as server, session, refused:
+        session.get(server.url)
