@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import create_engine, exc, text
 
 from onefold._kernel.effects import Boundary, Statement
-from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
+from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.errors import TransactionMisused
 from tests.db.gates import Gate
@@ -144,21 +144,3 @@ def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
     with pytest.raises(TransactionMisused, match="is over"):
         next(rows)
     database.close()
-
-
-async def test_neither_does_one_of_a_task(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
-    database = AsyncPsycopgDatabase(postgres_dsn)
-    connection = await database.acquire()
-    await connection.batch((Boundary.BEGIN,))
-    rows = connection.handle.cursor().stream("SELECT generate_series(1, 9)")
-    assert await anext(rows) == (1,)
-    with pytest.raises(TransactionMisused, match="still uses"):
-        await connection.fetch(Statement("SELECT 1"))
-    with pytest.raises(TransactionMisused, match="still uses"):
-        await connection.batch((Boundary.ROLLBACK,))
-    await connection.discard()
-    assert connection._connection.closed
-    with pytest.raises(TransactionMisused, match="is over"):
-        await anext(rows)
-    await database.close()

@@ -174,7 +174,7 @@ def test_a_thread_that_waits_for_the_handle_while_its_request_ends_does_not_get_
 def test_a_function_that_does_not_return_costs_its_own_connection_only(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "_TIMES", 2)
+    monkeypatch.setattr(leaving, "TIMES", 2)
     opened(str(sqlite_path)).close()
     database = SqliteDatabase(sqlite_path, busy_timeout_s=0.1)
     connection, gate = database.acquire(), Gate()

@@ -204,9 +204,9 @@ async def test_a_statement_on_its_way_when_the_handler_ends_is_waited_for(
         ended.set()
         return wait(self, seconds)
 
-    async def waiting_async(self: HandedOut) -> None:
+    async def waiting_async(self: HandedOut, seconds: float) -> bool:
         ended.set()
-        await wait_async(self)
+        return await wait_async(self, seconds)
 
     if stage.asynchronous:
         app = FastAPI()

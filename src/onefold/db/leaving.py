@@ -20,10 +20,10 @@ from onefold.errors import TransactionMisused
 _log = logging.getLogger("onefold.database")
 
 #: How often a thread is told to leave. Once is not enough: SQLite forgets it when a statement is just about to begin.
-_PAUSE_S = 0.02
+PAUSE_S = 0.02
 
 #: How often it is told before its connection is left to a thread of our own, and how often it is told there.
-_TIMES = 250
+TIMES = 250
 _LATER_S = 1.0
 
 #: How long the end of a transaction waits for a statement that a thread of the handler's is executing on a server.
@@ -59,17 +59,17 @@ def close_when_left(
 ) -> None:
     """Close a connection that no thread enters any more, when none is inside. `has_left` waits for that for some
     seconds and says whether it is so; `wake` interrupts whoever is inside."""
-    for _ in range(_TIMES):
+    for _ in range(TIMES):
         if has_left(0.0):
             close()
             return
         _try(wake)
-        has_left(_PAUSE_S)
+        has_left(PAUSE_S)
     _log.warning(
         "%s: a thread that a handler left behind has been executing on the request's connection for %g s after the "
         "request's end and cannot be interrupted; the connection, and what it has locked, is free when that returns",
         driver,
-        _TIMES * _PAUSE_S,
+        TIMES * PAUSE_S,
     )
     threading.Thread(target=_close_later, args=(has_left, wake, close), name="onefold-closing", daemon=True).start()
 
@@ -89,8 +89,11 @@ def _close_later(has_left: Callable[[float], bool], wake: Callable[[], object], 
 
 
 def hang_up(driver: Any) -> None:
-    """Have a thread that waits for the server's answer get the end of the stream. The descriptor stays open: another
-    connection would be given its number, and that thread would wait on it."""
+    """Have whoever waits for the server's answer get the end of the stream. The descriptor stays open: another
+    connection would be given its number, and that thread, or task, would wait on it."""
+    if (terminate := getattr(driver, "terminate", None)) is not None:  # asyncpg: its loop closes it when that is safe
+        terminate()
+        return
     connected = socket.socket(fileno=driver.fileno())
     try:
         connected.shutdown(socket.SHUT_RDWR)

@@ -20,6 +20,7 @@ from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.lanes import runs_a_loop
 from onefold._kernel.ports import Connection, Database
 from onefold._kernel.prompt import AlarmClock
+from onefold.db.leaving import PAUSE_S
 from onefold.db.processes import PerLoop
 from onefold.errors import ProgrammerError
 
@@ -37,6 +38,9 @@ IDLE_MAX = 32
 
 #: How long to keep to that rule.
 _ROOM_S = 1.0
+
+#: How rarely a statement that does not end (SQLite has called a function of the application's) is interrupted again.
+_PAUSE_S_MAX = 1.0
 
 
 class LaneThread:
@@ -127,6 +131,24 @@ def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:
         answer.set_exception(error)
 
 
+def call_until_done(interrupt: Callable[[], bool], *, after_s: float = 0.0) -> None:
+    """Call it on the running loop until it says that there is nothing left to interrupt. Once is not enough: SQLite
+    forgets it when a statement is just about to begin."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # a coroutine that is closed after its loop: the process is about to end
+
+    def again(pause_s: float) -> None:
+        if interrupt():
+            loop.call_later(pause_s, again, min(2 * pause_s, _PAUSE_S_MAX))
+
+    if after_s:
+        loop.call_later(after_s, again, PAUSE_S)
+    else:
+        again(PAUSE_S)
+
+
 def plain_handle(connection: Connection[H], thread: LaneThread) -> H:
     """The driver's own handle, for user code that has a thread of its own, as FastAPI's `def` endpoints have."""
     return connection.handle
@@ -156,10 +178,12 @@ class ThreadedDatabase(Generic[H, A]):
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
         at_rest: Callable[[Any], bool] | None = None,
         glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None = None,
+        interrupt: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread; `at_rest`
         says whether one can be given back like that, and `glance` does what can be done like that. Where there is an
-        `at_rest`, user code, too, reaches the connection on its thread only."""
+        `at_rest`, user code, too, reaches the connection on its thread only; `interrupt` breaks off what it has under
+        way there, and says whether there was something."""
         #: The synchronous one.
         self.database = database
         self._present = present
@@ -167,6 +191,7 @@ class ThreadedDatabase(Generic[H, A]):
         self._at_hand = at_hand
         self._at_rest = at_rest
         self._glance = glance
+        self._interrupt = interrupt
         self._lanes = PerLoop(_Lanes, _Lanes.end)
         self._clock = AlarmClock()
         self._closed = False
@@ -197,7 +222,8 @@ class ThreadedDatabase(Generic[H, A]):
             raise
         handle = partial(self._present, connection, thread)
         left = partial(self._left, lanes, leave, thread)
-        return ThreadedConnection(connection, thread, handle, left, self._at_rest, self._glance)
+        interrupt = partial(self._interrupt, connection)
+        return ThreadedConnection(connection, thread, handle, left, self._at_rest, self._glance, interrupt)
 
     async def close(self) -> None:
         self._closed = True
@@ -233,7 +259,7 @@ class _Lanes:
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = ("_at_rest", "_connection", "_glance", "_leave", "_present", "_thread")
+    __slots__ = ("_at_rest", "_connection", "_glance", "_interrupt", "_leave", "_present", "_thread")
 
     def __init__(
         self,
@@ -243,8 +269,10 @@ class ThreadedConnection(Generic[H, A]):
         leave: Callable[[], None],
         at_rest: Callable[[Any], bool] | None,
         glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None,
+        interrupt: Callable[[], bool],
     ) -> None:
         self._glance = glance
+        self._interrupt = interrupt
         self._connection = connection
         self._thread = thread
         self._present = present
@@ -297,6 +325,7 @@ class ThreadedConnection(Generic[H, A]):
 
     async def discard(self) -> None:
         """The thread is free when it is: it may be in the middle of a statement that nobody waits for any more."""
+        call_until_done(self._interrupt)
         gone = self._thread.run(partial(_discard, self._connection))
         gone.add_done_callback(lambda _: self._leave())
         await asyncio.shield(gone)

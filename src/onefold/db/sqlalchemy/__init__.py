@@ -7,8 +7,11 @@ before: what a connection of ours needs (a level of isolation, BEGIN IMMEDIATE) 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from onefold._kernel.extras import missing_extra
@@ -22,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold.db.errands import Errands
+from onefold.db.leaving import PAUSE_S, TIMES
 from onefold.db.postgres import FIND_TABLES, Place
 from onefold.db.sqlalchemy.errors import not_connected
 from onefold.db.sqlalchemy.handed_out import is_end
@@ -45,6 +49,11 @@ __all__ = [
     "join_session",
     "tx_of",
 ]
+
+_log = logging.getLogger("onefold.database")
+
+#: How long a request waits until a connection that it throws away is closed.
+_CLOSED_S = 10.0
 
 #: How long closing waits for connections that are on their way back to the pool.
 _RETURNS_S_MAX = 10.0
@@ -160,19 +169,38 @@ class AsyncSqlalchemyConnection:
 
     async def release(self) -> None:
         self._verbs.handed_out.end()
-        await self._errands.run(self._release())
-
-    async def _release(self) -> None:
-        await self._end_handler()
-        await self._connection.run_sync(lambda _: self._verbs.release())
+        if not await self._verbs.handed_out.wait_async(0.0):
+            await self.discard()
+            return
+        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.release()))
 
     async def _end_handler(self) -> None:
-        self._verbs.handed_out.end()
-        await self._verbs.handed_out.wait_async()
+        handed_out = self._verbs.handed_out
+        handed_out.end()
+        handed_out.check_left(await handed_out.wait_async(handed_out.patience_s))
 
     async def discard(self) -> None:
+        """Tasks of the handler's are made to leave first. Where one does not, no request waits for that."""
         self._verbs.handed_out.end()
-        await self._errands.run(self._connection.run_sync(lambda _: self._verbs.throw_away()))
+        try:
+            async with asyncio.timeout(_CLOSED_S):
+                await self._errands.run(self._discard())
+        except TimeoutError:
+            _log.warning(
+                "SQLAlchemy: a connection could not be closed within %g s after its request's end, because something "
+                "that a handler left behind is still executing on it; it, and what it has locked, is free when that "
+                "returns",
+                _CLOSED_S,
+            )
+
+    async def _discard(self) -> None:
+        for _ in range(TIMES):
+            if await self._verbs.handed_out.wait_async(0.0):
+                break
+            with suppress(Exception):  # closed, or given up, by the task itself
+                await self._connection.run_sync(lambda _: self._verbs.wake())
+            await self._verbs.handed_out.wait_async(PAUSE_S)
+        await self._connection.run_sync(lambda _: self._verbs.throw_away())
 
 
 def _taken(connection: Connection, place: Place) -> SqlalchemyConnection:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection
 
 from onefold._kernel.effects import Boundary, Nested, Step
+from onefold.db.leaving import END_S, left_inside
 from onefold.errors import TransactionMisused
 
 _STATEMENT = "_execute_context"
@@ -43,6 +44,8 @@ class HandedOut:
         self._returned = Condition()
         #: Set by the last of them, on asyncio.
         self._idle: asyncio.Event | None = None
+        #: How long the end of its transaction waits for them.
+        self.patience_s = END_S
         for name in _GUARDED:
             connection.__dict__[name] = partial(self._call, getattr(connection, name))
         dialect = connection.dialect
@@ -65,6 +68,7 @@ class HandedOut:
     def begin(self) -> None:
         """A handler is given the connection."""
         self._ended = False
+        self.patience_s = END_S
 
     def end(self) -> None:
         """No handler has it from now on."""
@@ -76,11 +80,24 @@ class HandedOut:
         with self._returned:
             return self._returned.wait_for(self._is_idle, seconds)
 
-    async def wait_async(self) -> None:
+    async def wait_async(self, seconds: float) -> bool:
         """The same for its other tasks."""
-        while self._calls:
-            self._idle = asyncio.Event()
-            await self._idle.wait()
+        if not self._calls:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                while self._calls:
+                    self._idle = asyncio.Event()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def check_left(self, has_left: bool) -> None:
+        """Raises TransactionMisused where the wait was in vain. Whatever undoes the transaction then waits no more."""
+        if not has_left:
+            waited_s, self.patience_s = self.patience_s, 0.0
+            raise left_inside("SQLAlchemy", waited_s)
 
     def let_go(self) -> None:
         """The connection is about to be closed: it refuses by itself then, and this must not keep it from being freed.

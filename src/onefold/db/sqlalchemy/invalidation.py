@@ -3,19 +3,24 @@
 An open cursor keeps a closed SQLite connection half alive, and its locks with it. SQLAlchemy closes a connection at
 once when a statement on it is cancelled, the handler's or ours, and the cursor stays in the traceback until the garbage
 collector comes by. So the cursors that may be open are noted, in the pool's own notes about a connection that is out
-with us; connections of the application's are left alone.
+with us; connections of the application's are left alone. On asyncio, a statement that was cancelled goes on in the
+driver's thread, where the rollback would wait for it: it is interrupted.
 """
 
 from __future__ import annotations
 
-from asyncio import CancelledError
-from contextlib import suppress
+import inspect
+from asyncio import CancelledError, get_running_loop
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from traceback import clear_frames
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.pool import ConnectionPoolEntry
+
+from onefold.db.leaving import PAUSE_S
 
 _CURSORS = "onefold_cursors"
 
@@ -44,7 +49,34 @@ def _free_locks(driver: DBAPIConnection, record: ConnectionPoolEntry, reason: Ba
         return
     if isinstance(reason, CancelledError):
         clear_frames(reason.__traceback__)  # where SQLAlchemy 2.0 keeps the driver's cursor, and nowhere else
+        with _interrupting(record.driver_connection), suppress(Exception, CancelledError):
+            driver.rollback()
     for let_go in (*(cursor.close for cursor in cursors), driver.rollback):
         # Cancelled once more, it is on its way to the driver's thread all the same, ahead of the closing.
         with suppress(Exception, CancelledError):
             let_go()
+
+
+def interrupt(driver: Any) -> None:
+    """sqlite3's own, or aiosqlite's, which is a coroutine that waits for nothing."""
+    if inspect.iscoroutine(said := driver.interrupt()):
+        with suppress(StopIteration):
+            said.send(None)
+
+
+@contextmanager
+def _interrupting(driver: Any) -> Iterator[None]:
+    """Interrupt what is executed meanwhile, again and again: SQLite forgets it when a statement is about to begin."""
+    loop = get_running_loop()
+
+    def again() -> None:
+        nonlocal timer
+        with suppress(Exception):  # closed
+            interrupt(driver)
+        timer = loop.call_later(PAUSE_S, again)
+
+    timer = loop.call_soon(again)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -62,8 +62,8 @@ class OverSqlite(SqlalchemyConnection):
         finally:
             self._locks.release()
 
-    def _wake(self) -> None:
-        self._driver.interrupt()
+    def wake(self) -> None:
+        invalidation.interrupt(self._connection.connection.driver_connection)
 
     def _close(self) -> None:
         self._locks.release()  # before the pool gives the connection, and them, to someone else

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 
 from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
 from onefold._kernel.misuse import is_unserialized
-from onefold.db.leaving import END_S, close_when_left, hang_up, left_inside
+from onefold.db.leaving import close_when_left, hang_up
 from onefold.db.postgres import LEVELS, as_ourselves, crossing, placed
 from onefold.db.sqlalchemy.errors import ENDED, mapped
 from onefold.db.sqlalchemy.handed_out import HandedOut, is_end
@@ -90,16 +90,15 @@ class SqlalchemyConnection:
     def discard(self) -> None:
         """Threads of the handler's are made to leave first: see `leaving`."""
         self.handed_out.end()
-        close_when_left(self.handed_out.wait, self._wake, self.throw_away, driver="SQLAlchemy")
+        close_when_left(self.handed_out.wait, self.wake, self.throw_away, driver="SQLAlchemy")
 
     def throw_away(self) -> None:
-        """On asyncio, at once: what is on its way fails with the connection."""
-        self.handed_out.end()
         if not self._connection.closed:
             self._connection.invalidate()
         self._close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have those who are inside the driver leave it."""
         hang_up(self._connection.connection.driver_connection)
 
     def _close(self) -> None:
@@ -109,8 +108,7 @@ class SqlalchemyConnection:
 
     def _end_handler(self) -> None:
         self.handed_out.end()
-        if not self.handed_out.wait(END_S):
-            raise left_inside("SQLAlchemy", END_S)
+        self.handed_out.check_left(self.handed_out.wait(self.handed_out.patience_s))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -16,17 +16,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onefold._kernel.savepoints import UNDO_S_MAX
 from onefold.db.processes import Process
 from onefold.db.sqlite.connection import SqliteConnection
+from onefold.db.sqlite.errand import Errand
 from onefold.db.sqlite.errors import error_for
 from onefold.db.sqlite.guarded import GuardedConnection
 from onefold.db.sqlite.link import Link, Shared, make_private
 from onefold.db.sqlite.locks import KeyLocks, lock_file
 from onefold.db.sqlite.version import check_version
-from onefold.db.threads import LaneThread, ThreadedDatabase
+from onefold.db.threads import LaneThread, ThreadedDatabase, call_until_done
 from onefold.errors import ConfigurationError
 
 T = TypeVar("T")
+
+#: How long a cancelled statement in a savepoint may go on: until the rollback to that savepoint has given up on it.
+LONGEST_S = UNDO_S_MAX + 1.0
 
 
 class SqliteDatabase:
@@ -153,18 +158,16 @@ class AsyncSqlite:
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do anything with the real connection, in one hop."""
-        connection, term, innermost = self._connection, self._term, 0
-
-        def errand() -> T:
-            nonlocal innermost
-            innermost = connection.parts.innermost
-            return work(connection.handle_in(term))
-
+        errand = Errand(self._connection, self._term, work)
         try:
             return await self._thread.run(errand)
         except (asyncio.CancelledError, GeneratorExit):
-            # It is, or will be, executed all the same: this comes after it, and before whatever ends the transaction.
-            self._thread.hand(lambda: connection.parts.abandon(innermost))
+            # What has begun goes on: this comes after it, and before whatever ends the transaction.
+            self._thread.hand(errand.abandon)
+            if errand.drop():
+                # Outside of any savepoint nothing of the transaction can be kept any more. Inside of one all of it may,
+                # if the statement ends soon, because SQLite rolls everything back when it interrupts a write.
+                call_until_done(errand.interrupt, after_s=LONGEST_S if errand.part else 0.0)
             raise
 
 
@@ -178,4 +181,5 @@ def async_sqlite(path: str | Path, *, busy_timeout_s: float = 5.0) -> ThreadedDa
         at_hand=database.at_hand,
         at_rest=SqliteConnection.is_at_rest,
         glance=SqliteConnection.glance,
+        interrupt=SqliteConnection.interrupt,
     )

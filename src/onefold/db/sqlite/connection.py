@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +34,7 @@ _PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
 class SqliteConnection:
     """One connection to the file, for as long as it is out."""
 
-    __slots__ = ("_busy_timeout_s", "_lent", "_light", "_shared", "_writing", "parts", "term")
+    __slots__ = ("_busy_timeout_s", "_lent", "_light", "_shared", "_writing", "errand", "errands", "parts", "term")
 
     def __init__(self, link: Link, shared: Shared, busy_timeout_s: float) -> None:
         self._lent: Link | None = link
@@ -46,6 +47,10 @@ class SqliteConnection:
         self.parts = Parts()
         #: How many transactions that a handler may work in have ended.
         self.term = 0
+        #: What an async handler is having executed on its thread. It begins and ends with the lock, so that what comes
+        #: after it is not interrupted in its place.
+        self.errand: object | None = None
+        self.errands = threading.Lock()
 
     @property
     def handle(self) -> sqlite3.Connection:
@@ -150,6 +155,24 @@ class SqliteConnection:
             if len(idle) > _IDLE_MAX:
                 idle.pop(0).close()
 
+    def interrupt(self) -> bool:
+        """The connection is about to be thrown away: break off what an async handler is having executed, and let
+        nothing in after it. Whether there is such a thing. To be called again until there is not."""
+        link = self._lent
+        if link is None or link.is_a_parents:
+            return False
+        self.term += 1
+        link.connection.over = True
+        return self.interrupt_errand(self.errand)
+
+    def interrupt_errand(self, errand: object) -> bool:
+        """Interrupt this errand, and nothing else. Whether it is executed now."""
+        with self.errands:
+            if errand is None or self.errand is not errand or self._lent is None:
+                return False
+            self._lent.connection.interrupt()
+            return True
+
     def discard(self) -> None:
         link, self._lent = self._lent, None
         if link is None:
@@ -199,9 +222,10 @@ class SqliteConnection:
                 f"the handler tried to {trespass} on the request's transaction; onefold commits it together with "
                 "the key and the response: remove the call (a savepoint is allowed)"
             )
-        if undone and len(steps) == 1:
+        if undone and (len(steps) == 1 or self.parts.is_abandoned):
             return
         if self._writing and not self._light and not link.in_transaction:
+            self.parts.check()  # we have interrupted it
             raise TransactionEnded(LOST)
 
     def _execute(self, statement: Statement) -> sqlite3.Cursor:

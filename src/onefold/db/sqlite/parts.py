@@ -1,7 +1,7 @@
 """The parts of a transaction that its handler may undo alone, and whether one holds an abandoned statement.
 
-A statement whose wait was cancelled goes on all the same, on its connection's thread. Whoever cancelled it takes it for
-undone. That is true again once a savepoint that was open when it was executed is rolled back; until then the
+A statement whose wait was cancelled may go on all the same, on its connection's thread. Whoever cancelled it takes it
+for undone. That is true again once a savepoint that was open when it was executed is rolled back; until then the
 transaction must not be committed.
 """
 
@@ -42,12 +42,17 @@ class Parts:
         """A statement that was executed when savepoint `number` was the innermost is waited for no more."""
         self._abandoned_in = number if self._abandoned_in is None else min(number, self._abandoned_in)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the transaction must not be committed."""
+        return self._abandoned_in is not None
+
     def check(self) -> None:
         """Raises TransactionMisused if the transaction must not be committed."""
-        if self._abandoned_in is not None:
+        if self.is_abandoned:
             raise TransactionMisused(
-                "a statement on the request's SQLite connection was interrupted (a time-out, a cancellation) and "
-                "executed all the same: nothing of the transaction is kept. Put what may be interrupted into "
+                "a statement on the request's SQLite connection was interrupted (a time-out, a cancellation), and may "
+                "have been executed all the same: nothing of the transaction is kept. Put what may be interrupted into "
                 "`async with tx.savepoint()`, which undoes it"
             )
 

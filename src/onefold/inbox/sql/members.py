@@ -43,7 +43,6 @@ class MemberStatements:
                 ("onefold_letter", "message_id"),
                 ("onefold_progress", "stream"),
                 ("onefold_consumer", "process"),
-                ("onefold_pause", "consumer"),
             )
         ]
 
@@ -65,6 +64,5 @@ class MemberStatements:
         return Statement(self._named)
 
     def end(self, consumer: str, limit: int) -> list[Statement]:
-        """Delete some of what the database has of a consumer: of its ledger, its letters, its progress, its members,
-        its pause."""
+        """Delete some of what the database has of a consumer: of its ledger, its letters, its progress, its members."""
         return [Statement(text, (consumer, limit)) for text in self._end]

@@ -1,0 +1,91 @@
+"""A task that a handler has left behind is in the middle of a statement when the request ends: nobody waits for it
+without limit, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from onefold._kernel.effects import Boundary, Statement
+from onefold.db.psycopg import AsyncPsycopgDatabase
+from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
+from onefold.errors import TransactionMisused
+from tests.patience import PATIENCE_S
+
+ENDLESS = {
+    "asyncpg": "SELECT pg_sleep(3600)",
+    "psycopg": "SELECT pg_sleep(3600)",
+    "aiosqlite": "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+}
+
+
+@asynccontextmanager
+async def left(url: str, sql: str) -> AsyncIterator[tuple[Any, asyncio.Task[Any]]]:
+    """A connection whose handler has left a task behind that executes for a long time, and that task."""
+    engine = create_async_engine(url)
+    database = AsyncSqlalchemyDatabase(engine)
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN,))
+    handle = connection.handle
+    await handle.execute(text("CREATE TABLE thing (id int)"))
+    task = asyncio.create_task(handle.execute(text(sql)))
+    while not connection._verbs.handed_out._calls:
+        await asyncio.sleep(0)
+    yield connection, task
+    await database.close()
+    await engine.dispose()
+
+
+@pytest.fixture(params=ENDLESS)
+def address(request: pytest.FixtureRequest, sqlite_path: Path) -> tuple[str, str]:
+    if request.param == "aiosqlite":
+        return f"sqlite+aiosqlite:///{sqlite_path}", ENDLESS[request.param]
+    dsn = request.getfixturevalue("postgres_dsn").partition("://")[2]
+    return f"postgresql+{request.param}://{dsn}", ENDLESS[request.param]
+
+
+@pytest.mark.parametrize("end", [Boundary.COMMIT, Boundary.ROLLBACK])
+async def test_the_end_of_a_transaction_waits_for_a_statement_only_so_long(
+    end: Boundary, address: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold.db.sqlalchemy.handed_out.END_S", 0.1)
+    async with asyncio.timeout(PATIENCE_S), left(*address) as (connection, task):
+        with pytest.raises(TransactionMisused, match="still uses"):
+            await connection.batch((end,))
+        await connection.discard()
+        assert await asyncio.wait({task}, timeout=PATIENCE_S) == ({task}, set())
+        assert task.exception() is not None
+
+
+async def test_a_connection_that_is_given_back_waits_for_no_statement(address: tuple[str, str]) -> None:
+    async with asyncio.timeout(PATIENCE_S), left(*address) as (connection, task):
+        await connection.release()
+        assert await asyncio.wait({task}, timeout=PATIENCE_S) == ({task}, set())
+        assert task.exception() is not None
+
+
+async def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
+    database = AsyncPsycopgDatabase(postgres_dsn)
+    connection = await database.acquire()
+    await connection.batch((Boundary.BEGIN,))
+    rows = connection.handle.cursor().stream("SELECT generate_series(1, 9)")
+    assert await anext(rows) == (1,)
+    with pytest.raises(TransactionMisused, match="still uses"):
+        await connection.fetch(Statement("SELECT 1"))
+    with pytest.raises(TransactionMisused, match="still uses"):
+        await connection.batch((Boundary.ROLLBACK,))
+    await connection.discard()
+    assert connection._connection.closed
+    with pytest.raises(TransactionMisused, match="is over"):
+        await anext(rows)
+    await database.close()
