@@ -54,7 +54,8 @@ def checked_condition(given: object) -> Any:
 def seconds_said(setting: str, function: Callable[..., Any], said: Any) -> float:
     """The seconds that a function of the user returned. What is beyond ten years is ten years: too long to wait for
     either way, and still a date."""
-    if isinstance(said, Real) and 0 <= said < inf:
+    is_number: bool = isinstance(said, Real)
+    if is_number and 0 <= said < inf:
         return float(min(said, ABSURD_S))
     if inspect.iscoroutine(said):
         said.close()
