@@ -36,8 +36,8 @@ async def left(url: str, sql: str) -> AsyncIterator[tuple[Any, asyncio.Task[Any]
     handle = connection.handle
     await handle.execute(text("CREATE TABLE thing (id int)"))
     task = asyncio.create_task(handle.execute(text(sql)))
-    while not connection._verbs.handed_out._calls:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not await connection._verbs.handed_out.wait_async(0.0), "it has not begun"
     yield connection, task
     await database.close()
     await engine.dispose()

@@ -1,5 +1,5 @@
-"""A statement on SQLite whose task was cancelled (a time-out, a client that went away) is interrupted: it goes on in the
-driver's thread otherwise, with the write lock of the whole database."""
+"""A statement on SQLite whose task was cancelled (a time-out, a client that went away) is interrupted. It would go on
+in the driver's thread otherwise, with the write lock of the whole database."""
 
 from __future__ import annotations
 
@@ -77,8 +77,9 @@ async def test_the_write_lock_is_free_when_the_request_of_a_cancelled_statement_
     driver: str, kind: str, stage: Stage
 ) -> None:
     async with asyncio.timeout(PATIENCE_S), SQLITE_ASYNC[driver](str(stage.path), PATIENCE_S) as subject:
-        connection = await subject.database.acquire()
-        handle: Any = connection.handle
+        database: Any = subject.database
+        connection = await database.acquire()
+        handle = connection.handle
         await subject.execute(handle, "INSERT INTO thing VALUES (1)")
         if driver == "sqlite3-async":
             await handle.run(lambda own: own.create_function("begun", 0, stage.begun))

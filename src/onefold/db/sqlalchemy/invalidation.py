@@ -68,15 +68,16 @@ def interrupt(driver: Any) -> None:
 def _interrupting(driver: Any) -> Iterator[None]:
     """Interrupt what is executed meanwhile, again and again: SQLite forgets it when a statement is about to begin."""
     loop = get_running_loop()
+    lasts = True
 
     def again() -> None:
-        nonlocal timer
-        with suppress(Exception):  # closed
-            interrupt(driver)
-        timer = loop.call_later(PAUSE_S, again)
+        if lasts:
+            with suppress(Exception):  # closed
+                interrupt(driver)
+            loop.call_later(PAUSE_S, again)
 
-    timer = loop.call_soon(again)
+    again()
     try:
         yield
     finally:
-        timer.cancel()
+        lasts = False
