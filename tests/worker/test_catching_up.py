@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
+from onefold import Depends
 from onefold._kernel.events import Handled, Parked
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
@@ -75,6 +77,40 @@ async def test_a_key_that_stood_still_catches_up_in_a_fraction_of_the_transactio
     # One by one it were a transaction each to park them, and four each to find, start and run them.
     assert parking < PARKED / 4
     assert running_them < PARKED / 4
+
+
+async def test_what_dependencies_open_for_a_message_is_closed_before_the_next(world: World) -> None:
+    """In one go, they would be open for all of it until COMMIT: connections, for a hundred messages."""
+    failing, opened = True, 0
+    counts: set[int] = set()
+    order: list[int | None] = []
+
+    async def connection() -> AsyncIterator[int]:
+        nonlocal opened
+        opened += 1
+        try:
+            yield opened
+        finally:
+            opened -= 1
+
+    async def handler(given: Message, tx: Transaction[Any], count: int) -> None:
+        counts.add(count)
+        await world.write(tx, given.id)
+        if failing and given.version == 2:
+            raise RuntimeError("not yet")
+        tx.after_commit(order.append, given.version)
+
+    handler.__annotations__["count"] = Annotated[int, Depends(connection)]
+    broker = MemoryBroker()
+    consumer = world.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
+    consuming = Consuming(world.database, broker, [consumer], listener=world.events.append)
+    async with running(consuming):
+        broker.put(*map(version, range(1, 9)))
+        await until(lambda: sum(isinstance(event, Parked) for event in world.events) == 6)
+        failing = False
+        await until(lambda: len(order) == 8)
+    assert (order, await world.letters()) == (list(range(1, 9)), {})
+    assert (opened, counts) == (0, {1})
 
 
 async def test_what_fails_while_a_key_catches_up_has_failed_alone(world: World) -> None:

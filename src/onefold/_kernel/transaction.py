@@ -58,7 +58,7 @@ class Outgoing(Protocol):
         content_type: str | None,
         not_before: datetime | None,
     ) -> str: ...
-    def cancel(self, event_id: str) -> tuple[Step, ...]: ...
+    def cancel(self, event_id: str) -> bool | tuple[Step, ...]: ...
     def cut(self, length: int) -> None: ...
     def flush(self) -> tuple[Statement, ...]: ...
     def committed(self) -> None: ...
@@ -125,10 +125,10 @@ def _all_headers(carried: Mapping[str, str], topic: object, own: object) -> dict
     return {**carried, **own}
 
 
-async def _any_row(lane: TaskLane[Any], steps: tuple[Step, ...]) -> bool:
+async def _any_row(lane: TaskLane[Any], steps: bool | tuple[Step, ...]) -> bool:
     match steps:
-        case ():
-            return True
+        case bool(known):
+            return known
         case (Statement() as alone,):
             return len(await lane.fetch(alone)) > 0
         case _:
@@ -233,8 +233,8 @@ class Transaction(Generic[H]):
 
     def cancel(self, event_id: str) -> Any:
         """Take back an event that waits for its `not_before`, or was published in this very transaction, if and only if
-        this transaction commits. Whether it was taken back: False where it has left, or may be leaving now. With
-        AsyncOnefold to be awaited."""
+        this transaction commits. Whether it was taken back by this: False where it has left, or may be leaving now,
+        or was taken back before. With AsyncOnefold to be awaited."""
         self._check()
         self.touched = True
         steps = self._events().cancel(event_id)
@@ -246,8 +246,8 @@ class Transaction(Generic[H]):
         else:
             return _any_row(lane, steps)
         match steps:
-            case ():
-                return True
+            case bool(known):
+                return known
             case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
                 return len(here.fetch(alone)) > 0
             case _:

@@ -127,14 +127,16 @@ class Outgoing:
         self._entries.append(draft)
         return draft.id
 
-    def cancel(self, event_id: str) -> tuple[Step, ...]:
-        """Take an event back. What does it, where that is an event of an earlier transaction."""
+    def cancel(self, event_id: str) -> bool | tuple[Step, ...]:
+        """Take an event back: whether that is done now, or what does it, where it is one of an earlier transaction."""
         given: object = event_id
         if not isinstance(given, str):
             raise MessageInvalid(f"tx.cancel({given!r}): give the id of the event, which tx.publish answers")
+        if event_id in self._entries:
+            return False
         if any(isinstance(entry, Draft) and entry.id == event_id for entry in self._entries):
             self._entries.append(event_id)
-            return ()
+            return True
         return STATEMENTS[self._outbox.dialect].cancel(event_id)
 
     def cut(self, length: int) -> None:
