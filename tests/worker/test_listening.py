@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -143,6 +144,30 @@ async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_d
             await until(lambda: not news.ears)
     assert not news.ears
     await teller.close()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+async def test_a_thread_that_listens_hears_at_once(
+    driver: str, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when it has waited for as long as it does at a time."""
+    monkeypatch.setattr(wakeup, "_WAIT_S", NEVER_S)
+    heard = threading.Event()
+    connected = await asyncio.to_thread(import_module(driver).connect, postgres_dsn)
+    connected.autocommit = True
+    connected.cursor().execute(f"LISTEN {CHANNEL}")
+    wait = wakeup._wait if driver == "psycopg" else wakeup._wait_psycopg2
+
+    def listen() -> None:
+        if wait(connected):
+            heard.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    teller = await asyncpg.connect(postgres_dsn)
+    await teller.execute(f"NOTIFY {CHANNEL}")
+    await teller.close()
+    assert await asyncio.to_thread(heard.wait, PATIENCE_S)
+    connected.close()
 
 
 @pytest.fixture

@@ -251,8 +251,8 @@ class _Ear:
 
 
 def _wait(driver: Any) -> bool:
-    """Whether psycopg's connection has heard something."""
-    return bool(list(driver.notifies(timeout=_WAIT_S)))
+    """Whether psycopg's connection has heard something: told at once, and not when the time is over."""
+    return bool(list(driver.notifies(timeout=_WAIT_S, stop_after=1)))
 
 
 def _wait_psycopg2(driver: Any) -> bool:
