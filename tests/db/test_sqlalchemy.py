@@ -406,6 +406,26 @@ async def test_on_postgres_transactions_have_the_level_of_the_async_engine(
     await engine.dispose()
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_on_postgres_a_transaction_that_a_listener_has_begun_is_no_obstacle(driver: str, postgres_dsn: str) -> None:
+    """A single statement of ours commits by itself, where nothing is begun."""
+    engine = prepared(create_engine(postgres_dsn.replace("postgresql://", f"postgresql+{driver}://")))
+
+    @event.listens_for(engine, "checkout")
+    def set_path(driver_connection: Any, *_: object) -> None:
+        driver_connection.cursor().execute("SET LOCAL onefold.tenant = 'one'")
+
+    connection = SqlalchemyDatabase(engine).acquire()
+    assert connection.fetch(COUNT) == [(0,)]
+    assert connection.batch((Statement("INSERT INTO thing VALUES (1)"),)) == 1
+    assert committed(engine) == [1]
+    connection.release()
+    with engine.connect() as mine:
+        assert mine.connection.dbapi_connection is not None
+        assert not mine.connection.dbapi_connection.autocommit, "it went back as it came"
+    engine.dispose()
+
+
 def test_a_level_that_the_application_sets_for_a_session_is_not_pinned_to_another(postgres_dsn: str) -> None:
     engine = create_engine(psycopg_url(postgres_dsn), pool_size=1, max_overflow=0)
     with engine.connect():

@@ -16,7 +16,7 @@ from onefold.errors import ConfigurationError
 class Level:
     """Knows how the connection came, and what it has been set to since."""
 
-    __slots__ = ("_autocommit", "_came", "_current", "_dialect", "_driver")
+    __slots__ = ("_autocommit", "_came", "_current", "_dialect", "_driver", "_session")
 
     def __init__(self, connection: Connection) -> None:
         self._dialect: Any = connection.dialect
@@ -31,6 +31,7 @@ class Level:
             )
         self._came: Any = getattr(there, "isolation_level", None)
         self._autocommit: bool = driver.autocommit
+        self._session: Any = connection.connection.driver_connection
         self._current: str | None = None
         if self._autocommit:  # no level: transactions have the one of the server
             driver.set_isolation_level(None)
@@ -45,6 +46,25 @@ class Level:
             self._dialect.set_isolation_level(self._driver, level)
         else:
             self._driver.set_isolation_level(None if self._autocommit else self._came)
+
+    def commit_each(self) -> bool:
+        """Let statements commit by themselves: for a single one, BEGIN and COMMIT are two more round trips. False: a
+        listener of the application's (`checkout`) has begun something, which is left as it is."""
+        if self._is_idle:
+            self._driver.autocommit = True
+            return True
+        return False
+
+    def commit_together(self) -> None:
+        """No longer."""
+        self._driver.autocommit = False
+
+    @property
+    def _is_idle(self) -> bool:
+        session = self._session
+        if hasattr(session, "is_in_transaction"):
+            return not session.is_in_transaction()
+        return bool(session.info.transaction_status == 0)  # IDLE, for psycopg and for psycopg2
 
     def restore(self) -> None:
         """The connection goes back as it came."""

@@ -41,6 +41,8 @@ class SqlalchemyConnection:
         #: transaction whole again, as far as the server tells.
         self._unserialized = False
         self._begun: RootTransaction | None = None
+        #: Whether a statement of ours is under way that commits by itself.
+        self._alone = False
         self.handed_out = HandedOut(connection)
         with self._turn():
             take(connection, self)
@@ -61,6 +63,8 @@ class SqlalchemyConnection:
             self._end_handler()
         with self._turn():
             self._check(undone=steps[0] is Boundary.ROLLBACK)
+            if len(steps) == 1 and isinstance(steps[0], Statement):
+                self._begin_alone()
             count = 0
             for step in self._as_ourselves(steps):
                 count = self._execute(step) if isinstance(step, Statement) else self._cross(step)
@@ -70,6 +74,7 @@ class SqlalchemyConnection:
     def fetch(self, statement: Statement) -> list[Row]:
         with self._turn():
             self._check()
+            self._begin_alone()
             result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
             rows = [tuple(row) for row in result]
             self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
@@ -160,6 +165,11 @@ class SqlalchemyConnection:
                 self._begin(LEVELS.get(step))
         return 0
 
+    def _begin_alone(self) -> None:
+        """A statement outside a transaction, while no handler has the connection."""
+        if self._begun is None and not self.handed:
+            self._alone = self._level.commit_each()
+
     def _begin(self, level: str | None) -> None:
         """None: at the level that the application chose."""
         if self._begun is None:
@@ -192,6 +202,9 @@ class SqlalchemyConnection:
 
     def _rest(self, *, keep: bool) -> None:
         """The end of our turn. What was done outside a transaction is over: nothing of ours stays open."""
+        if self._alone:
+            self._alone = False
+            self._level.commit_together()
         if self._begun is None and self._connection.in_transaction():
             if keep:
                 self._connection.commit()
