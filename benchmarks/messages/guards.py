@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +21,7 @@ from benchmarks.guards import Counts, Limit, Unit, Verdict, commits, traced_sqli
 from benchmarks.load import HOST
 from benchmarks.messages.brokers import NullBroker, delivery_of, messages_of
 from benchmarks.messages.comparison import Grounds, Outcome, counted_outcome
+from benchmarks.messages.local_way import LOCAL_LIMITS, count_local, without_notify
 from benchmarks.messages.places import (
     ACCOUNT,
     BUSINESS_INSERT,
@@ -46,7 +46,6 @@ from onefold.db.connect import async_database
 from onefold.inbox.flow import Inbox
 from onefold.inbox.model import Consumer, Order
 from onefold.outbox.relay import Carrier, Settings
-from onefold.worker.wakeup import Notifier
 
 WARM_UP: Final = 100
 COUNTED: Final = 500
@@ -109,8 +108,9 @@ async def measure(grounds: Grounds) -> Outcome:
     """Count everything LIMITS names."""
     counts: Counts = {}
     grounds.say("counting on Postgres")
-    with _without_notify():
+    with without_notify():
         await _count_postgres(grounds, counts)
+        await count_local(await fresh_place(grounds), grounds.postgres.port, counts)
     grounds.say("counting on SQLite")
     with tempfile.TemporaryDirectory() as folder:
         await _count_sqlite(Path(folder) / "counted.db", counts)
@@ -119,7 +119,9 @@ async def measure(grounds: Grounds) -> Outcome:
         base = (f"{kind} transaction", unit)
         if what.startswith(("publish", "consume")) and base in counts:
             counts[f"{subject}, {ABOVE}", unit] = found - counts[base]
-    verdicts = [Verdict(limit=limit, found=counts.get((limit.subject, limit.unit))) for limit in LIMITS]
+    verdicts = [
+        Verdict(limit=limit, found=counts.get((limit.subject, limit.unit))) for limit in (*LIMITS, *LOCAL_LIMITS)
+    ]
     return counted_outcome("Counted per message", verdicts)
 
 
@@ -178,21 +180,6 @@ async def _count_sqlite(path: Path, counts: Counts) -> None:
         await _count_all(shop, _Tally("sqlite", read, counts))
         await database.close()
         await once.close()
-
-
-@contextmanager
-def _without_notify() -> Iterator[None]:
-    """Nobody made meanwhile tells of its commits: how often that is done depends on the time, and so on the machine."""
-    notify = Notifier.notify
-
-    def silent(self: Notifier) -> None:
-        """Tells nobody."""
-
-    Notifier.notify = silent  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Notifier.notify = notify  # type: ignore[method-assign]
 
 
 class _Tally:

@@ -20,7 +20,8 @@ AnyOnefold: TypeAlias = Onefold | AsyncOnefold
 
 
 def _url(place: str, driver: str) -> str:
-    return place.replace("postgresql://", f"postgresql+{driver}://").partition("?")[0]
+    plain = place.replace("postgresql://", f"postgresql+{driver}://").partition("?")[0]
+    return f"{plain}?{'ssl' if driver == 'asyncpg' else 'sslmode'}=disable"
 
 
 FACES: Final[dict[str, Callable[[str], AnyOnefold]]] = {

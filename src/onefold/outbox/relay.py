@@ -102,6 +102,8 @@ class Sent:
     """What became of the rows of one tick."""
 
     claimed: int = 0
+    more: bool = False
+    """More may wait to be claimed."""
     confirmed: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
@@ -148,6 +150,7 @@ class Carrier:
         self._crowded = 0
         self._start = START
         self._idle = False
+        self._more = False
 
     async def enter(self) -> Tended:
         """Begin this life."""
@@ -179,6 +182,7 @@ class Carrier:
             going = rows if self._aims is None else await self._aim(rows, self._aims)
             self.owed = await self._publish(going)
             self.owed.claimed = len(rows)
+            self.owed.more = self._more or len(self.owed.confirmed) < len(rows)
         sent = self.owed
         await borrowing(lambda: self._mark(sent))
         self.owed = None
@@ -245,6 +249,7 @@ class Carrier:
         now = await Now()
         closed = self._destinations.closed(now)
         found = None if touring or self._tours else await self._scan(rows_max, closed)
+        self._more = found is None or found.full or len(found.rows) >= rows_max
         if found is None or (found.crowded and not found.rows):
             found = await self._tour(rows_max, closed)
         self._idle = not (found.rows or closed) and found.goes_on == START

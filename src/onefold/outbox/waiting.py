@@ -81,6 +81,8 @@ class Claimed(NamedTuple):
     """What a claim has found, in its order."""
 
     rows: list[Waiting]
+    full: bool = False
+    """A scan saw as many rows of a bucket as it looks at: more may stand behind them."""
     crowded: bool = False
     """A scan saw little but what may not go, or what is of few streams: more may stand behind it."""
     goes_on: Place = START
@@ -96,8 +98,9 @@ def scanned(found: Sequence[Row], per_bucket: int) -> Claimed:
     various: dict[int, set[bytes | int]] = {}
     for row in rows:
         various.setdefault(row.bucket, set()).add(row.stream or row.position)
-    crowded = any(count >= per_bucket and 2 * len(various.get(bucket, ())) < count for bucket, count in seen.items())
-    return Claimed(rows, crowded=crowded)
+    full = {bucket: count for bucket, count in seen.items() if count >= per_bucket}
+    crowded = any(2 * len(various.get(bucket, ())) < count for bucket, count in full.items())
+    return Claimed(rows, full=bool(full), crowded=crowded)
 
 
 def toured(found: Sequence[Row]) -> Claimed:

@@ -180,7 +180,9 @@ class Relay:
                 continue
             if sent.confirmed or sent.failures or sent.idle:
                 self._resume("the broker")
-            if sent.claimed or await self.signal.wait(self._until_next(poll_s)):
+            if sent.claimed:
+                poll_s = POLL_S_MIN
+            if sent.more or await self.signal.wait(self._until_next(poll_s)):
                 poll_s = POLL_S_MIN
             else:
                 poll_s = min(poll_s * 2, self._poll_s_max)

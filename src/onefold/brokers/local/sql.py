@@ -14,6 +14,9 @@ from onefold._kernel.effects import Boundary, Statement, Step, Value
 
 CHANNEL: Final = "onefold_delivery"
 
+#: Postgres: what this transaction does may be lost in a crash of the server, with all that follows it.
+_UNFLUSHED: Final = "set_config('synchronous_commit', 'off', true)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statements:
@@ -30,11 +33,10 @@ class Statements:
     texts: str
     """The texts in it."""
     take_free: str
-    opens: tuple[Step, ...]
+    opens: tuple[Step, ...] = ()
     """What must stand in front of a `take`: its rows are read before COMMIT follows."""
-    notify: tuple[Step, ...]
-    """What tells consumers of other processes that there is something to take. It stands in the relay's own
-    transaction, where no business waits for it."""
+    deliver_all: str = ""
+    """What delivers any number of messages in one statement and answers which of their topics have consumers."""
 
     def topics(self) -> Statement:
         return Statement("SELECT DISTINCT topic FROM onefold_subscription")
@@ -80,6 +82,10 @@ class Statements:
         """
         return self._statement(sql, topic, name, headers, data)
 
+    def deliver_together(self, messages: str) -> Statement:
+        """The same for a JSON array of messages: topic, id, headers and, in base64, data."""
+        return self._statement(self.deliver_all, messages)
+
     def waiting(self, consumer: str) -> Statement:
         """A row if there is something to take."""
         return self._statement(f"SELECT 1 FROM onefold_delivery WHERE {self._free} LIMIT 1", consumer)
@@ -120,13 +126,30 @@ STATEMENTS: Final = {
         until="now() + ({} * interval '1 millisecond')",
         elements="SELECT value::bigint FROM json_array_elements_text($1::json)",
         texts="SELECT value FROM json_array_elements_text($1::json)",
-        notify=(Statement(qualified(f"SELECT pg_notify('{CHANNEL}', '')")),),
-        opens=(),  # it commits by itself: who is stopped in between would keep its rows from everybody, for ever
+        # Consumers of other processes are told in the relay's own transaction, where no business waits for it.
+        deliver_all=f"""
+        WITH sent AS MATERIALIZED (
+            SELECT * FROM json_to_recordset($1::json) AS each (number int, topic text, id text, headers text, data text)
+        ),
+        delivered AS (
+            INSERT INTO onefold_delivery (consumer, id, headers, data)
+            SELECT s.consumer, m.id, m.headers, decode(m.data, 'base64')
+            FROM sent AS m JOIN onefold_subscription AS s ON s.topic = m.topic
+            ORDER BY m.number
+            ON CONFLICT (consumer, id) DO NOTHING
+        ),
+        told AS MATERIALIZED (SELECT {_UNFLUSHED} AS light, pg_notify('{CHANNEL}', '') AS heard)
+        SELECT DISTINCT topic FROM onefold_subscription CROSS JOIN told
+        WHERE topic IN (SELECT topic FROM sent)
+        """,
+        # It commits by itself: who is stopped in between would keep its rows from everybody, for ever.
         take_free="""
         WITH t AS (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT $3::int
                    FOR UPDATE SKIP LOCKED)
         UPDATE onefold_delivery AS d SET {lease} FROM t
-        WHERE d.consumer = $1::text AND d.position = t.position
+        WHERE d.consumer = $1::text AND d.position = t.position AND (SELECT """
+        + _UNFLUSHED
+        + """) IS NOT NULL
         RETURNING d.position, d.headers, d.data, d.taken
         """,
     ),
@@ -137,7 +160,6 @@ STATEMENTS: Final = {
         until=SQLITE_NOW_MS + " + {}",
         elements="SELECT value FROM json_each($1::json)",
         texts="SELECT value FROM json_each($1::json)",
-        notify=(),
         opens=(Boundary.BEGIN_LIGHT,),
         take_free="""
         UPDATE onefold_delivery SET {lease}

@@ -1,0 +1,116 @@
+"""What an event costs on its way over `local` on Postgres, for each face and driver, counted on the wire.
+
+One after the other on each, without workers, whose polls would be counted: the relay's tick (claim, deliver, mark), the
+consumer's take, the handler's transaction and the acknowledgement. The latency of a quiet system is these round trips,
+one after the other, so a driver that needs more of them than another is slower by as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from benchmarks.guards import Counts, Limit
+from benchmarks.load import HOST
+from benchmarks.messages.places import TOPIC
+from benchmarks.messages.wakeup_process import FACES, closed, made, publish
+from benchmarks.wire import counting_proxy
+from onefold._kernel.lanes import BrokerLane, TaskLane
+from onefold._kernel.messages import Message
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold._kernel.transaction import Transaction
+from onefold.brokers.local import LocalBroker
+from onefold.inbox.flow import Inbox
+from onefold.inbox.model import Consumer
+from onefold.outbox.relay import Carrier, Settings
+from onefold.worker.wakeup import Notifier, ThreadNotifier
+
+#: So often until psycopg has prepared every statement.
+WARM_UP: Final = 8
+COUNTED: Final = 5
+
+#: Through SQLAlchemy each statement of a transaction is a round trip, BEGIN and COMMIT too; a single statement is one.
+_ROUND_TRIPS: Final = {
+    "asyncpg": 7,
+    "async engine, asyncpg": 14,
+    "async engine, psycopg": 14,
+    "threads, psycopg": 7,
+    "threads, engine, psycopg2": 14,
+    "threads, engine, psycopg": 14,
+}
+
+LOCAL_LIMITS: Final = tuple(
+    Limit(subject=f"{name}: local event", unit="round trips", most=most) for name, most in _ROUND_TRIPS.items()
+)
+
+
+async def count_local(dsn: str, port: int, counts: Counts) -> None:
+    """The most that any event took. To be called `without_notify`."""
+    for name in FACES:
+        async with counting_proxy(HOST, port) as (wire, through):
+            once = await made(name, dsn.replace(f":{port}/", f":{through}/"))
+            way = _Way(once._for_workers(), name)
+            await way.open()
+            found = []
+            for number in range(WARM_UP + COUNTED):
+                await publish(once, number)
+                before = wire.cycles
+                await way.go()
+                found.append(wire.cycles - before)
+            counts[f"{name}: local event", "round trips"] = max(found[WARM_UP:])
+            await way.close()
+            await closed(once)
+
+
+@contextmanager
+def without_notify() -> Iterator[None]:
+    """Nobody made meanwhile tells of its commits: how often that is done depends on the time, and so on the machine."""
+    kinds: tuple[Any, ...] = (Notifier, ThreadNotifier)
+    kept = [(kind, kind.notify) for kind in kinds]
+
+    def silent(self: object) -> None:
+        """Tells nobody."""
+
+    try:
+        for kind, _ in kept:
+            kind.notify = silent
+        yield
+    finally:
+        for kind, notify in kept:
+            kind.notify = notify
+
+
+class _Way:
+    """A relay and a consumer that do nothing by themselves."""
+
+    def __init__(self, database: AsyncDatabase[Any], name: str) -> None:
+        self._database = database
+        self._broker = LocalBroker(database)
+        self._carrier = Carrier(f"relay of {name}", database.dialect, Settings(lease_s=3600), lambda: 0.5)
+        consumer = Consumer(name="counted", topics=(TOPIC,), handler=_handle)
+        self._inbox = Inbox(consumer, database.dialect, draw=lambda: 0.5)
+
+    async def open(self) -> None:
+        self._subscription = await self._broker.subscribe(self._inbox.consumer.name, [TOPIC])
+        await run_async(self._carrier.enter(), self._lane())
+
+    async def go(self) -> None:
+        await run_async(self._carrier.tick(), self._lane())
+        [delivery] = await self._subscription.receive(10, 0.0)
+        lane: TaskLane[Any] = TaskLane(self._database)
+        await run_async(self._inbox.handle(self._inbox.read(delivery), Transaction(lane)), lane)
+        await self._subscription.ack([delivery])
+
+    async def close(self) -> None:
+        await run_async(self._carrier.leave(), self._lane())
+        await self._broker.unsubscribe(self._inbox.consumer.name, [TOPIC])
+        await self._subscription.close()
+
+    def _lane(self) -> BrokerLane[Any]:
+        return BrokerLane(self._database, self._broker)
+
+
+async def _handle(message: Message) -> None:
+    """Writes nothing of its own."""
