@@ -5,6 +5,8 @@ BENCH_ARGS ?=
 PYTEST_ARGS ?=
 #: More than the cores: half of the tests wait for servers, disks and processes.
 WORKERS ?= 4
+#: One that is done takes from the others what they have not begun.
+SPREAD := -n $(WORKERS) --dist worksteal
 QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/tidy
 #: Storms, fuzzers and what starts processes to kill them are for `make test`; and one Postgres is enough.
 QUICK_WITHOUT := tests/contract/test_faults.py tests/http/test_fuzzing.py tests/inbox/test_crash.py \
@@ -48,11 +50,11 @@ demo: $(READY)
 
 test: check
 	@$(may_install) && $(MAKE) --no-print-directory rabbitmq || echo "RabbitMQ is not installed here: its tests are skipped"
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(PYTEST_ARGS)
 
 quick: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n $(WORKERS) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) -k "not postgres_16" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) -k "not postgres_16" $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -64,7 +66,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
 
 coverage: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --cov $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) --cov $(PYTEST_ARGS)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,6 +20,47 @@ from onefold.testing.servers import (
     kafka_cluster,
 )
 from tests.testing.servers.missing import unless_missing
+
+#: Files whose tests take many seconds each: they begin first.
+SLOW: Final = frozenset(
+    (
+        "tests/campaigns/test_kills.py",
+        "tests/campaigns/test_order.py",
+        "tests/campaigns/test_server_loss.py",
+        "tests/campaigns/test_stops.py",
+        "tests/cli/test_storm.py",
+        "tests/examples/test_shop.py",
+        "tests/worker/test_task_queues.py",
+    )
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing of what is imported and collected is garbage, and looking through it again and again is a quarter of the
+    work; nor is it later, for as long as the tests run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The slow ones first, dealt out to the workers: `--dist worksteal` begins by giving each an equal run of the list.
+    One that is begun last has a core to itself while the others stand idle."""
+    workers: int = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    slow = [item for item in items if item.nodeid.partition("::")[0] in SLOW]
+    chosen = set(slow)
+    quick = (item for item in list(items) if item not in chosen)
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = (len(items) - len(ordered)) // (workers - worker)
+        first = slow[worker::workers]
+        ordered += [*first, *islice(quick, max(0, share - len(first)))]
+    items[:] = ordered
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 import onefold
+from tests.conftest import SLOW
 from tests.patience import PATIENCE_S
 from tests.tidy import checks
 from tests.tidy.checks import Finding, Source
@@ -50,6 +51,10 @@ def import_alone(package_parent: Path, package: str) -> subprocess.CompletedProc
 def test_the_rules_see_the_package_and_the_project() -> None:
     assert "__init__.py" in {source.path for source in modules()}
     assert {"pyproject.toml", ".ci/run", "tests/tidy/test_tree.py"} <= {source.path for source in texts()}
+
+
+def test_what_begins_first_is_there() -> None:
+    assert not [path for path in SLOW if not (ROOT / path).is_file()]
 
 
 def test_no_module_is_too_long_to_read() -> None:
