@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from typing import Any
 
+import asyncpg
+import psycopg
+import psycopg_pool
 import pytest
+import sqlalchemy.exc
 
 from onefold._kernel.events import DeadLettered, Failed
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError, OnefoldError, StoreBusy
+from onefold.inbox.final import checked_classes, is_final
 from onefold.inbox.flow import Inbox
 from tests.inbox.worlds import World, message
 
@@ -84,10 +90,68 @@ async def test_what_is_no_class_of_exceptions_is_refused_at_definition(world: Wo
         world.consumer(dead_letter_on=given)
 
 
-@pytest.mark.parametrize("given", [Exception, OnefoldError, StoreBusy])
-async def test_what_an_outage_would_raise_is_refused_at_definition(world: World, given: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        Exception,
+        OnefoldError,
+        StoreBusy,
+        sqlite3.OperationalError,
+        psycopg.OperationalError,
+        psycopg.errors.AdminShutdown,
+        psycopg_pool.PoolTimeout,
+        asyncpg.InterfaceError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.SerializationError,
+        sqlalchemy.exc.OperationalError,
+        sqlalchemy.exc.InterfaceError,
+    ],
+)
+def test_what_an_outage_would_raise_is_refused_at_definition(given: type[Exception]) -> None:
     with pytest.raises(ConfigurationError, match=r"a busy or lost\s+database raises.*attempts=1"):
-        world.consumer(dead_letter_on=(given,))
+        checked_classes("billing", (given,))
+
+
+REFUSALS = (sqlite3.IntegrityError, psycopg.IntegrityError, psycopg.errors.CheckViolation, psycopg.DataError)
+
+
+@pytest.mark.parametrize(
+    "given", [*REFUSALS, asyncpg.DataError, asyncpg.UniqueViolationError, sqlalchemy.exc.IntegrityError, psycopg.Error]
+)
+def test_what_a_database_refuses_may_be_named(given: type[Exception]) -> None:
+    assert checked_classes("billing", (given,)) == (given,)
+
+
+class Invalidated(sqlalchemy.exc.DBAPIError):
+    """As SQLAlchemy says it of a connection that was lost."""
+
+    def __init__(self) -> None:
+        super().__init__("SELECT 1", (), Exception("server closed the connection"), connection_invalidated=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_dead"),
+    [
+        (psycopg.OperationalError("the connection is lost"), False),
+        (psycopg.errors.AdminShutdown("terminating connection"), False),
+        (ExceptionGroup("of a task group", [psycopg.OperationalError("the connection is lost")]), False),
+        (psycopg.errors.CheckViolation("amount"), True),
+        (ExceptionGroup("both", [psycopg.OperationalError("lost"), psycopg.errors.CheckViolation("amount")]), True),
+        (asyncpg.ConnectionDoesNotExistError("connection was closed"), False),
+        (asyncpg.CheckViolationError("amount"), True),
+        (sqlite3.OperationalError("database is locked"), False),
+        (sqlite3.IntegrityError("CHECK constraint failed: amount"), True),
+        (sqlalchemy.exc.DBAPIError("SELECT 1", (), psycopg.OperationalError("lost")), False),
+        (sqlalchemy.exc.DBAPIError("SELECT 1", (), psycopg.errors.CheckViolation("amount")), True),
+        (Invalidated(), False),
+    ],
+    ids=repr,
+)
+def test_no_message_dies_of_a_lost_connection_because_all_errors_of_a_driver_were_named(
+    error: Exception, is_dead: bool
+) -> None:
+    named = (psycopg.Error, asyncpg.PostgresError, sqlite3.Error, sqlalchemy.exc.SQLAlchemyError)
+    assert is_final(error, checked_classes("billing", named)) is is_dead
 
 
 async def test_one_class_needs_no_tuple(world: World) -> None:

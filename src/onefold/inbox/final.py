@@ -1,13 +1,19 @@
 """Failures that are not worth another attempt: exceptions, by class, that make a message a dead letter at once.
 
-Invariant: what the database raises when it is busy or away is never among them, so no message dies of an outage.
+Invariant: what the database raises when it is busy or away is never among them, so no message dies of an outage. That
+goes for the drivers' own errors, too, which handlers raise as they come: they are told by SQLSTATE, or by the names
+that PEP 249 gives them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from onefold.errors import ConfigurationError, PayloadInvalid, StoreError
+
+#: SQLSTATEs, or how they begin, of what passes: connections, rollbacks of transactions, resources, locks, operators.
+_PASSING: Final = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57", "58")
 
 
 def checked_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
@@ -19,7 +25,7 @@ def checked_classes(consumer: str, given: object) -> tuple[type[Exception], ...]
                 f"consumer {consumer!r} has dead_letter_on={given!r}, and {one!r} is no class of exceptions; give "
                 "those that another attempt cannot help, such as dead_letter_on=(ValueError, KeyError)"
             )
-        if issubclass(StoreError, one) or issubclass(one, StoreError):
+        if issubclass(StoreError, one) or issubclass(one, StoreError) or _passes(one, one):
             raise ConfigurationError(
                 f"consumer {consumer!r} has dead_letter_on={given!r}: {one.__name__} is also what a busy or lost "
                 "database raises, which passes. Name the classes that you mean, or have only one attempt for "
@@ -30,5 +36,18 @@ def checked_classes(consumer: str, given: object) -> tuple[type[Exception], ...]
 
 def is_final(error: BaseException, classes: tuple[type[Exception], ...]) -> bool:
     """Whether another attempt is in vain. A group (of asyncio.TaskGroup) is final if one in it is."""
-    final: tuple[type[Exception], ...] = (PayloadInvalid, *classes)
-    return isinstance(error, final) or (isinstance(error, ExceptionGroup) and error.subgroup(final) is not None)
+    if isinstance(error, ExceptionGroup) and any(is_final(one, classes) for one in error.exceptions):
+        return True
+    if not isinstance(error, (PayloadInvalid, *classes)) or getattr(error, "connection_invalidated", False):
+        return False
+    origin = getattr(error, "orig", None) or error  # SQLAlchemy has the driver's inside of its own
+    return not _passes(origin, type(origin))
+
+
+def _passes(given: object, kind: type) -> bool:
+    """Whether an error of a driver, or a class of them, says that its database is busy or away."""
+    sqlstate = getattr(given, "sqlstate", None) or getattr(given, "pgcode", None)
+    if isinstance(sqlstate, str):
+        return sqlstate.startswith(_PASSING)
+    names = {base.__name__ for base in kind.__mro__}
+    return names >= {"OperationalError", "DatabaseError"} or kind.__name__ == "InterfaceError"
