@@ -146,6 +146,32 @@ async def test_a_commit_of_another_process_is_heard(face: AnyOnefold, postgres_d
     await teller.close()
 
 
+async def test_what_a_process_tells_others_it_does_not_hear_itself(
+    face: AnyOnefold, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its relay has been told by a signal: woken twice, it would look in vain while the consumer is at work."""
+    judge, news = wakeup._Ear._heard, News()
+    judged: list[str] = []
+    heard: list[int] = []
+
+    def note(ear: Any, *senders: str) -> None:
+        judge(ear, *senders)
+        judged.extend(senders)
+
+    monkeypatch.setattr(wakeup._Ear, "_heard", note)
+    sender = face._notifier.sender
+    async with listening(face._for_workers(), lambda: heard.append(1), sender=sender, news=news):
+        await until(lambda: bool(news.ears))
+        await publish(face, 1)
+        await until(lambda: judged == [sender])
+        assert heard == [1], "when it began to listen, and not again"
+        teller = await asyncpg.connect(postgres_dsn)
+        await teller.execute(f"NOTIFY {CHANNEL}")
+        await until(lambda: judged == [sender, ""])
+        assert heard == [1, 1]
+        await teller.close()
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 async def test_a_thread_that_listens_hears_at_once(
     driver: str, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,14 @@ async def test_a_burst_of_commits_is_told_once(postgres_dsn: str, monkeypatch: p
     await database.close()
 
 
+def test_a_child_of_fork_hears_what_its_parent_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    notifier = ThreadNotifier(Failing())
+    sender = notifier.sender
+    assert notifier.sender == sender
+    monkeypatch.setattr(wakeup, "getpid", lambda: 1)
+    assert notifier.sender != sender
+
+
 class Failing:
     """A database that fails in a way that nothing foresees, once."""
 

@@ -48,6 +48,8 @@ class News:
         self._signals: tuple[Signal, ...] = ()
         #: Who hears of what other processes have for us. While there is one, looking by oneself is a precaution.
         self.ears: set[object] = set()
+        #: Whose NOTIFY need not be heard by those who listen here.
+        self.sender = ""
 
     def listen(self) -> Signal:
         signal = Signal()

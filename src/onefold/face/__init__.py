@@ -56,6 +56,7 @@ class Onefold(Face[Database[Any]]):
     """
 
     _asynchronous = False
+    _notifier: ThreadNotifier
 
     def _open(self, database: object) -> Database[Any]:
         opened = sync_database(database)
@@ -190,6 +191,7 @@ class AsyncOnefold(Face[AsyncDatabase[Any]]):
     """
 
     _asynchronous = True
+    _notifier: Notifier
 
     def _open(self, database: object) -> AsyncDatabase[Any]:
         opened = async_database(database)

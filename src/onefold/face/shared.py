@@ -44,7 +44,7 @@ from onefold.worker.ledger import LedgerChores
 from onefold.worker.payloads import PydanticPayload
 from onefold.worker.relay import Relay
 from onefold.worker.settings import ConsumerSettings, RelaySettings, chosen
-from onefold.worker.wakeup import listening
+from onefold.worker.wakeup import Notifier, ThreadNotifier, listening
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -88,6 +88,8 @@ class Face(RecurringEvents, Described, Generic[D]):
 
     #: Whether handlers are awaited.
     _asynchronous: ClassVar[bool]
+
+    _notifier: Notifier | ThreadNotifier
 
     def _open(self, database: object) -> D:
         raise NotImplementedError
@@ -249,7 +251,8 @@ class Face(RecurringEvents, Described, Generic[D]):
         database = self._for_workers()
         heard_by = _both(self._layer.listener, listener)
         timetable = self._timetable()
-        relay = Relay(database, self._broker_for(database), listener=heard_by, timetable=timetable, **settings)
+        sender, broker = self._notifier.sender, self._broker_for(database)
+        relay = Relay(database, broker, sender=sender, listener=heard_by, timetable=timetable, **settings)
         self._outbox.committed.append(relay.signal.set)
         if begun is not None:
             begun(relay)
@@ -280,7 +283,8 @@ class Face(RecurringEvents, Described, Generic[D]):
         if begun is not None:
             begun(consuming)
         if isinstance(broker, LocalBroker):
-            async with listening(database, broker.news.set, channel=DELIVERIES, news=broker.news):
+            news = broker.news
+            async with listening(database, news.set, channel=DELIVERIES, sender=news.sender, news=news):
                 await consuming.run(stop)
         else:
             await consuming.run(stop)
@@ -376,4 +380,5 @@ class Face(RecurringEvents, Described, Generic[D]):
         async def awaited(topics: Sequence[str]) -> None:
             await run_async(retry_topics(database.dialect, topics), TaskLane(database))
 
+        self._news.sender = self._notifier.sender
         return broker_of(given, database, awaited, self._news)

@@ -75,7 +75,8 @@ class _Lane(BrokerLane[Any]):
 class Relay:
     """Publishes what is in the outbox of one database to one broker. Run as many as you like, anywhere.
 
-    With `listens`, on Postgres, one connection of the pool is kept for LISTEN, and at least one more is needed.
+    With `listens`, on Postgres, one connection of the pool is kept for LISTEN, and at least one more is needed. What
+    `sender` notifies of is not heard: it sets `signal`.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Relay:
         timetable: Timetable | None = None,
         signal: Signal | None = None,
         listens: bool = True,
+        sender: str = "",
         listener: Listener | None = None,
         draw: Draw = random.random,
         new_id: Callable[[int], str] = new_id,
@@ -106,6 +108,7 @@ class Relay:
         self._database = database
         self._broker = broker
         self._listens = listens
+        self._sender = sender
         self._listener = listener
         self._draw = draw
         self._new_id = new_id
@@ -133,7 +136,7 @@ class Relay:
         try:
             await self._until_open(stop)
             if self._listens:
-                async with listening(self._database, self.signal.set):
+                async with listening(self._database, self.signal.set, sender=self._sender):
                     await self._live(stop)
             else:
                 await self._live(stop)

@@ -15,7 +15,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from os import getpid
 from typing import Any, Final
+from uuid import uuid4
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.catalog import qualified
@@ -33,7 +35,8 @@ CHANNEL: Final = "onefold_outbox"
 #: NOTIFY is sent at most once in this time.
 NOTIFY_EVERY_S: Final = 0.005
 
-_NOTIFY: Final = Statement(qualified(f"SELECT pg_notify('{CHANNEL}', '')"))
+#: It does not wait for the disk: a hint may be lost, and whoever else sends NOTIFY waits until it is committed.
+_NOTIFY: Final = qualified(f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', $1::text)")
 
 #: After how long a lost listening connection is replaced.
 RELISTEN_S: Final = 1.0
@@ -47,10 +50,26 @@ _CLOSE_S: Final = 1.0
 _log = logging.getLogger("onefold.worker")
 
 
-class Notifier:
+class _Sender:
+    """Whose NOTIFY it is: whoever has the same name has been told by a signal already, and need not hear of it."""
+
+    def __init__(self) -> None:
+        self._name = uuid4().hex
+
+    @property
+    def sender(self) -> str:
+        """A child of fork hears what its parent sends: no signal reaches it."""
+        return f"{self._name}.{getpid()}"
+
+    async def _tell(self) -> None:
+        await Batch((Statement(_NOTIFY, (self.sender,)),))
+
+
+class Notifier(_Sender):
     """Tells the relays of other processes that something was committed. Append `notify` to `Outbox.committed`."""
 
     def __init__(self, database: AsyncDatabase[Any]) -> None:
+        super().__init__()
         self._database = database
         self._due = False
         self._sending: asyncio.Task[None] | None = None
@@ -76,16 +95,17 @@ class Notifier:
         while self._due:
             self._due = False
             try:
-                await run_async(borrowing(_notified), TaskLane(self._database))
+                await run_async(borrowing(self._tell), TaskLane(self._database))
             except Exception as error:
                 _note_failure(error)
             await asyncio.sleep(NOTIFY_EVERY_S)
 
 
-class ThreadNotifier:
+class ThreadNotifier(_Sender):
     """The same for threads: a thread of its own sends, for as long as there is something to be told."""
 
     def __init__(self, database: Database[Any]) -> None:
+        super().__init__()
         self._database = database
         self._process = Process()
         self._turn = threading.Lock()
@@ -119,14 +139,10 @@ class ThreadNotifier:
                     return
                 self._due = False
             try:
-                run(borrowing(_notified), ThreadLane(self._database))
+                run(borrowing(self._tell), ThreadLane(self._database))
             except Exception as error:
                 _note_failure(error)
             time.sleep(NOTIFY_EVERY_S)
-
-
-async def _notified() -> None:
-    await Batch((_NOTIFY,))
 
 
 def _note_failure(error: Exception) -> None:
@@ -137,14 +153,19 @@ def _note_failure(error: Exception) -> None:
 
 @asynccontextmanager
 async def listening(
-    database: AsyncDatabase[Any], hear: Callable[[], None], *, channel: str = CHANNEL, news: News | None = None
+    database: AsyncDatabase[Any],
+    hear: Callable[[], None],
+    *,
+    channel: str = CHANNEL,
+    sender: str = "",
+    news: News | None = None,
 ) -> AsyncIterator[None]:
-    """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can. It is called from any
-    thread. `news` is told while it works."""
+    """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
+    `sender`. It is called from any thread. `news` is told while it works."""
     if database.dialect != "postgres":
         yield
         return
-    ear = _Ear(channel, hear, news or News())
+    ear = _Ear(channel, sender, hear, news or News())
     if isinstance(database, ThreadedDatabase):
         stop = threading.Event()
         thread = threading.Thread(target=ear.listen, args=(database.database, stop), name="onefold-ear", daemon=True)
@@ -166,8 +187,9 @@ async def listening(
 class _Ear:
     """Listens on one channel, on one connection after the other."""
 
-    def __init__(self, channel: str, hear: Callable[[], None], news: News) -> None:
+    def __init__(self, channel: str, sender: str, hear: Callable[[], None], news: News) -> None:
         self._channel = channel
+        self._sender = sender
         self._hear = hear
         self._news = news
 
@@ -212,8 +234,7 @@ class _Ear:
                 self._begin()
                 try:
                     while not stop.is_set():
-                        if wait(driver):
-                            self._hear()
+                        self._heard(*wait(driver))
                 finally:
                     self._news.ears.discard(self)
             except Exception as error:
@@ -226,7 +247,7 @@ class _Ear:
     async def _with_asyncpg(self, driver: Any) -> None:
         lost = asyncio.Event()
         driver.add_termination_listener(lambda *_: lost.set())
-        await driver.add_listener(self._channel, lambda *_: self._hear())
+        await driver.add_listener(self._channel, lambda *about: self._heard(about[-1]))
         self._begin()
         try:
             await lost.wait()
@@ -239,10 +260,14 @@ class _Ear:
         await driver.execute(f"LISTEN {self._channel}")
         self._begin()
         try:
-            async for _ in driver.notifies():
-                self._hear()
+            async for told in driver.notifies():
+                self._heard(told.payload)
         finally:
             self._news.ears.discard(self)
+
+    def _heard(self, *payloads: str) -> None:
+        if any(not payload or payload != self._sender for payload in payloads):
+            self._hear()
 
     def _begin(self) -> None:
         """From here on nothing is missed; what came before is looked for once."""
@@ -250,18 +275,18 @@ class _Ear:
         self._hear()
 
 
-def _wait(driver: Any) -> bool:
-    """Whether psycopg's connection has heard something: told at once, and not when the time is over."""
-    return bool(list(driver.notifies(timeout=_WAIT_S, stop_after=1)))
+def _wait(driver: Any) -> list[str]:
+    """What psycopg's connection has heard: told at once, and not when the time is over."""
+    return [told.payload for told in driver.notifies(timeout=_WAIT_S, stop_after=1)]
 
 
-def _wait_psycopg2(driver: Any) -> bool:
+def _wait_psycopg2(driver: Any) -> list[str]:
     """The same for psycopg2, which is read from when there is something to be read."""
     if select.select([driver], [], [], _WAIT_S)[0]:
         driver.poll()
-    heard = bool(driver.notifies)
+    payloads = [told.payload for told in driver.notifies]
     driver.notifies.clear()
-    return heard
+    return payloads
 
 
 async def _async_driver(handle: Any) -> Any:

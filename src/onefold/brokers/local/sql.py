@@ -82,9 +82,9 @@ class Statements:
         """
         return self._statement(sql, topic, name, headers, data)
 
-    def deliver_together(self, messages: str) -> Statement:
+    def deliver_together(self, messages: str, sender: str) -> Statement:
         """The same for a JSON array of messages: topic, id, headers and, in base64, data."""
-        return self._statement(self.deliver_all, messages)
+        return self._statement(self.deliver_all, messages, sender)
 
     def waiting(self, consumer: str) -> Statement:
         """A row if there is something to take."""
@@ -138,7 +138,7 @@ STATEMENTS: Final = {
             ORDER BY m.number
             ON CONFLICT (consumer, id) DO NOTHING
         ),
-        told AS MATERIALIZED (SELECT {_UNFLUSHED} AS light, pg_notify('{CHANNEL}', '') AS heard)
+        told AS MATERIALIZED (SELECT {_UNFLUSHED} AS light, pg_notify('{CHANNEL}', $2::text) AS heard)
         SELECT DISTINCT topic FROM onefold_subscription CROSS JOIN told
         WHERE topic IN (SELECT topic FROM sent)
         """,
