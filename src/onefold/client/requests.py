@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -12,14 +12,9 @@ from urllib.parse import urlsplit
 from onefold.client import socket_limits
 from onefold.client.driving import drive
 from onefold.client.exchange import Exchange
+from onefold.client.requests_raw import can_be_resumed, read_start, unpacked
 from onefold.client.socket_limits import limit_pool
-from onefold.client.wire import (
-    STREAM_ADVICE,
-    UNSIZED_BYTES_MAX,
-    bytes_to_read,
-    is_certificate_error,
-    not_made_as,
-)
+from onefold.client.wire import bytes_to_read, is_certificate_error, not_made_as
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.policy.outcome import Unanswered
 
@@ -130,9 +125,14 @@ class _Wire:
         """Read what is short within the limits of the attempt; None: it is longer, or the caller's to read."""
         if self.streams and response.status_code < 400:
             return None
-        if hasattr(response.raw, "stream") and (self.streams or "Content-Length" not in response.headers):
-            return _start(response)
-        return response.content if bytes_to_read(response.headers.get("Content-Length")) else None
+        if can_be_resumed(response) and (self.streams or "Content-Length" not in response.headers):
+            body = read_start(response)
+            if self.streams or body is None:
+                return None if body is None else unpacked(response, body)
+            return response.content
+        if self.streams or not bytes_to_read(response.headers.get("Content-Length")):
+            return None
+        return response.content
 
     def _limit_sockets(self) -> None:
         """Have the connection that is taken, or made, know when the attempt ends."""
@@ -174,50 +174,6 @@ class _Wire:
     def _position(self) -> object:
         """Where a body that is a file begins; requests asked when it was prepared. No number: it cannot be rewound."""
         return getattr(self._request, "_body_position", None)
-
-
-class _Resumed:
-    """A raw answer whose beginning was read already."""
-
-    def __init__(self, start: bytes, rest: Iterator[bytes], raw: Any) -> None:
-        self._start = start
-        self._rest = rest
-        self._raw = raw
-
-    def stream(self, amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:
-        start, self._start = self._start, b""
-        if start:
-            yield start
-        yield from self._rest
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)
-
-
-def _start(response: Any) -> bytes | None:
-    """The answer, if it is short; else it is left to arrive, for who reads it in pieces."""
-    raw: Any = response.raw
-    urllib3: Any = sys.modules["urllib3"].exceptions
-    vendor: Any = sys.modules["requests"].exceptions
-    # One iterator from the beginning to the end: urllib3 loses its place in a chunk where another takes over.
-    arriving: Iterator[bytes] = raw.stream(8192, decode_content=True)
-    start = b""
-    try:
-        for piece in arriving:
-            start += piece
-            if len(start) > UNSIZED_BYTES_MAX:
-                break
-    except urllib3.ReadTimeoutError as error:
-        late: Exception = vendor.ConnectionError(error)  # so the vendor calls it, once the answer has begun
-        late.add_note(STREAM_ADVICE)
-        raise late from error
-    except urllib3.HTTPError as error:
-        raise vendor.ChunkedEncodingError(error) from error
-    response.raw = _Resumed(start, arriving, raw)
-    if len(start) > UNSIZED_BYTES_MAX:
-        return None
-    body: bytes = response.content
-    return body
 
 
 def is_adapter(inner: object) -> bool:

@@ -22,6 +22,7 @@ KEY_HEADER: Final = "Idempotency-Key"
 #: An answer whose Content-Length has no more digits than this, less than a megabyte, is read within its attempt, so
 #: that one that breaks off is retried like one that never came. Longer ones are handed on while they arrive.
 _SHORT_DIGITS: Final = 6
+SHORT_BYTES_MAX: Final = 10**_SHORT_DIGITS
 
 #: Of an answer that does not say how long it is, so much is read. A longer one is handed on while it arrives, and the
 #: type of its problem is not known.
@@ -165,7 +166,7 @@ def target(wire: Wire[Any]) -> str:
 
 def bytes_to_read(length: str | bytes | None) -> int:
     """How much of an answer of this Content-Length is read within its attempt: all of a short one."""
-    return 10**_SHORT_DIGITS if length is not None and len(length) <= _SHORT_DIGITS and length.isdigit() else 0
+    return SHORT_BYTES_MAX if length is not None and len(length) <= _SHORT_DIGITS and length.isdigit() else 0
 
 
 def unsized_bytes_to_read(status: int, content_type: str | None, accepted: str | None) -> int:
@@ -211,7 +212,7 @@ def unpack(body: bytes, encoding: str | None) -> bytes | None:
             return body
         case "gzip" | "x-gzip" | "deflate":
             try:
-                return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, 10**_SHORT_DIGITS)
+                return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, SHORT_BYTES_MAX)
             except zlib.error:
                 return None
         case _:
