@@ -32,10 +32,8 @@ from onefold.client.wire import (
     Wire,
     fetches_token,
     fingerprint,
-    is_problem,
     meaning_of,
     place,
-    problem_type,
     target,
 )
 from onefold.errors import CallNotMade, OnefoldError
@@ -49,7 +47,6 @@ _ELSEWHERE: Final = frozenset({307, 308})
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
 #: Answers that ask who is calling. The client knows, or finds out, and sends the same call again.
 _CREDENTIALS_ASKED: Final = frozenset({401, 407})
-_CONFLICT: Final = 409
 
 _log = logging.getLogger("onefold.client")
 
@@ -244,8 +241,7 @@ class Course:
         if status < 400:
             answered = Answered(status=status)
         else:
-            is_told = status == _CONFLICT and is_problem(header("Content-Type"))
-            answered = meaning_of(status, header, problem_type(wire.content(response)) if is_told else None)
+            answered = meaning_of(status, header, partial(wire.content, response))
         if self.retry_if is None:
             return answered
         seen = HttpAnswer(
@@ -265,6 +261,9 @@ class Course:
                 await self._noted(
                     journal.leave(self.intent, f"{status}: the server asks for other credentials", until=until)
                 )
+            elif status in self._host.policy.statuses:
+                # No retry can help, as where a database was not migrated: what becomes of the call is still open.
+                await self._noted(journal.leave(self.intent, f"{status}: {Reason.FINAL.value}", until=until))
             else:
                 await self._noted(journal.resolve(self.intent, status, until=until))
         if stop is None and status < 500 and self._attempts.made == 1 and self._host.troubled:

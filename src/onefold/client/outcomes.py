@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -57,7 +58,12 @@ def outcome_of(error: Exception) -> Outcome:
     """What an error tells. One that carries a response (of httpx, requests or aiohttp) tells its status and its
     Retry-After; any other means that there was no answer."""
     if isinstance(error, CallerError):
-        return Answered(status=error.status, problem_type=error.slug, retry_after_s=error.retry_after_s)
+        return Answered(
+            status=error.status,
+            problem_type=error.slug,
+            retry_after_s=error.retry_after_s,
+            should_retry=None if error.retryable else False,
+        )
     response: Any = getattr(error, "response", None)
     if response is None:
         response = error  # aiohttp's errors carry status and headers themselves
@@ -66,4 +72,12 @@ def outcome_of(error: Exception) -> Outcome:
         late = isinstance(error, TimeoutError) or "Timeout" in type(error).__name__  # clients have classes of their own
         return Unanswered(maybe_sent=True, timed_out=late)
     headers: Any = getattr(response, "headers", None) or {}
-    return meaning_of(status, headers.get)
+    return meaning_of(status, headers.get, functools.partial(_body_of, response))
+
+
+def _body_of(response: Any) -> bytes | None:
+    """Of httpx or requests, where it was read: asking for it must not read it."""
+    if getattr(response, "_content", False) is False:
+        return None
+    body: bytes | None = response.content
+    return body

@@ -141,14 +141,22 @@ def place(address: str, moved_to: str = "") -> tuple[str, ...]:
     return parts.scheme, host, unquote(parts.path) or "/", unquote(parts.query)
 
 
-def meaning_of(status: int, header: Callable[[str], str | None], problem: str | None = None) -> Answered:
-    """What an error says about another attempt, in the words of HTTP, of Stripe and of OpenAI."""
-    said = header("Stripe-Should-Retry") or header("X-Should-Retry")
+def meaning_of(status: int, header: Callable[[str], str | None], body: Callable[[], bytes | None]) -> Answered:
+    """What an error says about another attempt, in the words of HTTP, of Stripe and of OpenAI, and in the problem
+    documents of onefold: `retryable` false is no, and true is what the status says."""
+    problem = _members(body()) if _is_problem(header("Content-Type")) else {}
+    kind = problem.get("type")
+    said = _SAID.get((header("Stripe-Should-Retry") or header("X-Should-Retry") or "").strip().lower())
+    if said is None and problem.get("retryable") is False:
+        said = False
     asked_s = retry_after_ms_s(header("Retry-After-Ms"))
     if asked_s is None:
         asked_s = retry_after_s(header("Retry-After"), date=header("Date"), wall_s=time.time())
     return Answered(
-        status=status, problem_type=problem, retry_after_s=asked_s, should_retry=_SAID.get((said or "").strip().lower())
+        status=status,
+        problem_type=kind if isinstance(kind, str) else None,
+        retry_after_s=asked_s,
+        should_retry=said,
     )
 
 
@@ -190,19 +198,17 @@ def is_certificate_error(error: BaseException) -> bool:
     return False
 
 
-def is_problem(content_type: str | None) -> bool:
-    """It is a problem document."""
+def _is_problem(content_type: str | None) -> bool:
     return (content_type or "").partition(";")[0].strip().lower() == "application/problem+json"
 
 
-def problem_type(body: bytes | None) -> str | None:
-    """The `type` of a problem document; None where it cannot be read."""
+def _members(body: bytes | None) -> dict[str, Any]:
+    """Those of a problem document; none where it cannot be read."""
     try:
         found = json.loads(body or b"")
     except (ValueError, RecursionError):
-        return None
-    named = found.get("type") if isinstance(found, dict) else None
-    return named if isinstance(named, str) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def unpack(body: bytes, encoding: str | None) -> bytes | None:

@@ -4,7 +4,7 @@
     -----------------------------------------------------------------------  ----------------------------------
     may another attempt end differently? (408 425 429 500 502 503 504,       Stop(FINAL)
     network errors, 409 with the problem "key-in-flight"; or the server
-    says it: Stripe-Should-Retry)
+    says it: Stripe-Should-Retry, a problem that is not "retryable")
     is repeating it safe? (GET HEAD OPTIONS TRACE PUT DELETE; any method     Stop(NO_KEY)
     with a key; any method whose request never left)
     are attempts left?                                                       Stop(ATTEMPTS)

@@ -10,8 +10,9 @@ import pytest
 import requests
 
 from onefold.client.outcomes import outcome_of, outcome_on
-from onefold.errors import KeyInFlight
+from onefold.errors import KeyInFlight, SchemaMissing
 from onefold.policy.outcome import Answered, Outcome, Unanswered
+from onefold.testing.scripted import Answer, ScriptedServer
 
 HEADERS = {"Retry-After": "7"}
 
@@ -52,9 +53,41 @@ def test_an_error_that_carries_a_response_tells_its_status_and_its_retry_after(
     assert outcome_of(make(status, headers)) == outcome
 
 
+NEVER = b'{"type": "urn:onefold:problem:store-not-migrated", "retryable": false}'
+
+
+@pytest.mark.parametrize("vendor", ["httpx", "requests"])
+@pytest.mark.parametrize("content_type", ["application/problem+json", "application/json"])
+def test_a_problem_that_no_retry_can_help_is_final_where_it_was_read(vendor: str, content_type: str) -> None:
+    with ScriptedServer([Answer(503, NEVER, {"Content-Type": content_type})]) as server:
+        get: Any = httpx.get if vendor == "httpx" else requests.get
+        with pytest.raises((httpx.HTTPStatusError, requests.HTTPError)) as raised:
+            get(server.url).raise_for_status()
+    outcome = outcome_of(raised.value)
+    assert isinstance(outcome, Answered)
+    assert outcome.should_retry is (False if "problem" in content_type else None)
+
+
+@pytest.mark.parametrize("vendor", ["httpx", "requests"])
+def test_an_answer_that_was_not_read_is_left_unread(vendor: str) -> None:
+    with ScriptedServer([Answer(503, NEVER, {"Content-Type": "application/problem+json"})]) as server:
+        asked: Any = httpx.stream("GET", server.url) if vendor == "httpx" else requests.get(server.url, stream=True)
+        with asked as response:
+            with pytest.raises((httpx.HTTPStatusError, requests.HTTPError)) as raised:
+                response.raise_for_status()
+            assert outcome_of(raised.value) == Answered(status=503)
+            assert (response.read() if vendor == "httpx" else response.raw.read()) == NEVER
+
+
 @pytest.mark.parametrize("error", [ConnectionError("gone"), ValueError("?"), OfAiohttp(0, {}), httpx.ReadError("cut")])
 def test_any_other_error_means_that_there_was_no_answer(error: Exception) -> None:
     assert outcome_of(error) == Unanswered(maybe_sent=True)
+
+
+def test_an_error_of_onefold_that_no_retry_can_help_is_final() -> None:
+    assert outcome_of(SchemaMissing("no table")) == Answered(
+        status=503, problem_type="store-not-migrated", should_retry=False
+    )
 
 
 def test_an_error_of_onefold_is_what_it_would_be_as_an_answer() -> None:

@@ -6,19 +6,32 @@ import asyncio
 import gzip
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
+import onefold
 from onefold import Retrying, RetryPolicy
+from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.runners import run
+from onefold.client.journal import counts
 from onefold.client.wire import UNSIZED_BYTES_MAX
 from onefold.testing.scripted import Act, Answer, Chunks, ScriptedServer
-from tests.client.http.clients import Kind
+from tests.client.http.clients import Kind, only
 from tests.client.http.test_bodies import collected
 
 PROBLEM = {"Content-Type": "application/problem+json"}
 PACKED = {**PROBLEM, "Content-Encoding": "gzip"}
 
 IN_FLIGHT = json.dumps({"type": "urn:onefold:problem:key-in-flight"}).encode()
+
+
+def refusal(retryable: object, **more: object) -> bytes:
+    """As a server of onefold writes it."""
+    return json.dumps({"type": "urn:onefold:problem:x", "status": 503, "retryable": retryable, **more}).encode()
+
+
+NEVER = refusal(False)
 
 DEEP = b"[" * 100_000
 
@@ -51,6 +64,71 @@ async def test_a_short_problem_decides_however_it_arrives(kind: Kind, patient: R
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send("POST", server.url, json={})
     assert (reply.status, reply.body) == (201, b"done")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        Answer(503, NEVER, PROBLEM),
+        Answer(503, NEVER, {**PROBLEM, "Retry-After": "1"}),
+        Chunks((NEVER[:10], NEVER[10:]), headers=PROBLEM, status=500),
+        Answer(429, gzip.compress(NEVER), PACKED),
+        Answer(409, json.dumps({**json.loads(IN_FLIGHT), "retryable": False}).encode(), PROBLEM),
+    ],
+    ids=["whole", "with Retry-After", "chunks", "packed", "in flight"],
+)
+async def test_a_problem_that_no_retry_can_help_is_handed_on(kind: Kind, patient: RetryPolicy, act: Act) -> None:
+    with ScriptedServer([act]) as server:
+        async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
+            reply = await caller.send("POST", server.url, json={})
+    assert reply.status in (409, 429, 500, 503)
+    assert len(server.requests) == 1
+    assert reply.report is not None
+    assert (reply.report.attempts, reply.report.reason) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        Answer(503, refusal(True), PROBLEM),
+        Answer(503, refusal("false"), PROBLEM),
+        Answer(503, refusal(0), PROBLEM),
+        Answer(503, b'{"type": "about:blank"}', PROBLEM),
+        Answer(503, b"[false]", PROBLEM),
+        Answer(503, NEVER, {"Content-Type": "application/json"}),
+        Answer(503, NEVER, {**PROBLEM, "Stripe-Should-Retry": "true"}),
+    ],
+    ids=["true", "text", "a number", "absent", "a list", "other JSON", "a header says so"],
+)
+async def test_any_other_problem_is_tried_again(kind: Kind, patient: RetryPolicy, act: Act) -> None:
+    with ScriptedServer([act, Answer(200, b"done")]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            assert (await caller.send("GET", server.url)).body == b"done"
+    assert len(server.requests) == 2
+
+
+@only(lambda kind: kind.name != "requests")  # which has read it, because its caller wants it whole
+async def test_a_problem_that_is_too_long_to_be_read_is_tried_again(kind: Kind, patient: RetryPolicy) -> None:
+    long = Chunks((refusal(False, detail="x" * UNSIZED_BYTES_MAX),), headers=PROBLEM, status=503)
+    with ScriptedServer([long, Answer(200, b"done")]) as server:
+        async with kind.opened(Retrying(patient)) as caller:
+            assert (await caller.send("GET", server.url)).body == b"done"
+
+
+async def test_an_intent_stays_open_where_the_server_cannot_do_it_for_now(
+    kind: Kind, patient: RetryPolicy, tmp_path: Path
+) -> None:
+    """As a server answers whose operator has to migrate its database first: nobody knows the end of this call."""
+    retrying = Retrying(patient, journal=tmp_path / "journal.db")
+    with ScriptedServer([Answer(503, NEVER, PROBLEM), Answer(201)]) as server:
+        async with kind.opened(retrying) as caller:
+            for status, still_open in ((503, 1), (201, 0)):
+                with onefold.intent("pay:1"):
+                    assert (await caller.send("POST", server.url)).status == status
+                found = run(counts("sqlite"), ThreadLane(retrying._store.threads))
+                assert (found.unresolved, found.resolved) == (still_open, 1 - still_open)
+    assert len({request.headers["idempotency-key"] for request in server.requests}) == 1
+    await retrying.aclose()
 
 
 @pytest.mark.parametrize(
