@@ -76,3 +76,35 @@ async def test_a_handler_s_lock_timeout_does_not_cut_the_settle(dsn: str, opened
                 await asyncio.wait({settling}, timeout=0.01)
         await other.rollback()
         assert await settling is None
+
+
+DEFERRED = """
+CREATE TABLE account (id int PRIMARY KEY);
+CREATE TABLE payment (account int REFERENCES account DEFERRABLE INITIALLY DEFERRED);
+INSERT INTO account VALUES (1);
+"""
+
+#: Longer than the shorter limits below.
+WAITING_LONG = "SELECT FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '300ms'"
+
+
+@pytest.mark.parametrize(
+    ("own", "asked_for"), [("'200ms'", "0"), ("'200ms'", "'2min'"), ("'2min'", "'200ms'"), ("0", "1")]
+)
+async def test_what_is_deferred_to_commit_has_the_longer_patience_with_locks(
+    dsn: str, opened: Opened, own: str, asked_for: str
+) -> None:
+    execute_outside(dsn, DEFERRED)
+    execute_outside(dsn, f"ALTER DATABASE {dsn.rpartition('/')[2]} SET lock_timeout = {own}")
+    async with (
+        await psycopg.AsyncConnection.connect(dsn) as other,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as watcher,
+    ):
+        await other.execute("SELECT FROM account FOR UPDATE")
+        work = (f"SET LOCAL lock_timeout = {asked_for}", "INSERT INTO payment VALUES (1)")
+        settling = asyncio.create_task(request(*opened, *work))
+        async with asyncio.timeout(PATIENCE_S):
+            while not settling.done() and not (await watcher.execute(WAITING_LONG)).rowcount:
+                await asyncio.wait({settling}, timeout=0.01)
+        await other.rollback()
+        assert await settling is None

@@ -136,6 +136,8 @@ _KEPT = "current_setting('onefold.role', true)"
 _THEIRS = "current_setting('onefold.their_role', true)"
 _CURRENT = "current_setting('role')"
 _LIMITS = "current_setting('onefold.limits', true)"
+_WAIT = "current_setting('lock_timeout')"
+_THEIR_WAIT = "current_setting('onefold.their_lock_timeout', true)"
 
 _AS_BEGUN = Statement(
     qualified(f"""
@@ -143,13 +145,20 @@ SELECT WHERE set_config('onefold.their_role', {_CURRENT}, true) IS NULL
           OR CASE WHEN coalesce({_KEPT}, '') = '' THEN false WHEN {_KEPT} = {_CURRENT} THEN false
                   ELSE set_config('role', {_KEPT}, true) IS NULL END
           OR CASE WHEN coalesce({_LIMITS}, '') = '' THEN false WHEN {_LIMITS} = ({POSTGRES_LIMITS}) THEN false
-                  ELSE set_config('statement_timeout', split_part({_LIMITS}, ' ', 1), true) IS NULL
+                  ELSE set_config('onefold.their_lock_timeout', {_WAIT}, true) IS NULL
+                    OR set_config('statement_timeout', split_part({_LIMITS}, ' ', 1), true) IS NULL
                     OR set_config('lock_timeout', split_part({_LIMITS}, ' ', 2), true) IS NULL END
 """)
 )
-_THEIR_ROLE = Statement(
+
+#: In front of COMMIT, which runs what was deferred: the handler's role, and the longer of both patiences with locks
+#: ('0' is without end). No limit on statements applies to it.
+_FOR_COMMIT = Statement(
     qualified(f"""
 SELECT WHERE CASE WHEN {_THEIRS} = {_CURRENT} THEN false ELSE set_config('role', {_THEIRS}, true) IS NULL END
+          OR CASE WHEN coalesce({_THEIR_WAIT}, '') = '' OR {_WAIT} = '0' THEN false
+                  WHEN {_THEIR_WAIT} <> '0' AND {_THEIR_WAIT}::interval < {_WAIT}::interval THEN false
+                  ELSE set_config('lock_timeout', {_THEIR_WAIT}, true) IS NULL END
 """)
 )
 
@@ -240,13 +249,13 @@ def placed(sql: str, schema: str | None) -> str:
 def as_ourselves(steps: Sequence[Step]) -> Sequence[Step]:
     """The steps, where a handler may have taken another role (SET LOCAL ROLE), or less time: our statements run under
     the role and the limits that the transaction began with, and what COMMIT still has to run (deferred constraints)
-    under the handler's role. Every role may run the proof that it is still that transaction: where there is nothing
-    else, nothing is changed."""
+    under the handler's role, and with its patience where that is longer. Every role may run the proof that it is still
+    that transaction: where there is nothing else, nothing is changed."""
     places = [n for n, step in enumerate(steps) if type(step) is Statement and step is not POSTGRES_PROOF]
     if not places:
         return steps
     first, end = places[0], places[-1] + 1
-    back = (_THEIR_ROLE,) if steps[-1] is Boundary.COMMIT else ()
+    back = (_FOR_COMMIT,) if steps[-1] is Boundary.COMMIT else ()
     return (*steps[:first], _AS_BEGUN, *steps[first:end], *back, *steps[end:])
 
 
