@@ -145,10 +145,45 @@ def test_c35_a_handler_that_ends_the_transaction_and_then_fails_leaves_its_key_f
         world.sql("DELETE FROM onefold_record")
 
 
-@pytest.mark.contract("C35")
-def test_c35_a_handler_without_a_key_that_ends_the_transaction_by_itself_is_told_so(world: World) -> None:
+@pytest.mark.contract("C35", worlds=POSTGRES)
+@pytest.mark.parametrize("key", ['"k"', None])
+def test_c35_so_is_one_that_refuses_for_now(world: World, key: str | None) -> None:
+    """What is answered 429 is not stored, and its retry runs again: over rows that are there."""
     for name, ending in ENDINGS[world.name].items():
-        answer = world.post(key=None, plan=Plan(acts=swallowing(on_the_connection(ending))))
+        answer = world.post(key=key, plan=Plan(status=429, acts=swallowing(on_the_connection(ending))))
+        assert (answer.status, answer.problem) == (500, "handler-broken"), name
+
+
+@pytest.mark.contract("C35", worlds=POSTGRES)
+def test_c35_a_handler_without_a_key_that_ends_the_transaction_and_then_fails_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, ending in ENDINGS[world.name].items():
+        caplog.clear()
+        assert world.post(key=None, plan=Plan(status=500, acts=on_the_connection(ending))).status == 500, name
+        assert "its retry will run again: the handler committed" in caplog.text, name
+
+
+@pytest.mark.contract("C35", worlds=POSTGRES)
+@pytest.mark.parametrize("status", [201, 402])
+def test_c35_a_handler_that_resets_all_settings_is_told_so(world: World, status: int) -> None:
+    """Without a key they are all that tells its transaction from another."""
+    resets = on_the_connection(in_sql("RESET ALL"))
+    answer = world.post(key=None, plan=Plan(status=status, acts=resets))
+    assert (answer.status, answer.problem) == (500, "handler-broken")
+    assert "RESET ALL" in answer.json["detail"]
+    assert world.rows() == []
+    assert world.post(key='"k"', plan=Plan(status=status, acts=resets)).status == status
+    assert world.post(key='"k"').replayed
+
+
+@pytest.mark.contract("C35")
+@pytest.mark.parametrize("status", [201, 402])
+def test_c35_a_handler_without_a_key_that_ends_the_transaction_by_itself_is_told_so(world: World, status: int) -> None:
+    for name, ending in ENDINGS[world.name].items():
+        answer = world.post(key=None, plan=Plan(status=status, acts=swallowing(on_the_connection(ending))))
+        if world.name in SQLITE and status == 402:
+            continue  # SQLite forbids the ending itself
         assert (answer.status, answer.problem) == (500, "handler-broken"), name
         assert "the handler" in answer.json["detail"], name
         world.sql("DELETE FROM orders")

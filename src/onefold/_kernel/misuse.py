@@ -19,7 +19,8 @@ from onefold.errors import (
 COMMITTED_BY_HANDLER = (
     "the handler committed or rolled back its transaction by itself; nothing was stored, but its rows may be committed "
     "on their own. onefold commits everything together: remove the commit()/rollback() from the handler (with "
-    "SQLAlchemy use onefold's session, where commit() is a savepoint)"
+    "SQLAlchemy use onefold's session, where commit() is a savepoint). On Postgres a RESET ALL is taken for the same, "
+    "because it takes away the transaction's mark and its time limits: reset single settings"
 )
 
 _SWALLOWED_ERROR = (

@@ -6,9 +6,19 @@ import functools
 
 from onefold._kernel.borrow import holding, undoing
 from onefold._kernel.dialects import POSTGRES_OPENING, POSTGRES_PROOF, postgres_lease
-from onefold._kernel.effects import Batch, Boundary, Discard, Isolation, ReleaseCommitted, Statement, Step, begin_at
+from onefold._kernel.effects import (
+    Batch,
+    Boundary,
+    Discard,
+    Isolation,
+    Release,
+    ReleaseCommitted,
+    Statement,
+    Step,
+    begin_at,
+)
 from onefold._kernel.misuse import rethrow
-from onefold.errors import ConnectionLost, OutcomeUnknowable
+from onefold.errors import ConnectionLost, OnefoldError, OutcomeUnknowable, TransactionEnded
 
 
 class PlainTransaction:
@@ -39,6 +49,21 @@ class PlainTransaction:
 
     async def rollback(self, _: Exception | None = None) -> None:
         await undoing()
+
+    async def refuse(self) -> ConnectionLost | None:
+        """The same, unless its user has ended it by himself: TransactionMisused says that rows of it may be kept."""
+        if not self._lazily:
+            try:
+                await Batch((POSTGRES_PROOF, Boundary.ROLLBACK))
+            except TransactionEnded as error:
+                await undoing()
+                rethrow(error)
+            except OnefoldError:
+                pass  # aborted, or lost
+            else:
+                await Release()
+                return None
+        return await undoing()
 
     async def _open(self, isolation: Isolation | None, lease_s: float | None) -> None:
         if not self._lazily:

@@ -279,11 +279,12 @@ class Passage:
             return await self.fail(self.raised)
         refused = 400 <= response.status < 500
         if response.status >= 500 or response.status in NOT_STORED or not self.entered:
-            lost = await self.abort("not entered" if not self.entered else f"status {response.status}")
-            return self._lost(lost, self.raised) if response.status >= 500 else None
+            found = await self.abort("not entered" if not self.entered else f"status {response.status}")
+            return self._lost(found, self.raised) if response.status >= 500 else self._misused(found)
         if self.raised is not None and not refused:
-            await self._abort_raised(self.raised, response.status)
-            return None
+            # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
+            _log.warning(success_not_stored(self.operation, self.raised, response.status))
+            return self._misused(await self.abort(type(self.raised).__name__))
         try:
             self.tx.check_end(keep_rows=not refused)
             if self.tx.joined:
@@ -330,20 +331,24 @@ class Passage:
         explain_wait(error, self.operation)
         judged = not self.over and self._run is not None
         failure = failure_of(error, self.operation, self.policy.lease_s) if judged else None
-        lost = await self.abort(type(failure or error).__name__)
-        return self._lost(lost, error) if failure is None else self._gate.broken(failure, self.request)
+        found = await self.abort(type(failure or error).__name__)
+        return self._lost(found, error) if failure is None else self._gate.broken(failure, self.request)
 
-    def _lost(self, lost: ConnectionLost | None, raised: BaseException | None) -> Response | None:
+    def _misused(self, found: OnefoldError | None) -> Response | None:
+        """What is answered in place of something better where the handler has committed by itself."""
+        return self._gate.refusal(found, self.request) if isinstance(found, TransactionMisused) else None
+
+    def _lost(self, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
         """What is answered where the connection was lost: what was raised tells no more than that, as a rule."""
-        if lost is None or raised is None:
+        if not isinstance(found, ConnectionLost) or raised is None:
             return None
-        failure = StoreUnavailable(f"{lost} before anything was committed; a retry runs again")
+        failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
         failure.__cause__ = raised
         return self._gate.broken(failure, self.request)
 
-    async def abort(self, reason: str) -> ConnectionLost | None:
-        """The handler failed, or answered something that is not kept: leave nothing behind. Whether its connection was
-        lost before."""
+    async def abort(self, reason: str) -> OnefoldError | None:
+        """The handler failed, or answered something that is not kept: leave nothing behind. What was found to be wrong
+        then: its connection was lost before, or it has committed by itself."""
         if self.over:
             return None
         self.over = True
@@ -351,21 +356,17 @@ class Passage:
             self.tx.end()
             return None
         release = functools.partial(self._store.release, self._ask, self._run, touched=self.tx.touched)
-        lost = None
+        found: OnefoldError | None = None
         try:
             await undo(self.tx, release, name=self.operation)
-        except TransactionMisused as error:  # the handler failed anyway: what it left is for the operator to know
+        except TransactionMisused as error:  # what it left is for the operator to know
             _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
+            found = error
         except ConnectionLost as error:
             _log.warning("%s failed (%s): %s", self.operation, reason, error)
-            lost = error
+            found = error
         tell(self._gate.listener, Released(self.operation, reason))
-        return lost
-
-    async def _abort_raised(self, raised: BaseException, status: int) -> None:
-        """Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again."""
-        _log.warning(success_not_stored(self.operation, raised, status))
-        await self.abort(type(raised).__name__)
+        return found
 
     async def _answer_of_application(self, error: Exception) -> Response | None:
         return await answered_by_application(self._gate.framework, error, self.request, self._body)

@@ -31,11 +31,11 @@ class UnkeyedStore:
     async def settle(
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
     ) -> Claim | None:
-        await (self._plain.commit(also, name=ask.operation) if keep_rows else self._plain.rollback())
+        await (self._plain.commit(also, name=ask.operation) if keep_rows else self._plain.refuse())
         return None
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
-        lost = await undoing()
+        lost = await (self._plain.refuse() if touched else undoing())
         if touched and lost is not None:
             raise ConnectionLost(lost_connection(ask)) from lost
 
