@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold._kernel.effects import Boundary, Statement
-from onefold.db.psycopg import AsyncPsycopgDatabase
+from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import TransactionMisused
 from tests.patience import PATIENCE_S
@@ -71,21 +72,54 @@ async def test_a_connection_that_is_given_back_waits_for_no_statement(address: t
         assert task.exception() is not None
 
 
-async def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
-    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+async def over_psycopg(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncPsycopgConnection]:
+    """A connection of psycopg's in the transaction of a request."""
     monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
     database = AsyncPsycopgDatabase(postgres_dsn)
-    connection = await database.acquire()
-    await connection.batch((Boundary.BEGIN,))
-    rows = connection.handle.cursor().stream("SELECT generate_series(1, 9)")
+    async with asyncio.timeout(PATIENCE_S):
+        connection = await database.acquire()
+        await connection.batch((Boundary.BEGIN, Boundary.SAVEPOINT))
+        yield connection
+        await database.close()
+
+
+@pytest.mark.parametrize("proof", [Boundary.RELEASE_SAVEPOINT, Boundary.ROLLBACK_TO_SAVEPOINT, Statement("SELECT 1")])
+async def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(
+    over_psycopg: AsyncPsycopgConnection, proof: Any
+) -> None:
+    handle = over_psycopg.handle
+    await over_psycopg.batch((proof,))  # a request that fails: the rollback comes after it
+    for sql in ("INSERT INTO thing VALUES (1)", "COMMIT"):
+        with pytest.raises(TransactionMisused, match="is over"):
+            await handle.execute(sql)
+    await over_psycopg.batch((Boundary.ROLLBACK,))
+    await over_psycopg.release()
+
+
+async def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
+    over_psycopg: AsyncPsycopgConnection,
+) -> None:
+    task = asyncio.create_task(over_psycopg.handle.execute(ENDLESS["psycopg"]))
+    await asyncio.sleep(0)
+    for step in (Boundary.RELEASE_SAVEPOINT, Boundary.ROLLBACK):
+        with pytest.raises(TransactionMisused, match="still uses"):
+            await over_psycopg.batch((step,))
+    await over_psycopg.discard()
+    assert task.done(), "its socket is another connection's by now"
+    assert isinstance(task.exception(), (psycopg.OperationalError, TransactionMisused))
+
+
+async def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
+    over_psycopg: AsyncPsycopgConnection,
+) -> None:
+    rows = over_psycopg.handle.cursor().stream("SELECT generate_series(1, 9)")
     assert await anext(rows) == (1,)
     with pytest.raises(TransactionMisused, match="still uses"):
-        await connection.fetch(Statement("SELECT 1"))
+        await over_psycopg.fetch(Statement("SELECT 1"))
     with pytest.raises(TransactionMisused, match="still uses"):
-        await connection.batch((Boundary.ROLLBACK,))
-    await connection.discard()
-    assert connection._connection.closed
+        await over_psycopg.batch((Boundary.ROLLBACK,))
+    await over_psycopg.discard()
+    assert over_psycopg._connection.closed
     with pytest.raises(TransactionMisused, match="is over"):
         await anext(rows)
-    await database.close()

@@ -144,3 +144,39 @@ def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
     with pytest.raises(TransactionMisused, match="is over"):
         next(rows)
     database.close()
+
+
+@pytest.mark.parametrize("proof", [Boundary.RELEASE_SAVEPOINT, Boundary.ROLLBACK_TO_SAVEPOINT, Statement("SELECT 1")])
+def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(proof: Any, postgres_dsn: str) -> None:
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    connection.batch((Boundary.BEGIN, Boundary.SAVEPOINT))
+    handle = connection.handle
+    connection.batch((proof,))  # a request that fails: the rollback comes after it
+    for sql in ("INSERT INTO thing VALUES (1)", "COMMIT"):
+        with pytest.raises(TransactionMisused, match="is over"):
+            handle.execute(sql)
+    connection.batch((Boundary.ROLLBACK,))
+    connection.release()
+    database.close()
+
+
+def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
+    database = PsycopgDatabase(postgres_dsn)
+    connection = database.acquire()
+    connection.batch((Boundary.BEGIN, Boundary.SAVEPOINT))
+    handle = connection.handle
+    with ThreadPoolExecutor() as pool:
+        left = pool.submit(handle.execute, "SELECT pg_sleep(3600)")
+        deadline = time.monotonic() + PATIENCE_S
+        while not handle.lock.locked():
+            assert time.monotonic() < deadline
+        for step in (Boundary.RELEASE_SAVEPOINT, Boundary.ROLLBACK):
+            with pytest.raises(TransactionMisused, match="still uses"):
+                connection.batch((step,))
+        connection.discard()
+        assert isinstance(left.exception(PATIENCE_S), (psycopg.OperationalError, TransactionMisused))
+    database.close()

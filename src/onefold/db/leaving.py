@@ -1,4 +1,4 @@
-"""Closing a connection that a thread may be inside of.
+"""The end of a handler that may have left something behind: what comes after it, and how its connection is closed.
 
 A handler may leave a thread behind, or be one whose request was cancelled: it goes on with what it was executing.
 sqlite3 and libpq crash the process when their connection is closed under it, because they free what it uses next. So
@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from onefold._kernel.effects import Boundary, Nested, Step
 from onefold.errors import TransactionMisused
 
 _log = logging.getLogger("onefold.database")
@@ -35,6 +36,14 @@ class Lock(Protocol):
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
+
+
+def is_end(steps: Sequence[Step]) -> bool:
+    """Whether these steps come after the handler: while it has the connection, all that we do there is to set and to
+    end savepoints of its own, and what it asks for by itself, which makes sure first that it is begun."""
+    if steps[0] is Boundary.BEGIN and Boundary.COMMIT not in steps and Boundary.ROLLBACK not in steps:
+        return False
+    return not all(isinstance(step, Nested) for step in steps)
 
 
 def left_inside(driver: str, patience_s: float) -> TransactionMisused:

@@ -29,7 +29,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold.db.bound import has_secrets
-from onefold.db.handed_out import C, HandedOut, check_left, check_left_by_tasks, unless_over
+from onefold.db.handed_out import C, HandedOut, check_left, check_left_by_tasks, hang_up_tasks, unless_over
 from onefold.db.own_cursors import AsyncOwnCursor, OwnCursor
 from onefold.db.pipeline import DONE, begin_of, send_bound
 from onefold.db.postgres import (
@@ -317,8 +317,8 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             await self.discard()
 
     async def discard(self) -> None:
-        self._handed_out = unless_over(self._handed_out)
         try:
+            await hang_up_tasks(self._handed_out)
             await self._connection.close()
         finally:
             await self._pool.putconn(self._connection)

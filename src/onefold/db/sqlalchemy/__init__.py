@@ -25,10 +25,9 @@ from sqlalchemy.orm import Session
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold.db.errands import Errands
-from onefold.db.leaving import PAUSE_S, TIMES
+from onefold.db.leaving import PAUSE_S, TIMES, is_end
 from onefold.db.postgres import FIND_TABLES, Place
 from onefold.db.sqlalchemy.errors import not_connected
-from onefold.db.sqlalchemy.handed_out import is_end
 from onefold.db.sqlalchemy.over_sqlite import OverSqlite
 from onefold.db.sqlalchemy.pools import PoolOfLoop, PoolOfProcess
 from onefold.db.sqlalchemy.sessions import Factory, Sessions, tx_of

@@ -13,7 +13,7 @@ tests fail when it changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Connection
 
-from onefold._kernel.effects import Boundary, Nested, Step
 from onefold.db.leaving import END_S, left_inside
 from onefold.errors import TransactionMisused
 
@@ -145,14 +144,6 @@ class _Rows:
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._cursor, name)
         return partial(self._call, attribute) if name.startswith("fetch") else attribute
-
-
-def is_end(steps: Sequence[Step]) -> bool:
-    """Whether these steps come after the handler: while it has the connection, all that we do there is to set and to
-    end savepoints of its own, and what it asks for by itself, which makes sure first that it is begun."""
-    if steps[0] is Boundary.BEGIN and Boundary.COMMIT not in steps and Boundary.ROLLBACK not in steps:
-        return False
-    return not all(isinstance(step, Nested) for step in steps)
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:

@@ -12,10 +12,10 @@ from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 
 from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
 from onefold._kernel.misuse import is_unserialized
-from onefold.db.leaving import close_when_left, hang_up
+from onefold.db.leaving import close_when_left, hang_up, is_end
 from onefold.db.postgres import LEVELS, as_ourselves, crossing, placed
 from onefold.db.sqlalchemy.errors import ENDED, mapped
-from onefold.db.sqlalchemy.handed_out import HandedOut, is_end
+from onefold.db.sqlalchemy.handed_out import HandedOut
 from onefold.db.sqlalchemy.isolation import Level
 from onefold.db.sqlalchemy.watching import let_go, take
 from onefold.errors import ConnectionLost, TransactionAborted, TransactionEnded, TransactionMisused
