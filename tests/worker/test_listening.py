@@ -6,6 +6,7 @@ Nothing here is timed: where something must come by a signal, polling is switche
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -170,6 +171,21 @@ async def test_what_a_process_tells_others_it_does_not_hear_itself(
         await until(lambda: judged == [sender, ""])
         assert heard == [1, 1]
         await teller.close()
+
+
+async def test_a_connection_that_is_listened_on_no_more_leaves_without_a_word(
+    face: AnyOnefold, postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pool of psycopg warns of connections that come back closed, and nothing was wrong."""
+    news = News()
+    async with listening(face._for_workers(), lambda: None, news=news):
+        await until(lambda: bool(news.ears))
+    await publish(face, 1)  # on the same connection, where it has gone back
+    teller = await asyncpg.connect(postgres_dsn)
+    found = await teller.fetch("SELECT 1 FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> pg_backend_pid()")
+    await teller.close()
+    assert found == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])

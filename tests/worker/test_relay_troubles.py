@@ -11,6 +11,7 @@ import pytest
 from onefold._kernel.events import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
 from onefold._kernel.messages import Confirm, Message
 from onefold.errors import BrokerError, BrokerUnavailable, ConnectionLost
+from onefold.worker import relay
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
 from tests.worker.consuming import until
 from tests.worker.test_relay import running
@@ -147,3 +148,29 @@ async def test_an_answer_that_is_no_confirm_is_an_outage_and_not_asked_for_in_a_
     sent = await stage.run((await stage.entered()).tick())
     assert (sent.confirmed, sent.failures) == ([], [])
     assert repr(confirm) in str(sent.outage)
+
+
+async def test_a_broker_that_does_not_answer_is_told_once_and_by_health(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease is renewed beside the wait, which looks healthy for as long as a broker may take."""
+    monkeypatch.setattr(relay, "STILL_S", 0.3)
+    answering = asyncio.Event()
+
+    async def wait() -> None:
+        await answering.wait()
+
+    stage.broker.before = wait
+    await stage.write(("a", "a"))
+    async with running(stage, lease_s=1.5) as relaying:
+        await until(lambda: bool(stage.broker.calls))
+        await until(lambda: relaying.idle_s > 0.9)
+        await until(lambda: "has not answered" in caplog.text)
+        answering.set()
+        await until(lambda: stage.broker.names == ["a"] and relaying.idle_s < 0.3)
+        await stage.write(("b", "b"))
+        await until(lambda: stage.broker.names == ["a", "b"])
+    told = [record.getMessage() for record in caplog.records if "answered" in record.getMessage()]
+    assert len(told) == 2
+    assert told[0].startswith("the broker has not answered for ")
+    assert told[1].startswith("the broker has answered after ")

@@ -58,18 +58,56 @@ SWEEP_EVERY_S: Final = 300.0
 #: How often a relay looks, at least, whether recurring events are due.
 FIRE_EVERY_S: Final = 30.0
 
+#: How long a broker may leave a call unanswered before the relay counts as standing still: webhooks take their time.
+STILL_S: Final = 300.0
+
 _AT_ONCE: Final = float("-inf")
 
 _log = logging.getLogger("onefold.relay")
 
 
+class _Asked:
+    """Since when the broker has not answered, while it is asked for something."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._told = False
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    def note(self) -> None:
+        """Log, once for each wait, that it takes too long."""
+        if self.waited_s > STILL_S and not self._told:
+            self._told = True
+            _log.error(
+                "the broker has not answered for %.0f s: what was sent to it waits, and the relay stands still until "
+                "it answers. Restart the process, and give the broker's client a time-out",
+                self.waited_s,
+            )
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._told:
+            _log.warning("the broker has answered after %.0f s", self.waited_s)
+        self._since, self._told = None, False
+
+
 class _Lane(BrokerLane[Any]):
     """A broker's client that is cancelled elsewhere has failed. Taken for a stop, that would end the relay."""
 
-    __slots__ = ()
+    __slots__ = ("_asked",)
+
+    def __init__(self, database: AsyncDatabase[Any], broker: Broker, asked: _Asked) -> None:
+        super().__init__(database, broker)
+        self._asked = asked
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        return await resist(super().publish(messages))
+        with self._asked:
+            return await resist(super().publish(messages))
 
 
 class Relay:
@@ -121,11 +159,14 @@ class Relay:
         self._entered = False
         self._tend_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
         self._turned_at = time.monotonic()
+        self._asked = _Asked()
 
     @property
     def idle_s(self) -> float:
-        """How many seconds ago it last looked for events, or tried whether what had paused it is over."""
-        return time.monotonic() - self._turned_at
+        """How many seconds ago it last looked for events, or tried whether what had paused it is over; or since when
+        its broker has not answered, where that is too long."""
+        waited_s = self._asked.waited_s
+        return waited_s if waited_s > STILL_S else time.monotonic() - self._turned_at
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until stopped; then finish what is in flight and hand the buckets over.
@@ -210,7 +251,8 @@ class Relay:
         beating = asyncio.create_task(self._beat(self._carrier))
         try:
             if self._refresh is not None:
-                await self._refresh()
+                with self._asked:
+                    await self._refresh()
             return await self._run(self._carrier.tick(probing="the broker" in self._pauses))
         finally:
             beating.cancel()
@@ -220,6 +262,7 @@ class Relay:
         while not carrier.buried:
             await asyncio.sleep(self._settings.lease_s / 3)
             self._turned_at = time.monotonic()
+            self._asked.note()
             with suppress(Exception):  # the tick itself will find out
                 await self._run(carrier.renew())
 
@@ -304,7 +347,7 @@ class Relay:
         return carrier
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, _Lane(self._database, self._broker))
+        return await run_async(flow, _Lane(self._database, self._broker, self._asked))
 
     async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease runs out; tell it the first time."""

@@ -23,7 +23,7 @@ from onefold._kernel.borrow import borrowing
 from onefold._kernel.catalog import qualified
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.lanes import TaskLane, ThreadLane
-from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.signals import News
 from onefold.db.processes import Process
@@ -43,6 +43,10 @@ RELISTEN_S: Final = 1.0
 
 #: How long a thread that listens waits before it sees whether it is to stop. Nothing is sent for that.
 _WAIT_S: Final = 0.1
+
+#: How long the server may take to end the listening of a session, and how long a thread that listens is waited for.
+_UNLISTEN_S: Final = 1.0
+_LEAVE_S: Final = 10.0
 
 #: How long a notifier that is closed waits for what it is just sending.
 _CLOSE_S: Final = 1.0
@@ -174,7 +178,7 @@ async def listening(
             yield
         finally:
             stop.set()
-            await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(thread.join, _LEAVE_S)
         return
     task = asyncio.create_task(ear.listen_async(database))
     try:
@@ -211,8 +215,7 @@ class _Ear:
             except Exception as error:  # a vendor's, of any kind: it only costs the hint
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:
-                with suppress(OnefoldError):
-                    await connection.discard()  # a session that listens must not go back to the pool
+                await self._let_go_async(connection)
             await asyncio.sleep(RELISTEN_S)
 
     def listen(self, database: Database[Any], stop: threading.Event) -> None:
@@ -240,8 +243,7 @@ class _Ear:
             except Exception as error:
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:
-                with suppress(OnefoldError):
-                    connection.discard()
+                self._let_go(connection)
             stop.wait(RELISTEN_S)
 
     async def _with_asyncpg(self, driver: Any) -> None:
@@ -269,10 +271,41 @@ class _Ear:
         if any(not payload or payload != self._sender for payload in payloads):
             self._hear()
 
+    async def _let_go_async(self, connection: AsyncConnection[Any]) -> None:
+        """A session that listens must not go back to its pool. psycopg's warns of one that comes back closed, as if
+        something were wrong: there it listens no more, and goes back."""
+        try:
+            if _is_psycopg(connection.handle):
+                async with asyncio.timeout(_UNLISTEN_S):
+                    await connection.handle.execute(f"UNLISTEN {self._channel}")
+                await connection.release()
+                return
+        except Exception as error:
+            _log.debug("the connection that listened for NOTIFY is closed: %s", error)
+        with suppress(OnefoldError):
+            await connection.discard()
+
+    def _let_go(self, connection: Connection[Any]) -> None:
+        """The same on a thread."""
+        try:
+            if _is_psycopg(connection.handle):
+                connection.handle.execute(f"UNLISTEN {self._channel}")
+                connection.release()
+                return
+        except Exception as error:
+            _log.debug("the connection that listened for NOTIFY is closed: %s", error)
+        with suppress(OnefoldError):
+            connection.discard()
+
     def _begin(self) -> None:
         """From here on nothing is missed; what came before is looked for once."""
         self._news.ears.add(self)
         self._hear()
+
+
+def _is_psycopg(handle: Any) -> bool:
+    """Whether it is psycopg's own connection, not inside of SQLAlchemy's."""
+    return callable(getattr(handle, "notifies", None))
 
 
 def _wait(driver: Any) -> list[str]:
