@@ -27,6 +27,15 @@ def broken():
     raise LookupError("no\\nconfiguration")
 """
 
+#: The command imports the policy's module before it runs anything: one server instead of the four of `--quick`. A policy
+#: that keeps servers busy takes ten seconds of computing on those.
+ONE_SERVER = """
+from dataclasses import replace
+from onefold.simulate import experiments
+
+experiments.QUICK = replace(experiments.QUICK, servers=(experiments.DEADLINES,))
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -53,7 +62,10 @@ def test_a_good_policy_passes_and_everything_is_written(folder: Path) -> None:
     assert not re.search(r"//|<script|<link", re.sub(r'src="data:[^"]*"', "", page))
 
 
-def test_a_metastable_policy_fails_with_what_to_change(folder: Path) -> None:
+@pytest.mark.parametrize("servers", [1, pytest.param(4, marks=pytest.mark.soak)])
+def test_a_metastable_policy_fails_with_what_to_change(folder: Path, servers: int) -> None:
+    if servers == 1:
+        (folder / "clients.py").write_text(ONE_SERVER + MODULE)
     answer = onefold("storm", "--quick", "--policy", "clients:storming", "--json", cwd=folder)
     assert answer.returncode == 1
     assert "onefold: clients:storming is metastable" in answer.stderr
@@ -64,6 +76,7 @@ def test_a_metastable_policy_fails_with_what_to_change(folder: Path) -> None:
     assert (verdict["policy"], verdict["metastable"]) == ("clients:storming", True)
     assert {finding["experiment"] for finding in verdict["findings"]} == {"stall", "overload"}
     assert {cell["policy"] for cell in found["stalls"]} == {"no retries", "onefold", "clients:storming"}
+    assert len({cell["server"] for cell in found["overloads"]}) == servers
 
 
 @pytest.mark.soak
