@@ -160,9 +160,12 @@ def test_a_batch_on_a_connection_that_was_left_in_pipeline_mode_is_refused(postg
     database = PsycopgDatabase(postgres_dsn)
     connection = database.acquire()
     connection.batch((BEGIN,))
-    with pytest.raises(TransactionMisused, match="is over"), connection.handle.pipeline():
-        with pytest.raises(StatementRefused, match="pipeline mode"):
-            connection.batch((COMMIT,))
+    with (
+        pytest.raises(TransactionMisused, match="is over"),
+        connection.handle.pipeline(),
+        pytest.raises(StatementRefused, match="pipeline mode"),
+    ):
+        connection.batch((COMMIT,))
     connection.discard()
     database.close()
 
