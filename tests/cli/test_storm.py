@@ -27,8 +27,8 @@ def broken():
     raise LookupError("no\\nconfiguration")
 """
 
-#: The command imports the policy's module before it runs anything: one server instead of the four of `--quick`. A policy
-#: that keeps servers busy takes ten seconds of computing on those.
+#: The command imports the policy's module before it runs anything: one server instead of the four of `--quick`, beside
+#: the FIFO server of the stalls. A policy that keeps servers busy takes thirteen seconds of computing on all of them.
 ONE_SERVER = """
 from dataclasses import replace
 from onefold.simulate import experiments
