@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from onefold._kernel.ports import AsyncDatabase, Broker
-from onefold.cli.options import ACTOR, BROKER, DATABASE, JSON, YES, acting, confirmed
+from onefold.cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, acting, confirmed
 from onefold.cli.pausing import pause_command, resume_command
 from onefold.cli.speaking import age, answer, printed
 from onefold.cli.targets import closed, from_target_or_addresses
@@ -25,7 +25,6 @@ app.command("resume")(resume_command)
 _TARGET = typer.Option(
     "--target", "-t", help="module:attribute of an Onefold that brings its own database and broker.", show_default=False
 )
-_NAME = typer.Argument(metavar="NAME", show_default=False)
 
 
 @app.command("list")
@@ -49,7 +48,7 @@ def list_command(
 @app.command("remove")
 def remove_command(
     context: typer.Context,
-    name: Annotated[str, _NAME],
+    name: Annotated[str, NAME],
     target: Annotated[str, _TARGET] = "",
     database: Annotated[str, DATABASE] = "",
     broker: Annotated[str, BROKER] = "",

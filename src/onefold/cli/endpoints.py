@@ -11,13 +11,11 @@ from onefold._kernel.addresses import redact
 from onefold._kernel.effects import Flow
 from onefold.brokers.endpoints import EndpointSeen, add, disable, enable, endpoints, remove
 from onefold.cli.asking import asked
-from onefold.cli.options import DATABASE, JSON, YES, acting, confirmed
+from onefold.cli.options import DATABASE, JSON, NAME, YES, acting, confirmed
 from onefold.cli.speaking import answer, moment, printed
 from onefold.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True, help="Endpoints of webhooks: list, add, disable, enable and remove them.")
-
-_NAME = typer.Argument(metavar="NAME", show_default=False)
 
 
 @app.command("list")
@@ -34,7 +32,7 @@ def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[boo
 
 @app.command("add")
 def add_command(
-    name: Annotated[str, _NAME],
+    name: Annotated[str, NAME],
     url: Annotated[str, typer.Argument(metavar="URL", show_default=False)],
     topic: Annotated[list[str], typer.Option("--topic", "-t", help="Its topics; '*' is every topic.")],
     database: Annotated[str, DATABASE] = "",
@@ -51,20 +49,20 @@ def add_command(
 
 
 @app.command("disable")
-def disable_command(name: Annotated[str, _NAME], database: Annotated[str, DATABASE] = "") -> None:
+def disable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
     """Send nothing to an endpoint. What waits for it stays in the outbox; new events are not kept for it."""
     _act(database, name, lambda dialect: disable(dialect, name, f"disabled by {acting('')}"), "disabled")
 
 
 @app.command("enable")
-def enable_command(name: Annotated[str, _NAME], database: Annotated[str, DATABASE] = "") -> None:
+def enable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
     """Send to an endpoint again. For what became a dead letter meanwhile: onefold outbox retry --destination NAME."""
     _act(database, name, lambda dialect: enable(dialect, name), "enabled")
 
 
 @app.command("remove")
 def remove_command(
-    name: Annotated[str, _NAME], database: Annotated[str, DATABASE] = "", yes: Annotated[bool, YES] = False
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", yes: Annotated[bool, YES] = False
 ) -> None:
     """Remove an endpoint. For what still waits for it: onefold outbox discard --destination NAME."""
     confirmed(f"Remove the endpoint {name}?", yes=yes)

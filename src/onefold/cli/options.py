@@ -27,6 +27,10 @@ BROKER = typer.Option(
 
 TARGET_HELP = "module:attribute of an Onefold, of an application it is installed in, or of a function that returns one."
 
+NAME = typer.Argument(metavar="NAME", show_default=False)
+
+TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
+
 JSON = typer.Option("--json", help="Print JSON.")
 
 AS_JSON_LINES = typer.Option("--json", help="Print what happens, one JSON object per line.")

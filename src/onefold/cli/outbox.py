@@ -13,7 +13,7 @@ from onefold._kernel.addresses import redact
 from onefold._kernel.effects import Flow
 from onefold.cli.asking import asked, desk
 from onefold.cli.moments import moment_of
-from onefold.cli.options import DATABASE, DATABASE_AFTER, JSON, YES, confirmed
+from onefold.cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirmed
 from onefold.cli.speaking import age, answer, printed
 from onefold.db.connect import dialect_of
 from onefold.outbox.captured import connector
@@ -22,7 +22,6 @@ from onefold.outbox.report import Chosen, Report, Stopped, cancel, discard_all, 
 app = typer.Typer(help="What waits in the outbox and why; and what to do with what is stopped.")
 
 _IDS = typer.Argument(help="Ids of stopped events; all that fit the filters, when none.", show_default=False)
-_TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
 _REASON = typer.Option("--reason", help="Whose error contains this.")
 _DESTINATION = typer.Option("--destination", help="For this endpoint only.")
 _SINCE = typer.Option(
@@ -60,7 +59,7 @@ def look(
 def list_command(
     context: typer.Context,
     database: Annotated[str, DATABASE_AFTER] = "",
-    topic: Annotated[str, _TOPIC] = "",
+    topic: Annotated[str, TOPIC] = "",
     reason: Annotated[str, _REASON] = "",
     destination: Annotated[str, _DESTINATION] = "",
     since: Annotated[str, _SINCE] = "",
@@ -84,7 +83,7 @@ def retry_command(
     context: typer.Context,
     ids: Annotated[list[str] | None, _IDS] = None,
     database: Annotated[str, DATABASE_AFTER] = "",
-    topic: Annotated[str, _TOPIC] = "",
+    topic: Annotated[str, TOPIC] = "",
     reason: Annotated[str, _REASON] = "",
     destination: Annotated[str, _DESTINATION] = "",
     since: Annotated[str, _SINCE] = "",
@@ -103,7 +102,7 @@ def discard_command(
     context: typer.Context,
     ids: Annotated[list[str] | None, _IDS] = None,
     database: Annotated[str, DATABASE_AFTER] = "",
-    topic: Annotated[str, _TOPIC] = "",
+    topic: Annotated[str, TOPIC] = "",
     reason: Annotated[str, _REASON] = "",
     destination: Annotated[str, _DESTINATION] = "",
     since: Annotated[str, _SINCE] = "",

@@ -7,15 +7,13 @@ from typing import Annotated
 import typer
 
 from onefold.cli.asking import asked
-from onefold.cli.options import ACTOR, DATABASE, acting
+from onefold.cli.options import ACTOR, DATABASE, NAME, acting
 from onefold.errors import ConfigurationError
 from onefold.inbox.pausing import pause, resume
 
-_NAME = typer.Argument(metavar="NAME", show_default=False)
-
 
 def pause_command(
-    name: Annotated[str, _NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
 ) -> None:
     """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
     at the broker."""
@@ -25,7 +23,7 @@ def pause_command(
 
 
 def resume_command(
-    name: Annotated[str, _NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
 ) -> None:
     """Have a consumer go on that was paused."""
     if not asked(database, lambda dialect: resume(dialect, name, acting(actor))):

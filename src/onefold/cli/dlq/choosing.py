@@ -12,7 +12,6 @@ from onefold.errors import ConfigurationError
 from onefold.inbox.letters import LetterView, listed, tallied
 
 CONSUMER = typer.Option("--consumer", "-c", help="Whose letters. May be left out where only one consumer has any.")
-TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
 REASON = typer.Option("--reason", help="Whose reason contains this.")
 SINCE = typer.Option("--since", help="Died at this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d.")
 UNTIL = typer.Option("--until", help="Died before this time.")

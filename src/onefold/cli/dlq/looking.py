@@ -14,13 +14,12 @@ from onefold.cli.dlq.choosing import (
     CONSUMER,
     REASON,
     SINCE,
-    TOPIC,
     UNTIL,
     consumers_with_letters,
     letter_of,
 )
 from onefold.cli.moments import moment_of
-from onefold.cli.options import DATABASE, JSON
+from onefold.cli.options import DATABASE, JSON, TOPIC
 from onefold.cli.speaking import answer, harmless, moment, printed
 from onefold.errors import ConfigurationError
 from onefold.inbox.letters import LetterView, summed_up, tallied

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from onefold.cli.asking import Desk, asked, desk
-from onefold.cli.dlq.choosing import CONSUMER, REASON, SINCE, TOPIC, UNTIL, consumer_of
+from onefold.cli.dlq.choosing import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold.cli.moments import moment_of
-from onefold.cli.options import ACTOR, DATABASE, JSON, acting
+from onefold.cli.options import ACTOR, DATABASE, JSON, TOPIC, acting
 from onefold.cli.speaking import answer, moment, printed, say
 from onefold.inbox.model import DAY_S
 from onefold.inbox.redrive import LETTERS_MAX, Filter, Job, Preview, audited, cancel, job_of, preview, redrive

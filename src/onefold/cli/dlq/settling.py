@@ -9,9 +9,9 @@ import typer
 
 from onefold._kernel.effects import Flow
 from onefold.cli.asking import desk
-from onefold.cli.dlq.choosing import CONSUMER, REASON, SINCE, TOPIC, UNTIL, consumer_of
+from onefold.cli.dlq.choosing import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold.cli.moments import moment_of
-from onefold.cli.options import ACTOR, DATABASE, JSON, YES, acting, confirmed
+from onefold.cli.options import ACTOR, DATABASE, JSON, TOPIC, YES, acting, confirmed
 from onefold.cli.speaking import answer
 from onefold.inbox.redrive import Filter, discard, discard_all, resume_at, skip
 
