@@ -43,6 +43,16 @@ _NO_SUBSCRIPTIONS = _NOT_ATTACHED | {
     "what_waits_for_a_consumer_is_counted",
     "a_consumer_that_was_removed_keeps_nothing_and_the_others_keep_theirs",
 }
+#: What needs a broker that has patterns of topics, and what needs one that has none.
+_NO_PATTERNS = frozenset(
+    {
+        "a_pattern_gets_the_topics_it_stands_for_and_no_others",
+        "what_several_patterns_of_a_consumer_stand_for_comes_once",
+        "a_consumer_that_comes_back_with_a_pattern_gets_what_that_stands_for",
+        "a_pattern_and_a_topic_that_it_stands_for_are_given_up_each_alone",
+    }
+)
+_PATTERNS = frozenset({"a_pattern_is_refused_and_named"})
 #: What needs a server that keeps something over a kill.
 _NO_DISK = frozenset(
     {
@@ -57,21 +67,26 @@ BROKERS: dict[str, Entry] = {
         subject=kafka_subject,
         server="kafka",
         mortal=PrivateKafka,
-        leaves_out=_NO_LEASE | _NO_DEDUP | _NO_DISK | _NO_SUBSCRIPTIONS,
+        leaves_out=_NO_LEASE | _NO_DEDUP | _NO_DISK | _NO_SUBSCRIPTIONS | _NO_PATTERNS,
     ),
     "local-postgres": Entry(
-        subject=local_on_postgres, server="postgres", leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED
+        subject=local_on_postgres, server="postgres", leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED | _PATTERNS
     ),
-    "local-sqlite": Entry(subject=local_on_sqlite, leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED),
-    "nats": Entry(subject=nats_subject, server="nats", mortal=PrivateNats, leaves_out=_NOT_ATTACHED),
-    "valkey": Entry(subject=redis_subject, server="valkey", mortal=PrivateValkey, leaves_out=_NO_DEDUP | _NOT_ATTACHED),
+    "local-sqlite": Entry(subject=local_on_sqlite, leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED | _PATTERNS),
+    "nats": Entry(subject=nats_subject, server="nats", mortal=PrivateNats, leaves_out=_NOT_ATTACHED | _PATTERNS),
+    "valkey": Entry(
+        subject=redis_subject,
+        server="valkey",
+        mortal=PrivateValkey,
+        leaves_out=_NO_DEDUP | _NOT_ATTACHED | _NO_PATTERNS,
+    ),
     "rabbitmq": Entry(
-        subject=rabbitmq_subject("quorum"), server="rabbitmq", leaves_out=_NO_LEASE | _NO_DEDUP | _NO_LIMIT
+        subject=rabbitmq_subject("quorum"), server="rabbitmq", leaves_out=_NO_LEASE | _NO_DEDUP | _NO_LIMIT | _PATTERNS
     ),
     "rabbitmq-classic": Entry(
         subject=rabbitmq_subject("classic"),
         server="rabbitmq",
         mortal=PrivateRabbitmq,
-        leaves_out=_NO_LEASE | _NO_DEDUP | _NO_LIMIT,
+        leaves_out=_NO_LEASE | _NO_DEDUP | _NO_LIMIT | _PATTERNS,
     ),
 }

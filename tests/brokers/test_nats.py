@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import nats as client_library
@@ -13,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
 
 from onefold._kernel.messages import Message
-from onefold.brokers.nats import NatsBroker, NatsSubscription
+from onefold.brokers.nats import NatsBroker, NatsSubscription, durables
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateNats
 from tests.patience import PATIENCE_S
@@ -234,6 +235,20 @@ async def test_what_every_consumer_has_acknowledged_is_trimmed_and_nothing_else(
         assert await trimmed_by(shipping, jetstream, stream, 0) == 1
 
 
+async def test_what_consumers_of_patterns_have_acknowledged_is_trimmed_when_no_other_pattern_has_it(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext
+) -> None:
+    async with opened(nats, stream, duplicate_window_s=0.1) as broker:
+        audit = await broker.subscribe("audit", ["order.*", "order.placed"])
+        paid = await broker.subscribe("paid", ["*.paid"])
+        await broker.subscribe("others", ["refund.>"])
+        await broker.publish([message(topic=topic) for topic in ("order.placed", "order.paid", "refund.paid.late")])
+        await audit.ack(await audit.receive(100, 5.0))
+        assert await trimmed_by(audit, jetstream, stream, 2) == 3, "*.paid may be about any of them"
+        await paid.ack(await paid.receive(100, 5.0))
+        assert await trimmed_by(audit, jetstream, stream, 1) == 1, "refund.> is of no interest for order.*"
+
+
 async def test_what_a_consumer_waits_for_that_subscribed_meanwhile_is_not_trimmed(
     nats: PrivateNats, stream: str, jetstream: JetStreamContext
 ) -> None:
@@ -317,3 +332,89 @@ def test_settings_out_of_range_are_named(settings: dict[str, Any], named: str) -
     with pytest.raises(ConfigurationError) as refusal:
         NatsBroker("nats://127.0.0.1", **settings)
     assert named in str(refusal.value)
+
+
+async def subjects_of(jetstream: JetStreamContext, stream: str) -> set[str]:
+    config = (await jetstream.consumer_info(stream, "billing")).config
+    return {subject.removeprefix(f"{stream}.") for subject in config.filter_subjects or [config.filter_subject or ""]}
+
+
+@asynccontextmanager
+async def held_up(broker: NatsBroker, verb: str) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """A broker that stops between what it reads of a durable and what it makes of that, until it may go on, or for a
+    moment: another one may be made to wait for it."""
+    jetstream = (await broker.link()).jetstream
+    reached, going_on = asyncio.Event(), asyncio.Event()
+    change = getattr(jetstream, verb)
+
+    async def pause() -> None:
+        reached.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(going_on.wait(), 0.3)
+
+    async def wait(*arguments: Any) -> Any:
+        if verb != "consumer_info":
+            await pause()
+            return await change(*arguments)
+        try:
+            return await change(*arguments)
+        finally:
+            await pause()
+
+    setattr(jetstream, verb, wait)
+    yield reached, going_on
+    setattr(jetstream, verb, change)
+
+
+@pytest.mark.parametrize(("had", "verb"), [(["orders"], "add_consumer"), ([], "consumer_info")])
+async def test_two_processes_that_add_topics_at_once_take_none_from_each_other(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext, had: list[str], verb: str
+) -> None:
+    async with opened(nats, stream) as first, opened(nats, stream) as second:
+        if had:
+            await first.subscribe("billing", had)
+        async with held_up(first, verb) as (reached, going_on), asyncio.TaskGroup() as group:
+            group.create_task(first.subscribe("billing", ["orders", "payments"]))
+            await reached.wait()
+            await second.subscribe("billing", ["orders", "refunds"])
+            going_on.set()
+    assert await subjects_of(jetstream, stream) == {"orders", "payments", "refunds"}
+
+
+@pytest.mark.parametrize(
+    ("topics", "verb"), [(["orders", "payments"], "add_consumer"), (["orders"], "delete_consumer")]
+)
+async def test_a_topic_that_is_added_while_another_is_dropped_stays(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext, topics: list[str], verb: str
+) -> None:
+    async with opened(nats, stream) as first, opened(nats, stream) as second:
+        await first.subscribe("billing", topics)
+        async with held_up(first, verb) as (reached, going_on), asyncio.TaskGroup() as group:
+            group.create_task(first.unsubscribe("billing", ["orders"]))
+            await reached.wait()
+            await second.subscribe("billing", ["refunds"])
+            going_on.set()
+    assert await subjects_of(jetstream, stream) == {"refunds", *topics[1:]}
+
+
+async def test_who_died_while_changing_a_consumer_keeps_nobody_from_it(
+    nats: PrivateNats, stream: str, jetstream: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold.brokers.nats.durables.LOCK_S", 0.3)
+    locked = asyncio.Event()
+
+    async def hold(broker: NatsBroker) -> None:
+        async with durables.alone(broker, await broker.link(), "billing"):
+            locked.set()
+            await asyncio.Event().wait()
+
+    async with opened(nats, stream) as broker, opened(nats, stream) as other:
+        await broker.subscribe("billing", ["orders"])
+        held = asyncio.create_task(hold(other))
+        await locked.wait()
+        await other.close()  # no more is heard of it
+        assert [seen.consumer for seen in await broker.subscriptions([])] == ["billing"], "the lock is no consumer"
+        await broker.subscribe("billing", ["payments"])
+        with pytest.raises(TimeoutError):
+            await held
+    assert await subjects_of(jetstream, stream) == {"orders", "payments"}

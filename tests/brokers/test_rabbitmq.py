@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +17,9 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from onefold._kernel.messages import Confirm, Delivery, Message
+from onefold._kernel.topics import matches
 from onefold.brokers.rabbitmq import RabbitBroker, RabbitSubscription
+from onefold.brokers.rabbitmq_queue import binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateRabbitmq
 from tests.patience import PATIENCE_S
@@ -284,6 +288,16 @@ async def test_a_broker_that_is_closed_connects_no_more_until_it_is_opened(made:
         await broker.subscribe("billing", ["orders"])
     await broker.open()
     assert await broker.publish([message()]) == [None]
+
+
+def test_a_pattern_is_bound_as_an_exchange_of_topics_reads_it() -> None:
+    """There `*` is one word, and `#` none or more."""
+    topics = [".".join(words) for length in range(1, 5) for words in itertools.product("ab", repeat=length)]
+    for pattern in ("a", "a.b", "a.*", "*.b", "a.>", "*.>", "a.*.>", "*", ">"):
+        expression = re.escape(binding_key(pattern)).replace(r"\.\#", r"(\.[^.]+)*").replace(r"\*", "[^.]+")
+        bound = [topic for topic in topics if re.fullmatch(expression, topic)]
+        assert bound == [topic for topic in topics if matches(pattern, topic)], pattern
+    assert binding_key("a.>") == "a.*.#"
 
 
 async def test_a_consumer_needs_a_name_and_topics() -> None:

@@ -216,6 +216,19 @@ async def test_a_topic_goes_to_its_endpoints_and_one_without_any_is_refused() ->
     assert sorted(url for _, url, _, _ in endpoint.asked) == ["https://a.example/", "https://b.example/"]
 
 
+async def test_a_pattern_of_topics_has_endpoints_and_each_gets_a_message_once() -> None:
+    endpoint = Endpoint()
+    urls = {"order.*": ["https://a.example/", "https://b.example/"], "order.>": "https://a.example/", "*": "https://c/"}
+    broker = WebhookBroker(urls, secret=SECRET, sender=endpoint)
+    for topic in ("order.paid", "order.paid.late", "orders"):
+        assert await broker.publish([Message(id="2", source="shop", topic=topic, data=b"")]) == [None]
+    asked = [url for _, url, _, _ in endpoint.asked]
+    assert sorted(asked[:3]) == ["https://a.example/", "https://b.example/", "https://c/"]
+    assert sorted(asked[3:]) == ["https://a.example/", "https://c/", "https://c/"]
+    with pytest.raises(ConfigurationError, match="topic 'order>' of an endpoint is no topic"):
+        WebhookBroker({"order>": URL}, secret=SECRET)
+
+
 async def test_of_several_endpoints_the_one_that_may_still_come_right_decides() -> None:
     async def answers(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> Answer:
         return Answer(status={"a": 200, "b": 404, "c": 503}[url[8]], headers={})

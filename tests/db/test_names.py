@@ -42,7 +42,7 @@ TYPES = (
     "bytea", "text", "bigint", "integer", "smallint", "numeric", "timestamp with time zone", "interval", "oid", "name",
     "boolean", "double precision",
 )  # fmt: skip
-OPERATORS = ("=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", ">>", "&")
+OPERATORS = ("=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", ">>", "&", "~")
 PATHS = {"as it is": '"$user", public', "with pg_catalog last": "public, pg_catalog"}
 
 _STRANGER = "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'a stranger''s code runs as %', current_user; END $$"

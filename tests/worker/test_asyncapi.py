@@ -173,6 +173,28 @@ def test_topics_whose_names_differ_in_a_dot_only_are_two_channels(sqlite_path: P
     once.close()
 
 
+def test_a_pattern_is_an_address_with_parameters(sqlite_path: Path) -> None:
+    once = Onefold(sqlite_path, source="shop")
+
+    @once.consumer("audit", topic=("order.*.paid", "refund.>", ">"))
+    def audit(order: Order) -> None: ...
+
+    document = once.asyncapi()
+    read(document)
+    channels = {each["address"]: each for each in document["channels"].values()}
+    assert list(channels) == ["order.{token2}.paid", "refund.{rest}", "{rest}"]
+    assert channels["order.{token2}.paid"]["description"] == "All topics that match the pattern order.*.paid."
+    assert channels["order.{token2}.paid"]["parameters"] == {
+        "token2": {"description": "Any one token: * in the pattern order.*.paid."}
+    }
+    assert list(channels["refund.{rest}"]["parameters"]) == ["rest"]
+    assert [each["name"] for each in document["components"]["messages"].values()] == ["order.*.paid", "refund.>", ">"]
+    assert all(resolved(document, each) for each in references(document))
+    with pytest.raises(MessageInvalid, match=r"'order\.\*' is a pattern, with which consumers subscribe"):
+        once.publishes("order.*")
+    once.close()
+
+
 def test_what_cannot_be_declared_is_refused(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path)
     once.publishes("order.placed")

@@ -223,7 +223,7 @@ async def test_what_the_old_release_had_goes_with_its_last_process(
         new = place.running("orders")
         process = await new.__aenter__()
     try:
-        await until(lambda: "payments" in process._former)  # and unsubscribed, which comes first
+        await until(lambda: "payments" in process._ended)  # and unsubscribed, which comes first
         await place.publish("payments", "orders")
         await until(lambda: "orders" in place.handled)
         assert place.handled == ["orders"]

@@ -150,6 +150,15 @@ class Broker(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class MatchesPatterns(Protocol):
+    """A broker whose consumers may subscribe to patterns of topics: see `_kernel/topics.py` for what they stand for. A
+    message that several patterns of a consumer stand for comes to it once, and with the topic that it was sent to."""
+
+    @property
+    def matches_patterns(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSeen:
     """What a broker keeps for a consumer, whether a process of it is running or not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from onefold._kernel.addresses import redact
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.signals import News
+from onefold._kernel.topics import refuse_patterns
 from onefold.brokers.local import LEASE_S, Awaited, LocalBroker
 from onefold.errors import ConfigurationError
 
@@ -34,6 +35,14 @@ _ADAPTERS: Final = {
     "kafka": ("kafka", "KafkaBroker", "kafka"),
 }
 
+#: Those that know a topic by its whole name only.
+_WITHOUT_PATTERNS: Final = {
+    "kafka": "Kafka",
+    "redis": "Redis",
+    "rediss": "Redis",
+    "valkey": "Redis",
+    "valkeys": "Redis",
+}
 
 #: What the clients call these schemes.
 _CLIENT_NAMES: Final = {"kafka": "", "valkey": "redis://", "valkeys": "rediss://"}
@@ -48,6 +57,13 @@ def check_broker(given: object) -> None:
             f"broker={type(given).__qualname__}(...) is no address and cannot be called: give 'local', an address as "
             "in 'nats://localhost:4222', or a function that makes a broker (lambda: NatsBroker(...))"
         )
+
+
+def check_patterns(given: BrokerGiven | None, consumer: str, topics: Iterable[str]) -> None:
+    """Refuse patterns of topics where the address says that the broker has none. One that a function makes is asked
+    when the consumer starts."""
+    if isinstance(given, str) and (name := _WITHOUT_PATTERNS.get(_address(given).scheme)) is not None:
+        refuse_patterns(name, consumer, topics)
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ from confluent_kafka import Message as Record
 
 from onefold._kernel.addresses import redact
 from onefold._kernel.messages import Confirm, Message, write
+from onefold._kernel.topics import refuse_patterns
 from onefold.brokers.kafka_group import PREFIX, PROBE_S, SLICE_S, Health, KafkaSubscription, ask, made
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.policy.ranges import require
@@ -149,6 +150,7 @@ class KafkaBroker:
             )
         if not topics:
             raise ConfigurationError(f"consumer={consumer!r} has no topics: name those it shall get")
+        refuse_patterns("Kafka", consumer, topics)
         if self._closed:
             raise _over()
         subscription = KafkaSubscription(

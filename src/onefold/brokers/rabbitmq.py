@@ -33,7 +33,7 @@ from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.ports import SubscriptionSeen
 from onefold.brokers.addresses import check_address
 from onefold.brokers.rabbitmq_line import PORTS, Line, declare_exchange, end, said, translated
-from onefold.brokers.rabbitmq_queue import PREFIX, QueueType, RabbitSubscription
+from onefold.brokers.rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
 from onefold.policy.ranges import require
 
@@ -42,6 +42,8 @@ __all__ = ["QueueType", "RabbitBroker", "RabbitSubscription"]
 
 class RabbitBroker:
     """A vhost of a RabbitMQ, named by its URL: amqp(s)://user:password@host/vhost."""
+
+    matches_patterns = True
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class RabbitBroker:
         async with self._channel(f"unsubscribing {consumer!r}") as channel:
             queue = await channel.declare_queue(self._queue(consumer), passive=True)
             for topic in topics:
-                await queue.unbind(self._exchange_name, topic)
+                await queue.unbind(self._exchange_name, binding_key(topic))
 
     async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
         """AMQP lists neither queues nor what is bound to one; how long a queue is, it tells."""

@@ -16,6 +16,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.abc import AbstractChannel as Channel
 
 from onefold._kernel.messages import Delivery, Origin, received
+from onefold._kernel.topics import MORE
 from onefold.brokers.rabbitmq_line import UNFIT, Line, declare_exchange, end, said, translated
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
@@ -107,7 +108,7 @@ class RabbitSubscription:
                 "empty, choose its queue_type, or choose another queue_prefix"
             ) from error
         for topic in self._topics:
-            await queue.bind(exchange, topic)
+            await queue.bind(exchange, binding_key(topic))
         feed = _Feed(await channel.get_underlay_channel())
         feed.channel.on_consumer_cancel_callbacks.add(lambda _: feed.end("RabbitMQ has ended the delivery"))
         channel.close_callbacks.add(lambda _, error: feed.end(said(error)))
@@ -177,6 +178,11 @@ class RabbitSubscription:
             self._feed.end("it was closed")
         if channel is not None:
             await end(channel)
+
+
+def binding_key(topic: str) -> str:
+    """A topic, or pattern, as an exchange has it: `*` means the same, `#` is none or more."""
+    return f"{topic.removesuffix(MORE)}*.#" if topic.endswith(MORE) else topic
 
 
 def _by_feed(deliveries: Sequence[Delivery]) -> dict[_Feed, set[int]]:

@@ -28,6 +28,7 @@ from redis.exceptions import RedisError, ResponseError
 from onefold._kernel.addresses import redact
 from onefold._kernel.messages import Confirm, Message, name_apart, write
 from onefold._kernel.ports import SubscriptionSeen
+from onefold._kernel.topics import refuse_patterns
 from onefold.brokers.addresses import check_address
 from onefold.brokers.redis_group import DATA, RedisSubscription, is_final
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
@@ -128,6 +129,7 @@ class RedisBroker:
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> RedisSubscription:
         if not topics:
             raise ConfigurationError(f"{consumer!r} cannot subscribe to no topics")
+        refuse_patterns("Redis", consumer, topics)
         subscription = RedisSubscription(self, consumer, {self.key(topic): topic for topic in topics})
         await subscription.prepare()
         return subscription

@@ -34,7 +34,9 @@ def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[boo
 def add_command(
     name: Annotated[str, NAME],
     url: Annotated[str, typer.Argument(metavar="URL", show_default=False)],
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Its topics; '*' is every topic.")],
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", help="Its topics, or patterns (order.*, order.>); '*' is every topic.")
+    ],
     database: Annotated[str, DATABASE] = "",
     secret: Annotated[
         str,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from onefold._kernel.topics import MORE, ONE, is_pattern
 from onefold.brokers.connect import BrokerGiven
 from onefold.errors import ConfigurationError
 from onefold.inbox.model import Consumer
@@ -116,7 +117,8 @@ def describe(
         document["servers"] = {"broker": server}
     document["defaultContentType"] = "application/json"
     document["channels"] = {
-        each.channel: {"address": each.topic, "messages": _messages_of(each.channel, operations)} for each in operations
+        each.channel: {**_address(each.topic), "messages": _messages_of(each.channel, operations)}
+        for each in operations
     }
     document["operations"] = {each.name: _operation(each) for each in operations}
     document["components"] = {
@@ -145,6 +147,25 @@ def _operation(each: _Operation) -> dict[str, Any]:
     return written | ({"description": each.description} if each.description else {})
 
 
+def _address(topic: str) -> dict[str, Any]:
+    """Where a channel is. A pattern is an address with a parameter for each of its wildcards."""
+    if not is_pattern(topic):
+        return {"address": topic}
+    tokens = topic.split(".")
+    parameters: dict[str, Any] = {}
+    for index, token in enumerate(tokens):
+        if token in (ONE, MORE):
+            name = f"token{index + 1}" if token == ONE else "rest"
+            means = "one token" if token == ONE else "one or more tokens, divided by dots"
+            parameters[name] = {"description": f"Any {means}: {token} in the pattern {topic}."}
+            tokens[index] = f"{{{name}}}"
+    return {
+        "address": ".".join(tokens),
+        "description": f"All topics that match the pattern {topic}.",
+        "parameters": parameters,
+    }
+
+
 def _messages_of(channel: str, operations: Sequence[_Operation]) -> dict[str, Any]:
     names = {each.message: None for each in operations if each.channel == channel}
     return {name: {"$ref": f"#/components/messages/{name}"} for name in names}
@@ -154,7 +175,8 @@ def _message(each: _Operation, schema: dict[str, Any] | None) -> dict[str, Any]:
     written: dict[str, Any] = {
         "name": each.topic,
         "contentType": "application/json",
-        "description": f"A CloudEvent (1.0) of the type {each.topic}.",
+        "description": f"A CloudEvent (1.0) of {'a type that matches' if is_pattern(each.topic) else 'the type'} "
+        f"{each.topic}.",
     }
     return written | ({"payload": schema} if schema is not None else {})
 

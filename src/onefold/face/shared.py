@@ -20,7 +20,7 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.signals import News
 from onefold._kernel.transaction import Sessions, Transaction
 from onefold._kernel.typos import refuse_unknown
-from onefold.brokers.connect import BrokerGiven, broker_of, check_broker
+from onefold.brokers.connect import BrokerGiven, broker_of, check_broker, check_patterns
 from onefold.brokers.local import LocalBroker
 from onefold.brokers.local.sql import CHANNEL as DELIVERIES
 from onefold.errors import ConfigurationError, ProgrammerError
@@ -219,6 +219,7 @@ class Face(RecurringEvents, Described, Generic[D]):
                         "share their messages. Give each a name of its own, or one handler both topics"
                     )
             self._check_session(consumer)
+            check_patterns(self._broker, name, topics)
             self._consumers.append(consumer)
             return function
 

@@ -4,7 +4,8 @@ Theory of operation. Each process of a consumer has a row: its topics, when it s
 is wanted while a process that is alive has it, or the one that was started last. So in a rolling deployment, where old
 and new run side by side, neither takes a topic from the other: one that the new release has added is wanted from its
 first start on, also if that process dies; one that it has dropped goes with the last process of the old release. What
-is no longer wanted is `former`: it is unsubscribed, and what still comes of it is acknowledged and not handled.
+is no longer wanted is `former`: it is unsubscribed, and what still comes of it is kept as dead letters. Topics may be
+patterns, which are kept and given up as they are written; whether a message is wanted is asked of all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
+from onefold._kernel.topics import matches_any
 from onefold.inbox.sql import STATEMENTS
 
 #: How often a process says that it is there, and after how long without that it counts as dead.
@@ -54,20 +56,31 @@ class Standing:
     outdated: tuple[str, ...]
     """Processes that are gone and of which nothing need be remembered."""
 
+    def drops(self, topic: str | None) -> bool:
+        """Whether messages of the topic were wanted, and are no longer."""
+        return topic is not None and matches_any(self.former, topic) and not matches_any(self.wanted, topic)
+
+
+NOTHING: Final = Standing(wanted=frozenset(), former=frozenset(), outdated=())
+
 
 def judge(members: Sequence[Member]) -> Standing:
     """What is wanted: the topics of those that are alive, and of the one that was started last."""
     if not members:
-        return Standing(wanted=frozenset(), former=frozenset(), outdated=())
+        return NOTHING
     latest = max(members, key=lambda member: (member.started_ms, member.process))
     wanted = frozenset[str]().union(*(member.topics for member in members if member.alive or member is latest))
     former = frozenset[str]().union(*(member.topics for member in members)) - wanted
     outdated = tuple(
         member.process
         for member in members
-        if not (member.alive or member is latest) and (member.topics <= wanted or member.seen_s > FORMER_S)
+        if not (member.alive or member is latest) and (_covered(member.topics, wanted) or member.seen_s > FORMER_S)
     )
     return Standing(wanted=wanted, former=former, outdated=outdated)
+
+
+def _covered(topics: Collection[str], wanted: Collection[str]) -> bool:
+    return all(matches_any(wanted, topic) for topic in topics)
 
 
 async def register(dialect: str, consumer: str, process: str, topics: Collection[str]) -> None:

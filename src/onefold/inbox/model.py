@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from onefold._kernel.effects import Isolation, checked_isolation
-from onefold._kernel.messages import TOPIC, Delivery
+from onefold._kernel.messages import Delivery
+from onefold._kernel.topics import find_fault, matches_any
 from onefold.errors import ConfigurationError
 from onefold.inbox.final import checked_classes
 from onefold.inbox.signature import PayloadOf, Signature, kind_of, no_payloads, read_handler
@@ -31,6 +32,7 @@ class Consumer:
 
     name: str
     topics: tuple[str, ...]
+    """Topics, and patterns of topics (`order.*`, `order.>`). What several of them stand for is handled once."""
     handler: Callable[..., Any]
     """`handler(message)`, `handler(message, tx)` and more, as its parameters are annotated: see `signature.py`. Sync or
     async; with `batch` it gets a list of messages."""
@@ -69,11 +71,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         checked_name(self.name)
-        if type(self.topics) is not tuple or not self.topics or not all(map(_is_topic, self.topics)):
-            raise ConfigurationError(
-                f"consumer {self.name!r} has topics={self.topics!r}; a topic is 1 to 200 letters, digits, dots, "
-                "dashes and underscores, like 'order.placed', and begins with a letter or a digit"
-            )
+        self._check_topics()
         if self.order not in ("none", "strict", "latest"):
             raise ConfigurationError(
                 f"consumer {self.name!r} has order={self.order!r}; choose 'none' (each message once, in any order), "
@@ -99,6 +97,10 @@ class Consumer:
         object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "is_async", signature.kind == "async")
 
+    def wants(self, topic: str) -> bool:
+        """Whether messages of this topic are for it."""
+        return matches_any(self.topics, topic)
+
     @property
     def backoff(self) -> Backoff:
         return Backoff(transient_base_s=self.retry_base_s, throttled_base_s=self.retry_cap_s, cap_s=self.retry_cap_s)
@@ -117,6 +119,13 @@ class Consumer:
     def check_redelivery(self, redelivery_s: float) -> None:
         """Refuse a ledger that forgets before the broker does."""
         self._check_retention("the broker may deliver a message again for", redelivery_s, "the broker's retention")
+
+    def _check_topics(self) -> None:
+        given = self.topics if type(self.topics) is tuple and self.topics else (None,)
+        for fault, topic in ((find_fault(topic), topic) for topic in given):
+            if fault is not None:
+                named = f"topics={self.topics!r}" if topic is None else f"the topic {topic!r}"
+                raise ConfigurationError(f"consumer {self.name!r} has {named}: {fault}")
 
     def _check_ranges(self) -> None:
         where = f"consumer {self.name!r}: "
@@ -138,10 +147,6 @@ class Consumer:
                 f"consumer {self.name!r} remembers for retention_s={self.retention_s:.12g} what it handled, but {what} "
                 f"{seconds:.12g} s: in between a message could be handled twice. Raise retention_s, or lower {setting}"
             )
-
-
-def _is_topic(topic: object) -> bool:
-    return isinstance(topic, str) and TOPIC.fullmatch(topic) is not None
 
 
 def checked_name(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onefold._kernel.messages import Delivery, read_again
+from onefold._kernel.topics import is_pattern
 from onefold.inbox.model import Consumer
 from onefold.inbox.parcel import Parcel, reason_of, received
 
@@ -34,7 +35,7 @@ def reread(consumer: Consumer, parcel: Parcel) -> Parcel:
     """A parcel without a message, read by what the consumer knows today. An earlier release kept no origin: where the
     consumer has one topic, that is what it came for."""
     origin = parcel.origin
-    if not origin.topic and len(consumer.topics) == 1:
+    if not origin.topic and len(consumer.topics) == 1 and not is_pattern(consumer.topics[0]):
         origin = replace(origin, topic=consumer.topics[0])
     delivery = Delivery(data=parcel.data, headers=parcel.headers, origin=origin, problem=parcel.problem)
     found = received(identify(consumer, read_again(delivery)))

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Final
 from uuid import UUID
 
-from onefold._kernel.messages import TOPIC
+from onefold._kernel.topics import TOPIC, is_pattern
 from onefold.errors import ConfigurationError, MessageInvalid
 from onefold.outbox.schema import BUCKETS
 
@@ -67,6 +67,11 @@ def checked_source(source: str) -> str:
 
 def checked_topic(topic: str) -> str:
     given: object = topic
+    if isinstance(given, str) and is_pattern(topic):
+        raise MessageInvalid(
+            f"topic {topic!r} is a pattern, with which consumers subscribe; an event is published to one topic, for "
+            "example 'order.placed'"
+        )
     if not isinstance(given, str) or not TOPIC.fullmatch(topic):
         raise MessageInvalid(
             f"topic {topic!r} must be letters, digits, '.', '_' and '-', at most 200, for example 'order.placed'"

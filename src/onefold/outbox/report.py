@@ -14,6 +14,7 @@ from typing import Final
 
 from onefold._kernel.borrow import borrowing
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Value
+from onefold._kernel.topics import is_pattern, matches_any
 from onefold.errors import ConfigurationError
 from onefold.outbox.sql import STATEMENTS
 from onefold.policy.ranges import require
@@ -140,9 +141,17 @@ async def retry_all(dialect: str, chosen: Chosen) -> int:
 
 
 async def retry_topics(dialect: str, topics: Sequence[str]) -> int:
-    """Try what these topics have stopped now, dead letters too: the reason of the refusal may be gone. Not what was at
-    hand when relays died."""
-    return await borrowing(lambda: _count(STATEMENTS[dialect].retry_topics(topics)))
+    """Try what these topics, or patterns, have stopped now, dead letters too: the reason of the refusal may be gone.
+    Not what was at hand when relays died."""
+    sql = STATEMENTS[dialect]
+
+    async def work() -> int:
+        named = {topic for topic in topics if not is_pattern(topic)}
+        if len(named) < len(topics):
+            named |= {topic for (topic,) in await Fetch(sql.stopped_topics()) if matches_any(topics, topic)}
+        return await _count(sql.retry_topics(sorted(named)))
+
+    return await borrowing(work)
 
 
 async def discard(dialect: str, ids: Sequence[str]) -> int:

@@ -118,7 +118,7 @@ class _Broker:
 
     async def _handle(self, message: Message, lane: Any) -> None:
         for inbox in self._inboxes.values():
-            if message.topic not in inbox.consumer.topics:
+            if not inbox.consumer.wants(message.topic):
                 continue
             delivery = inbox.read(Delivery(data=message.data, headers=write(message), message=message))
             errors = len(self._errors)

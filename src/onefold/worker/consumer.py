@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from onefold._kernel.events import Listener
-from onefold._kernel.ports import AsyncDatabase, Broker
+from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
+from onefold._kernel.topics import refuse_patterns
 from onefold._kernel.transaction import Transaction
 from onefold.errors import BrokerUnavailable
 from onefold.inbox.model import Consumer
@@ -36,6 +37,8 @@ class Consuming:
     ) -> None:
         for consumer in consumers:
             consumer.check_redelivery(broker.redelivery_s)
+            if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
+                refuse_patterns(type(broker).__name__, consumer.name, consumer.topics)
         self._broker = broker
         self._grace_s = grace_s
         self._gates = [

@@ -19,7 +19,7 @@ from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, ManagesSubscriptions, Subscription
 from onefold._kernel.runners import run_async
 from onefold.errors import BrokerUnavailable
-from onefold.inbox.members import ALIVE_S, BEAT_S, Member, Standing, forget, judge, leave, members, register
+from onefold.inbox.members import ALIVE_S, BEAT_S, NOTHING, Member, Standing, forget, judge, leave, members, register
 from onefold.inbox.model import Consumer
 from onefold.worker.patience import pause
 
@@ -39,8 +39,10 @@ class Membership:
         self._broker = broker
         self._consumer = consumer
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        #: Topics that the consumer has had. Empty almost always; then no delivery is looked at.
-        self._former: frozenset[str] = frozenset()
+        #: What is wanted and what was. Nothing was, almost always; then no delivery is looked at.
+        self._judged = NOTHING
+        #: Of what was, that which is unsubscribed.
+        self._ended: frozenset[str] = frozenset()
         #: What this process has unsubscribed. A process that has it may register at the same moment: it is given back.
         self._taken: set[str] = set()
         #: From when on nothing speaks against it that who looks dead is dead.
@@ -86,11 +88,11 @@ class Membership:
         """Those to be handled, and those of topics that the consumer no longer has: they were sent to it before, and
         are for a person to decide about. Whether a topic is wanted is asked anew: a process that has it registers
         before anything is sent to it."""
-        suspects = [delivery for delivery in deliveries if _topic(delivery) in self._former]
+        suspects = [delivery for delivery in deliveries if self._judged.drops(_topic(delivery))]
         if not suspects:
             return deliveries, ()
-        self._former = (await self._standing()).former
-        dropped = [delivery for delivery in suspects if _topic(delivery) in self._former]
+        self._judged = await self._standing()
+        dropped = [delivery for delivery in suspects if self._judged.drops(_topic(delivery))]
         for topic in {topic for delivery in dropped if (topic := _topic(delivery))} - self._dropping:
             self._dropping.add(topic)
             _log.warning(
@@ -104,7 +106,7 @@ class Membership:
     async def _reconcile(self) -> None:
         """Unsubscribe what is no longer wanted."""
         standing = await self._standing()
-        gone = standing.former - self._former
+        gone = standing.former - self._ended
         if gone and isinstance(self._broker, ManagesSubscriptions):
             self._taken |= gone  # first: what follows may fail, or be cut off
             await self._broker.unsubscribe(self._consumer.name, sorted(gone))
@@ -113,7 +115,7 @@ class Membership:
         if self._taken and (back := self._taken & (await self._standing()).wanted):
             await self._subscribe(sorted(back))
             self._taken -= back
-        self._former = standing.former
+        self._judged, self._ended = standing, standing.former
         await self._flow(forget(self._database.dialect, self._consumer.name, standing.outdated))
 
     async def _subscribe(self, topics: Sequence[str]) -> None:

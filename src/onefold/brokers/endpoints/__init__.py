@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ from onefold._kernel.borrow import borrowing
 from onefold._kernel.catalog import qualified
 from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
 from onefold._kernel.effects import Batch, Fetch, Statement, Value
-from onefold._kernel.messages import TOPIC
+from onefold._kernel.topics import find_fault, matches_any
 from onefold.errors import ConfigurationError
 
 #: An endpoint is disabled after so many failures in a row, if they began that long ago.
@@ -27,6 +27,7 @@ FAILING_S: Final = 86_400.0
 
 ENDPOINTS_MAX: Final = 100_000
 
+#: As an endpoint's topic. It was so before there were patterns, in which it is a topic of one token.
 EVERY_TOPIC: Final = "*"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
@@ -56,7 +57,19 @@ class EndpointSeen:
         return self.disabled_at_ms is None
 
     def wants(self, topic: str) -> bool:
-        return EVERY_TOPIC in self.topics or topic in self.topics
+        return wanted(self.topics, topic)
+
+
+def wanted(topics: Iterable[str], topic: str) -> bool:
+    """Whether an endpoint with these topics and patterns gets the topic."""
+    return matches_any((">" if each == EVERY_TOPIC else each for each in topics), topic)
+
+
+def checked_topics(endpoint: str, topics: Iterable[str]) -> None:
+    """Raises ConfigurationError."""
+    for topic in topics:
+        if (fault := find_fault(topic)) is not None:
+            raise ConfigurationError(f"topic {topic!r} of {endpoint} is no topic: {fault}; '*' is every topic")
 
 
 async def endpoints(dialect: str) -> list[EndpointSeen]:
@@ -84,9 +97,7 @@ async def add(dialect: str, name: str, url: str, topics: Sequence[str], *, secre
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"endpoint {name!r} must be 1 to 100 letters, digits and '._:-'")
     checked_url(f"the endpoint {name!r}", url)
-    for topic in topics:
-        if topic != EVERY_TOPIC and not TOPIC.fullmatch(topic):
-            raise ConfigurationError(f"topic {topic!r} of endpoint {name!r} is no topic; '*' is every topic")
+    checked_topics(f"endpoint {name!r}", topics)
     if not topics:
         raise ConfigurationError(f"endpoint {name!r} has no topic: name some, or '*' for every topic")
     sql = """

@@ -3,6 +3,9 @@
 Theory of operation. Publishing copies a message to every consumer that has subscribed to its topic; receiving leases
 rows, oldest first; acknowledging deletes them. What is leased and not acknowledged in time is given out again. A topic
 that nobody has subscribed to refuses its messages, so that they wait in the outbox instead of getting lost.
+
+Patterns of topics are matched here; the database copies by whole texts, those of patterns as well as of topics. A
+pattern that is subscribed to after the subscriptions were read was not there when the message was published.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -21,6 +24,7 @@ from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_ap
 from onefold._kernel.ports import AsyncDatabase, SubscriptionSeen
 from onefold._kernel.runners import run_async
 from onefold._kernel.signals import News
+from onefold._kernel.topics import is_pattern, matches
 from onefold.brokers.local.sql import STATEMENTS
 from onefold.errors import BrokerUnavailable, ConfigurationError, StoreBusy, StoreError, TopicNotSubscribed
 
@@ -51,6 +55,8 @@ class LocalBroker:
     #: Whoever publishes again after a crash does so within its lease; a day is generous.
     redelivery_s = 24 * 3600.0
 
+    matches_patterns = True
+
     def __init__(
         self,
         database: AsyncDatabase[Any],
@@ -67,6 +73,8 @@ class LocalBroker:
         self._sql = STATEMENTS[database.dialect]
         self._lease_ms = int(lease_s * 1000)
         self.news = News() if news is None else news
+        #: The patterns that the last publish has found.
+        self._patterns: frozenset[str] = frozenset()
 
     @property
     def keep_every_s(self) -> float:
@@ -79,21 +87,21 @@ class LocalBroker:
         if not messages:
             return []
 
-        async def deliver() -> set[str]:
+        async def deliver() -> Collection[str]:
             # Should a crash take these rows back, it takes the relay's mark with them: same file, same order.
             if self._sql.deliver_all:
-                sent = json.dumps([_as_row(*each) for each in enumerate(messages)], ensure_ascii=False)
-                topics = {topic for (topic,) in await Fetch(self._sql.deliver_together(sent, self.news.sender))}
+                subscribed = await self._deliver_together(messages)
             else:
-                topics = await self._topics()
-                rows = [self._deliver(message) for message in messages if message.topic in topics]
+                subscribed = await self._topics()
+                routes = _routes(messages, subscribed)
+                rows = [self._deliver(message, text) for message in messages for text in routes[message.topic]]
                 if rows:
                     await Batch((Boundary.BEGIN_LIGHT, *rows, Boundary.COMMIT))
             self.news.set()  # now: giving the connection back takes its time
-            return topics
+            return subscribed
 
-        topics = await self._run(deliver)
-        return [None if message.topic in topics else _unrouted(message) for message in messages]
+        routes = _routes(messages, await self._run(deliver))
+        return [None if routes[message.topic] else _unrouted(message) for message in messages]
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> LocalSubscription:
         known = await self._run(self._topics)
@@ -133,8 +141,26 @@ class LocalBroker:
     async def close(self) -> None:
         """The database is its owner's to close."""
 
-    def _deliver(self, message: Message) -> Statement:
-        return self._sql.deliver(message.topic, _name(message), _headers(message), message.data)
+    def _deliver(self, message: Message, subscribed: str) -> Statement:
+        return self._sql.deliver(subscribed, _name(message), _headers(message), message.data)
+
+    async def _deliver_together(self, messages: Sequence[Message]) -> Collection[str]:
+        """In one statement, by topics and by the patterns that were there last time; in a second one by those that have
+        come since. What a crash in between has delivered is published once more, under its id."""
+        known = self._patterns
+        routes = _routes(messages, {message.topic for message in messages} | known)
+        subscribed = await self._send(messages, routes)
+        self._patterns = frozenset(filter(is_pattern, subscribed))
+        if new := self._patterns - known:
+            await self._send(messages, _routes(messages, new))
+        return subscribed
+
+    async def _send(self, messages: Sequence[Message], routes: Mapping[str, Sequence[str]]) -> Collection[str]:
+        rows = [_as_row(n, message, text) for n, message in enumerate(messages) for text in routes[message.topic]]
+        if not rows:
+            return ()
+        sent = json.dumps(rows, ensure_ascii=False)
+        return {topic for (topic,) in await Fetch(self._sql.deliver_together(sent, self.news.sender))}
 
     async def _topics(self) -> set[str]:
         return {topic for (topic,) in await Fetch(self._sql.topics())}
@@ -234,11 +260,20 @@ class LocalSubscription:
             self._held.difference_update(positions)
 
 
-def _as_row(number: int, message: Message) -> dict[str, int | str]:
+def _routes(messages: Sequence[Message], subscribed: Collection[str]) -> dict[str, list[str]]:
+    """For each topic of these messages, what stands for it."""
+    patterns = sorted(filter(is_pattern, subscribed))
+    return {
+        topic: [*([topic] if topic in subscribed else ()), *(each for each in patterns if matches(each, topic))]
+        for topic in {message.topic for message in messages}
+    }
+
+
+def _as_row(number: int, message: Message, subscribed: str) -> dict[str, int | str]:
     """For `deliver_together`."""
     return {
         "number": number,
-        "topic": message.topic,
+        "topic": subscribed,
         "id": _name(message),
         "headers": _headers(message),
         "data": b64encode(message.data).decode(),

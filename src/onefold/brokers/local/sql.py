@@ -36,7 +36,8 @@ class Statements:
     opens: tuple[Step, ...] = ()
     """What must stand in front of a `take`: its rows are read before COMMIT follows."""
     deliver_all: str = ""
-    """What delivers any number of messages in one statement and answers which of their topics have consumers."""
+    """What delivers any number of messages in one statement, and answers which of their topics have consumers, and
+    which patterns of topics there are."""
 
     def topics(self) -> Statement:
         return Statement("SELECT DISTINCT topic FROM onefold_subscription")
@@ -140,7 +141,7 @@ STATEMENTS: Final = {
         ),
         told AS MATERIALIZED (SELECT {_UNFLUSHED} AS light, pg_notify('{CHANNEL}', $2::text) AS heard)
         SELECT DISTINCT topic FROM onefold_subscription CROSS JOIN told
-        WHERE topic IN (SELECT topic FROM sent)
+        WHERE topic IN (SELECT topic FROM sent) OR topic ~ '[*>]'
         """,
         # It commits by itself: who is stopped in between would keep its rows from everybody, for ever.
         take_free="""

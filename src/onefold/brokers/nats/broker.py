@@ -25,6 +25,7 @@ from nats.js.api import StreamConfig
 from onefold._kernel.addresses import redact
 from onefold._kernel.messages import PREFIX, Confirm, Message, name_apart, write
 from onefold._kernel.ports import SubscriptionSeen
+from onefold._kernel.topics import find_fault, is_pattern
 from onefold.brokers.addresses import check_address
 from onefold.brokers.nats.durables import remove, subscriptions, unsubscribe
 from onefold.brokers.nats.link import OPEN, TROUBLE, Call, Link
@@ -51,6 +52,8 @@ class NatsBroker:
     like. Subjects are `<prefix>.<topic>`; the prefix is the stream's name unless it is given. What every consumer has
     acknowledged is purged from a stream that onefold made, and from no other unless `trim=True`; `trim=False` keeps
     all."""
+
+    matches_patterns = True
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class NatsBroker:
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> NatsSubscription:
         subjects = [self.subject(topic) for topic in dict.fromkeys(topics)]
-        wrong = [topic for topic in topics if not _SUBJECT.fullmatch(topic)]
+        wrong = [topic for topic in topics if not _is_subject(topic)]
         if wrong or not subjects:
             raise ConfigurationError(f"{consumer!r} cannot subscribe to {wrong or topics}: NATS has no such subjects")
         subscription = NatsSubscription(self, consumer, subjects)
@@ -265,3 +268,8 @@ class NatsBroker:
         if covers(config.subjects, self.prefix):
             return self.unavailable(f"the stream {self.stream!r} has no leader")
         return MessageRefused(f"the NATS stream {self.stream!r} takes {config.subjects}, not {self.prefix}.>")
+
+
+def _is_subject(topic: str) -> bool:
+    """Whether it can be subscribed to."""
+    return find_fault(topic) is None if is_pattern(topic) else _SUBJECT.fullmatch(topic) is not None

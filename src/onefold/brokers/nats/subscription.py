@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import re
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
 from onefold._kernel.messages import Delivery, Origin, received
+from onefold._kernel.topics import overlap, widest
+from onefold.brokers.nats.durables import Source, durable_name, filters_of, widen
 from onefold.brokers.nats.link import LOOK_S, TROUBLE, Link
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
@@ -26,32 +26,6 @@ _GIVE_BACK: Final = b"-NAK"
 _KEEP: Final = b"+WPI"
 #: What the server answers where a consumer of that name is there whose settings cannot become ours.
 _NOT_MADE: Final = 10012
-#: And where subjects of a consumer overlap.
-_OVERLAPPING: Final = 10138
-
-
-def durable_name(consumer: str) -> str:
-    """NATS takes few characters for a name."""
-    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"={found[0].encode().hex()}", consumer)
-
-
-def filters_of(config: ConsumerConfig) -> list[str]:
-    """The subjects that a consumer gets."""
-    return config.filter_subjects or [config.filter_subject or ">"]
-
-
-class Source(Protocol):
-    """What a subscription needs of its broker."""
-
-    stream: str
-    prefix: str
-    confirm_s: float
-    ack_wait_s: float
-    duplicate_window_s: float
-
-    async def link(self) -> Link: ...
-    def trims(self, config: StreamConfig) -> bool: ...
-    def unavailable(self, reason: object) -> BrokerUnavailable: ...
 
 
 class NatsSubscription:
@@ -81,7 +55,7 @@ class NatsSubscription:
             self._buffer.clear()  # they come again, and by then to us or to another
             try:
                 async with asyncio.timeout(self._broker.confirm_s):
-                    await self._make(link)
+                    await widen(self._broker, link, self._consumer, self._subjects)
                     self._replies = link.client.new_inbox()
                     self._inbox = await link.client.subscribe(f"{self._replies}.*", cb=self._arrive)
             except nats.js.errors.APIError as error:
@@ -95,22 +69,6 @@ class NatsSubscription:
                 raise self._broker.unavailable(error) from error
             self._link = link
         return link
-
-    async def _make(self, link: Link) -> None:
-        """Make the consumer, or add our subjects to those that it has: another process of it may have asked for more
-        (a deployment under way). Subjects that overlap with ours (a wildcard) are replaced."""
-        jetstream, stream = link.jetstream, self._broker.stream
-        try:
-            had = filters_of((await jetstream.consumer_info(stream, self._name)).config)
-        except nats.js.errors.NotFoundError:
-            had = []
-        subjects = [*self._subjects, *(subject for subject in had if subject not in self._subjects)]
-        try:
-            await jetstream.add_consumer(stream, self._config(subjects))
-        except nats.js.errors.APIError as error:
-            if error.err_code != _OVERLAPPING:
-                raise
-            await jetstream.add_consumer(stream, self._config(self._subjects))
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deadline = time.monotonic() + wait_s
@@ -225,18 +183,6 @@ class NatsSubscription:
         except TROUBLE as error:
             raise self._broker.unavailable(error) from error
 
-    def _config(self, subjects: list[str]) -> ConsumerConfig:
-        return ConsumerConfig(
-            durable_name=self._name,
-            description=self._consumer,
-            deliver_policy=DeliverPolicy.ALL,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=self._broker.ack_wait_s,
-            max_deliver=-1,
-            max_ack_pending=10_000,
-            filter_subjects=subjects,
-        )
-
     async def _trim(self) -> None:
         """Purge from our subjects what every consumer of them had acknowledged a duplicate window ago: what is purged
         younger than that would no longer be known as a duplicate after the server's restart. The floors are read again
@@ -265,10 +211,9 @@ class NatsSubscription:
         while some := await link.jetstream.consumers_info(self._broker.stream, offset):
             offset += len(some)
             for info in some:
-                filters = set(filters_of(info.config))
-                wild = any("*" in subject or ">" in subject for subject in filters)
+                filters = filters_of(info.config)
                 floor = info.ack_floor.stream_seq if info.ack_floor else 0
-                for subject in self._subjects:
-                    if wild or subject in filters:
+                for subject in widest(self._subjects):
+                    if any(overlap(subject, each) for each in filters):
                         floors[subject] = min(floors.get(subject, floor), floor)
         return floors if offset == stream.state.consumer_count else {}

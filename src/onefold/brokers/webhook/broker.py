@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 from onefold._kernel.addresses import redact
 from onefold._kernel.messages import Confirm, Message, ascii_only, write_structured
 from onefold._kernel.ports import AsyncDatabase
+from onefold.brokers.endpoints import checked_topics, wanted
 from onefold.brokers.webhook.directory import Directory, Endpoint, made
 from onefold.brokers.webhook.sender import Answer, HttpxSender, Sender
 from onefold.brokers.webhook.signature import read_keys, sign
@@ -41,8 +42,8 @@ class WebhookBroker:
         allow_private: bool = False,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`endpoints` is one URL for every topic, or the URLs of each topic, or None: those in the application's
-        database, where they may be added and removed at any time (`onefold endpoints`). Of several secrets each signs,
+        """`endpoints` is one URL for every topic, or the URLs of each topic (or pattern), or None: those in the
+        application's database, where they come and go at any time (`onefold endpoints`). Of several secrets each signs,
         so that those who check can change from one to the next. `redelivery_s` is for how long the outbox may try
         again. `allow_private` lets the default sender connect to addresses of private networks and of this machine,
         which an endpoint that a customer has chosen must not reach."""
@@ -52,6 +53,7 @@ class WebhookBroker:
         self._directory = Directory()
         self._one = made("the endpoint", endpoints) if isinstance(endpoints, str) else None
         by_topic = endpoints if isinstance(endpoints, Mapping) else {}
+        checked_topics("an endpoint", by_topic)
         self._endpoints = {
             topic: tuple(made(f"the endpoint of topic {topic!r}", url) for url in _several(urls))
             for topic, urls in by_topic.items()
@@ -146,7 +148,13 @@ class WebhookBroker:
     def _endpoints_of(self, message: Message) -> Sequence[Endpoint]:
         if self._listed:
             return self._directory.wanting(message.topic)
-        return self._endpoints.get(message.topic, ()) if self._one is None else (self._one,)
+        if self._one is not None:
+            return (self._one,)
+        # Of several topics that stand for it, an endpoint gets it once.
+        found = (
+            each for topic, several in self._endpoints.items() if wanted((topic,), message.topic) for each in several
+        )
+        return list(dict.fromkeys(found))
 
     async def _send(self, endpoint: Endpoint, message: Message) -> Confirm:
         try:

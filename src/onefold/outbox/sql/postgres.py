@@ -178,6 +178,8 @@ UPDATE onefold_outbox SET due_at = NULL, died_at = NULL, started = 0, finished =
 WHERE {_STOPPED} AND started = finished AND topic IN (SELECT json_array_elements_text($1::text::json))
 """)
 
+    STOPPED_TOPICS = qualified(f"SELECT DISTINCT topic FROM onefold_outbox WHERE {_STOPPED}")
+
     FORGET_TRYING = qualified("UPDATE onefold_relay SET trying = '{}' WHERE relay = $1::text")
 
     COPYABLE = qualified("""

@@ -157,6 +157,8 @@ UPDATE onefold_outbox SET due_at_ms = NULL, died_at_ms = NULL, started = 0, fini
 WHERE {_HELD_BACK} AND error IS NOT NULL AND started = finished AND topic IN (SELECT value FROM json_each(?1))
 """
 
+    STOPPED_TOPICS = f"SELECT DISTINCT topic FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NOT NULL"
+
     FORGET_TRYING = "UPDATE onefold_relay SET trying = '[]' WHERE relay = ?1"
     COPYABLE = f"""
 SELECT position FROM onefold_outbox

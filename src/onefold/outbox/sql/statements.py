@@ -31,6 +31,7 @@ class Statements:
     RELAYS_SEEN: ClassVar[str]
     RETRY: ClassVar[str]
     RETRY_TOPICS: ClassVar[str]
+    STOPPED_TOPICS: ClassVar[str]
     FORGET_TRYING: ClassVar[str]
     COPYABLE: ClassVar[str]
     COPY: ClassVar[str]
@@ -150,6 +151,10 @@ class Statements:
 
     def retry_topics(self, topics: Sequence[str]) -> Statement:
         return Statement(self.RETRY_TOPICS, (json.dumps(topics),))
+
+    def stopped_topics(self) -> Statement:
+        """The topics of what is stopped."""
+        return Statement(self.STOPPED_TOPICS)
 
     def discard(self, chosen: tuple[Value, ...], limit: int) -> Statement:
         return Statement(self.DISCARD, (*chosen, limit))

@@ -9,7 +9,7 @@ restart its server. A broker that departs from the port raises NotConforming, wh
 
 from typing import Final
 
-from onefold.testing.conformance.brokers import outages, publishing, sharing, subscriptions
+from onefold.testing.conformance.brokers import outages, patterns, publishing, sharing, subscriptions
 from onefold.testing.conformance.brokers.stage import BrokerScenario, BrokerStage, BrokerSubject, check, ids
 from onefold.testing.conformance.stage import NotConforming, Outage
 
@@ -27,7 +27,7 @@ __all__ = [
 
 SCENARIOS: Final = tuple(
     found
-    for module in (publishing, sharing, subscriptions)
+    for module in (publishing, sharing, subscriptions, patterns)
     for found in vars(module).values()
     if isinstance(found, BrokerScenario)
 )
