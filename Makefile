@@ -8,9 +8,12 @@ WORKERS ?= 4
 #: One that is done takes from the others what they have not begun.
 SPREAD := -n $(WORKERS) --dist worksteal
 QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/tidy
-#: Storms, fuzzers and what starts processes to kill them are for `make test`; and one Postgres is enough.
-QUICK_WITHOUT := tests/contract/test_faults.py tests/http/test_fuzzing.py tests/inbox/test_crash.py \
-	tests/outbox/test_relay_lives.py tests/outbox/test_relay_storm.py
+#: Storms, fuzzers, what starts processes to kill them and what cuts or holds connections are for `make test`; and one
+#: Postgres is enough.
+QUICK_WITHOUT := tests/contract/test_faults.py tests/http/test_cut_connections.py tests/http/test_fuzzing.py \
+	tests/http/test_interruption.py tests/inbox/test_crash.py tests/outbox/test_claims.py \
+	tests/outbox/test_debezium.py tests/outbox/test_destinations.py tests/outbox/test_relay_lives.py \
+	tests/outbox/test_relay_storm.py
 may_install := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 
 # Tests start hundreds of processes: what is compiled is kept for the next, also where the shell would not have it.
