@@ -100,6 +100,11 @@ class Course:
         self.tells_deadline = True
 
     @property
+    def deadline_at(self) -> float:
+        """On the monotonic clock."""
+        return self._attempts.deadline_at
+
+    @property
     def intent(self) -> str | None:
         """The name under which the journal has it, if it does."""
         return None if self.block is None else self.block.intent

@@ -19,7 +19,7 @@ from onefold.client.wire import Wire
 def drive(course: Course, flow: Flow[Any], wire: Wire[Any], store: JournalStore) -> Any:
     """Run the flow of this course on this thread."""
     try:
-        return run(flow, CallLane(store.threads))
+        return run(flow, CallLane(store.threads, course.deadline_at))
     except BaseException:
         if course.held is not None:
             wire.discard(course.held)
@@ -29,7 +29,7 @@ def drive(course: Course, flow: Flow[Any], wire: Wire[Any], store: JournalStore)
 async def drive_async(course: Course, flow: Flow[Any], wire: Wire[Any], store: JournalStore) -> Any:
     """The same on the running loop."""
     try:
-        return await run_async(flow, AsyncCallLane(store.tasks))
+        return await run_async(flow, AsyncCallLane(store.tasks, course.deadline_at))
     except BaseException:
         if course.held is not None:
             await wire.discard(course.held)

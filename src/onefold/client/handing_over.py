@@ -8,14 +8,16 @@ without an error resolves it, and one that ends with an error leaves it open.
 from __future__ import annotations
 
 from contextvars import Token
+from math import inf
 from types import TracebackType
 from typing import Final
 
+from onefold._kernel import deadlines
 from onefold._kernel.effects import Flow
-from onefold._kernel.lanes import TaskLane, ThreadLane
 from onefold._kernel.runners import run, run_async
 from onefold.client.context import Block, enter, leave
 from onefold.client.store import JournalStore
+from onefold.client.waiting import AsyncCallLane, CallLane
 
 #: The status of an intent whose answer no client of onefold saw.
 UNSEEN: Final = 0
@@ -31,7 +33,7 @@ class JournalledIntent:
         self._token: Token[Block | None] | None = None
 
     def __enter__(self) -> str:
-        self._block.key = run(self._claim(), ThreadLane(self._store.threads))
+        self._block.key = run(self._claim(), CallLane(self._store.threads, _until()))
         self._token = enter(self._block)
         return self._block.key
 
@@ -39,10 +41,10 @@ class JournalledIntent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._ends_unseen(error):
-            run(self._store.journal.resolve(self._name, UNSEEN), ThreadLane(self._store.threads))
+            run(self._resolve(), CallLane(self._store.threads, _until()))
 
     async def __aenter__(self) -> str:
-        self._block.key = await run_async(self._claim(), TaskLane(self._store.tasks))
+        self._block.key = await run_async(self._claim(), AsyncCallLane(self._store.tasks, _until()))
         self._token = enter(self._block)
         return self._block.key
 
@@ -50,12 +52,20 @@ class JournalledIntent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._ends_unseen(error):
-            await run_async(self._store.journal.resolve(self._name, UNSEEN), TaskLane(self._store.tasks))
+            await run_async(self._resolve(), AsyncCallLane(self._store.tasks, _until()))
 
     def _claim(self) -> Flow[str]:
-        return self._store.journal.claim_ahead(self._name, self._block.key)
+        return self._store.journal.claim_ahead(self._name, self._block.key, until=_until())
+
+    def _resolve(self) -> Flow[None]:
+        return self._store.journal.resolve(self._name, UNSEEN, until=_until())
 
     def _ends_unseen(self, error: BaseException | None) -> bool:
         assert self._token is not None
         leave(self._token)
         return error is None and not self._block.used
+
+
+def _until() -> float:
+    """The deadline of the work that the block is part of."""
+    return inf if (at := deadlines.current()) is None else at

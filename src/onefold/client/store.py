@@ -6,6 +6,7 @@ A client that serves no intents never touches a disk. What was given may serve t
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -14,6 +15,7 @@ from onefold._kernel.lanes import ThreadLane
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run
 from onefold.client.journal import Journal, default_journal, made_private, prepare
+from onefold.client.reaching import Reach, acquire_async
 from onefold.db.connect import async_database, check_usable, dialect_of, file_of, sync_database
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 
@@ -35,8 +37,8 @@ class JournalStore:
         self._journal: Journal | None = None
         self._sync: Database[Any] | None = None
         self._async: AsyncDatabase[Any] | None = None
-        self.threads = _Threads(self)
-        self.tasks = _Tasks(self)
+        self.threads = JournalThreads(self)
+        self.tasks = JournalTasks(self)
 
     @property
     def journal(self) -> Journal:
@@ -104,24 +106,25 @@ class JournalStore:
         return self._given is None or isinstance(self._given, str | Path)
 
 
-class _Threads:
-    """The database, opened by whoever needs a connection first."""
+class JournalThreads:
+    """The database, opened by whoever needs a connection first. `until` is the deadline of its call."""
 
     def __init__(self, store: JournalStore) -> None:
         self._store = store
+        self._reach = Reach()
 
     @property
     def dialect(self) -> str:
         return self._store.sync_database().dialect
 
-    def acquire(self) -> Connection[Any]:
-        return self._store.sync_database().acquire()
+    def acquire(self, until: float = inf) -> Connection[Any]:
+        return self._reach.acquire(self._store.sync_database(), until)
 
     def close(self) -> None:
         self._store.close()
 
 
-class _Tasks:
+class JournalTasks:
     """The same, for asyncio."""
 
     def __init__(self, store: JournalStore) -> None:
@@ -131,10 +134,10 @@ class _Tasks:
     def dialect(self) -> str:
         return self._store.async_database().dialect
 
-    async def acquire(self) -> AsyncConnection[Any]:
+    async def acquire(self, until: float = inf) -> AsyncConnection[Any]:
         if not self._store.ready:
             await asyncio.to_thread(self._store.make_ready)
-        return await self._store.async_database().acquire()
+        return await acquire_async(self._store.async_database(), until)
 
     async def close(self) -> None:
         await self._store.aclose()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold.client.store import JournalTasks, JournalThreads
 
 
 class Waiting:
@@ -28,9 +29,18 @@ async def wait_async(seconds: float) -> None:
 
 
 class CallLane(ThreadLane[Any]):
-    """The lane of an outgoing call on a thread; its database is the journal's."""
+    """The lane of an outgoing call on a thread; its database is the journal's, which is reached before the deadline."""
 
-    __slots__ = ()
+    __slots__ = ("_until",)
+
+    def __init__(self, journal: JournalThreads, until: float) -> None:
+        super().__init__(journal)
+        self._until = until
+
+    def acquire(self) -> None:
+        if self._connection is None:
+            journal: Any = self._database
+            self._connection = journal.acquire(self._until)
 
     def sleep(self, seconds: float) -> None:
         wait(seconds)
@@ -42,7 +52,16 @@ class CallLane(ThreadLane[Any]):
 class AsyncCallLane(TaskLane[Any]):
     """The same, for asyncio."""
 
-    __slots__ = ()
+    __slots__ = ("_until",)
+
+    def __init__(self, journal: JournalTasks, until: float) -> None:
+        super().__init__(journal)
+        self._until = until
+
+    async def acquire(self) -> None:
+        if self._connection is None:
+            journal: Any = self._database
+            self._connection = await journal.acquire(self._until)
 
     async def sleep(self, seconds: float) -> None:
         await wait_async(seconds)

@@ -103,9 +103,9 @@ class Journal:
             return found
         raise found
 
-    async def claim_ahead(self, intent: str, key: str) -> str:
+    async def claim_ahead(self, intent: str, key: str, *, until: float = math.inf) -> str:
         """The key of an intent, on disk, before it is known what will be asked under it."""
-        return (await self.claim(intent, NOT_ASKED_YET, "a call that was not made yet", key)).key
+        return (await self.claim(intent, NOT_ASKED_YET, "a call that was not made yet", key, until=until)).key
 
     async def resolve(self, intent: str, status: int, *, until: float = math.inf) -> None:
         """The server gave a final answer. Who fails here (StoreError) has only failed to note it: it is tried until
