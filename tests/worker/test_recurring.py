@@ -316,6 +316,32 @@ async def test_a_rule_that_no_process_serves_any_more_is_taken_back_by_those_tha
     assert taken.rule.startswith("0 6")
 
 
+async def test_a_clock_that_was_ahead_for_a_while_does_not_silence_it(stage: Stage) -> None:
+    """Its row says when it is due by that clock. By the right one, it is due before."""
+    once, timetable = await stage.process("* * * * *")
+    await fire(once, timetable)
+    [(due_ms,)] = await stage.ask(once, "SELECT due_ms FROM onefold_schedule")
+    await stage.change(
+        once, f"UPDATE onefold_schedule SET due_ms = {due_ms + 30 * DAY_MS}, fired_ms = {due_ms - 60_000}"
+    )
+    wait_s = await fire(once, timetable)
+    assert wait_s is not None
+    assert wait_s <= 60
+    [seen] = await once.ask(schedules)
+    assert seen.due_ms is not None
+    assert 0 <= seen.due_ms - due_ms <= 3_600_000
+    assert await stage.ask(once, "SELECT id FROM onefold_outbox") == []
+
+
+async def test_a_clock_that_is_set_back_fires_no_due_time_again(stage: Stage) -> None:
+    once, timetable = await stage.process("0 6 * * *")
+    await fire(once, timetable)
+    [(due_ms,)] = await stage.ask(once, "SELECT due_ms FROM onefold_schedule")
+    await stage.change(once, f"UPDATE onefold_schedule SET due_ms = {due_ms + DAY_MS}, fired_ms = {due_ms}")
+    await fire(once, timetable)
+    assert await stage.ask(once, "SELECT due_ms FROM onefold_schedule") == [(due_ms + DAY_MS,)]
+
+
 # --- the relay ------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ from then on, and counts from now. Processes that go on with the former rule lea
 process that was started last holds, also while a release is rolled out; a row that nothing has fired for minutes is
 taken back by those that are left. A row is named by source and name: services that share a database have schedules of
 their own. What is due is judged by the clock of the database. Due times that passed while no process ran are fired as
-one, with the first of them; the next is to come.
+one, with the first of them; the next is to come. A row that was advanced by a clock that ran ahead is set back, but
+never to a due time that was fired.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ _NOW: Final = {
 _DEFINE: Final = """
 INSERT INTO onefold_schedule AS s (name, rule, due_ms) VALUES ($1::text, $2::text, $3::bigint)
 ON CONFLICT (name) DO UPDATE SET rule = excluded.rule, due_ms = excluded.due_ms WHERE s.rule <> excluded.rule
+"""
+
+_SET_BACK: Final = """
+UPDATE onefold_schedule SET due_ms = $4::bigint WHERE name = $1::text AND rule = $2::text AND due_ms = $3::bigint
 """
 
 #: One that another process is about to fire is left to it.
@@ -116,7 +121,7 @@ class Timetable:
         if not self._defined:
             await self._define_all()
         waits_s: list[float] = []
-        for name, rule, due_ms, _, now_ms in await Fetch(_look(self._dialect)):
+        for name, rule, due_ms, fired_ms, now_ms in await Fetch(_look(self._dialect)):
             recurring = self._recurring.get(name)
             if recurring is None:
                 continue
@@ -127,7 +132,10 @@ class Timetable:
                     self._leave(recurring, rule)
                 continue
             if due_ms > now_ms:
-                waits_s.append((due_ms - now_ms) / 1000)
+                sooner_ms = recurring.after(max(now_ms, fired_ms or 0)) or NEVER_MS
+                if sooner_ms < due_ms:
+                    await Batch((_stated(self._dialect, _SET_BACK, name, rule, due_ms, sooner_ms),))
+                waits_s.append((min(due_ms, sooner_ms) - now_ms) / 1000)
                 continue
             next_ms = recurring.after(now_ms) or NEVER_MS
             fired = await self._publish(name, recurring, due_ms, next_ms)
