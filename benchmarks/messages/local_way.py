@@ -34,11 +34,11 @@ COUNTED: Final = 5
 #: Through SQLAlchemy each statement of a transaction is a round trip, BEGIN and COMMIT too; a single statement is one.
 _ROUND_TRIPS: Final = {
     "asyncpg": 7,
-    "async engine, asyncpg": 14,
-    "async engine, psycopg": 14,
+    "async engine, asyncpg": 12,
+    "async engine, psycopg": 12,
     "threads, psycopg": 7,
-    "threads, engine, psycopg2": 14,
-    "threads, engine, psycopg": 14,
+    "threads, engine, psycopg2": 12,
+    "threads, engine, psycopg": 12,
 }
 
 LOCAL_LIMITS: Final = tuple(

@@ -381,7 +381,8 @@ class Carrier:
             steps.append(self._sql.published(sent.confirmed, keep=self._settings.keep_published_s > 0))
         if sent.failures:
             steps.append(self._sql.failed(self.relay, sent.failures))
-        await Batch((Boundary.BEGIN, *steps, Boundary.COMMIT))
+        # One statement commits by itself, beside the consumers that have the events by now.
+        await Batch(tuple(steps) if len(steps) == 1 else (Boundary.BEGIN, *steps, Boundary.COMMIT))
 
 
 async def release_due(dialect: str, *, limit: int = 1000) -> float | None:
