@@ -157,6 +157,11 @@ class TaskLane(Generic[H]):
         connection: Connection[Any] | None = getattr(self.connection, "on_this_thread", None)
         return connection
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its connection can only be used by what awaits it."""
+        return getattr(self.connection, "on_this_thread", None) is None
+
     def batch(self, steps: Sequence[Step]) -> Coroutine[Any, Any, int]:
         return (self._connection or self.connection).batch(steps)
 

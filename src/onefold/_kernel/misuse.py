@@ -29,6 +29,14 @@ _SWALLOWED_ERROR = (
 )
 
 
+def nothing_executed(whose: str, way_out: str) -> TransactionMisused:
+    """For one who took the connection, had nothing executed on it, and takes its work for done."""
+    return TransactionMisused(
+        f"{whose} and took tx.connection, but executed nothing on it: an `await` may be missing, as in `await "
+        f"tx.connection.execute(...)`, and then nothing is written. {way_out}"
+    )
+
+
 def success_not_stored(operation: str, raised: BaseException, status: int) -> str:
     """What the log says of a success that goes out although something was raised."""
     return (

@@ -14,10 +14,11 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
+from onefold._kernel.cancelling import Cancels
 from onefold._kernel.effects import Call, Flow, Statement, Step
 from onefold._kernel.hooks import Due, Hooks
 from onefold._kernel.lanes import TaskLane, ThreadLane, name_of
-from onefold._kernel.ports import Connection
+from onefold._kernel.misuse import nothing_executed
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold.errors import MessageInvalid, ProgrammerError, StoreUnavailable
 
@@ -31,6 +32,12 @@ _NOT_BEGUN = "the request's transaction has not begun"
 _ENDED = (
     "the request's transaction is over: its answer has been given. Work that follows the answer (background tasks, the "
     "rest of a stream) needs a connection of its own"
+)
+
+
+_PLAIN_DEF = (
+    "the handler is a plain `def`, and {} of AsyncOnefold has to be awaited: nothing would be executed. Write `async "
+    "def`, or use Onefold, whose transactions a def can use; tx.publish(...) works in both"
 )
 
 
@@ -125,16 +132,6 @@ def _all_headers(carried: Mapping[str, str], topic: object, own: object) -> dict
     return {**carried, **own}
 
 
-async def _any_row(lane: TaskLane[Any], steps: bool | tuple[Step, ...]) -> bool:
-    match steps:
-        case bool(known):
-            return known
-        case (Statement() as alone,):
-            return len(await lane.fetch(alone)) > 0
-        case _:
-            return await lane.batch(steps) > 0
-
-
 def no_outbox() -> Outgoing:
     raise ProgrammerError("this transaction was opened without an outbox, so it can publish nothing")
 
@@ -144,8 +141,8 @@ class Transaction(Generic[H]):
     at all."""
 
     __slots__ = (
-        "_handed", "_hooks", "_lane", "_outbox", "_outgoing", "_over", "_savepoints", "_session", "_sessions",
-        "carried", "joined", "kept", "settled", "touched",
+        "_cancels", "_handed", "_hooks", "_lane", "_outbox", "_outgoing", "_over", "_savepoints", "_session",
+        "_sessions", "carried", "development", "in_plain_def", "joined", "kept", "settled", "touched",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +166,9 @@ class Transaction(Generic[H]):
         #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
         self.carried: Callable[[], Mapping[str, str]] = dict
         self._hooks: Hooks | None = None
+        self._cancels: Cancels | None = None
+        #: Whether its user cannot await, and whether it is told of what it seems to have forgotten.
+        self.in_plain_def = self.development = False
         #: The sessions that work inside this transaction.
         self.joined: list[Joined] = []
 
@@ -176,6 +176,7 @@ class Transaction(Generic[H]):
     def connection(self) -> H:
         """The driver's own connection, inside the request's transaction."""
         self._check()
+        self._check_awaited("tx.connection")
         self.touched = self._handed = True
         return self._lane.connection.handle
 
@@ -236,22 +237,11 @@ class Transaction(Generic[H]):
         this transaction commits. Whether it was taken back by this: False where it has left, or may be leaving now,
         or was taken back before. With AsyncOnefold to be awaited."""
         self._check()
+        self._check_awaited("tx.cancel(...)")
         self.touched = True
-        steps = self._events().cancel(event_id)
-        lane = self._lane
-        if isinstance(lane, ThreadLane):
-            here: Connection[Any] | ThreadLane[Any] = lane
-        elif (own := lane.on_this_thread()) is not None:
-            here = own
-        else:
-            return _any_row(lane, steps)
-        match steps:
-            case bool(known):
-                return known
-            case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
-                return len(here.fetch(alone)) > 0
-            case _:
-                return here.batch(steps) > 0
+        if self._cancels is None:
+            self._cancels = Cancels()
+        return self._cancels.perform(self._lane, event_id, self._events().cancel(event_id))
 
     def _events(self) -> Outgoing:
         if self._outgoing is None:
@@ -365,9 +355,21 @@ class Transaction(Generic[H]):
         self._over = error
 
     def check_end(self, *, keep_rows: bool = True) -> None:
-        """Whoever is about to settle it asks: raises TransactionMisused where a savepoint forbids that."""
+        """Whoever is about to settle it asks: raises TransactionMisused where a savepoint, or a
+        cancellation that was not awaited, forbids that."""
         if self._savepoints is not None:
             self._savepoints.check_end(keep_rows=keep_rows)
+        if self._cancels is not None and keep_rows:
+            self._cancels.check_end()
+
+    def check_executed(self, whose: str) -> None:
+        """The same, when its sessions are closed. Raises TransactionMisused in development."""
+        if self.development and self.is_idle:
+            raise nothing_executed(whose, "Leave tx.connection alone where nothing is to be written")
+
+    def _check_awaited(self, what: str) -> None:
+        if self.in_plain_def and isinstance(self._lane, TaskLane) and self._lane.is_awaited:
+            raise ProgrammerError(_PLAIN_DEF.format(what))
 
     def _check(self) -> None:
         if self._over is not None:

@@ -157,6 +157,7 @@ class Face(RecurringEvents, Described, Generic[D]):
             unsealed_answers=unsealed_answers,
             reap_every_s=reap_every_s,
         )
+        self._development = development
         self._guard_engine(development)
 
     def _check_given(self, unknown: Collection[str], broker: object, listener: object) -> None:
@@ -342,7 +343,9 @@ class Face(RecurringEvents, Described, Generic[D]):
         return self._ledger.due(consumer, retention_s)
 
     def _new_transaction(self, lane: ThreadLane[Any] | TaskLane[Any]) -> Transaction[Any]:
-        return Transaction(lane, self._outbox.outgoing, self._sessions)
+        tx = Transaction(lane, self._outbox.outgoing, self._sessions)
+        tx.development = self._development
+        return tx
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onefold._kernel.misuse import nothing_executed
 from onefold._kernel.transaction import Transaction
 from onefold.errors import TWO_CONNECTIONS, TransactionMisused
 
@@ -11,10 +12,9 @@ from onefold.errors import TWO_CONNECTIONS, TransactionMisused
 def check_used(tx: Transaction[Any], operation: str, status: int) -> None:
     """A success that made no statement on its transaction wrote elsewhere, or nothing."""
     if tx.is_idle:
-        raise TransactionMisused(
-            f"{operation} answered {status} and took tx.connection, but executed nothing on it: an `await` may be "
-            "missing, as in `await tx.connection.execute(...)`, and then nothing is written. A handler that "
-            "writes nothing leaves tx.connection alone, or declares the route with writes=False"
+        raise nothing_executed(
+            f"{operation} answered {status}",
+            "A handler that writes nothing leaves tx.connection alone, or declares the route with writes=False",
         )
     if not (tx.touched or tx.published):
         raise TransactionMisused(

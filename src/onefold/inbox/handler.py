@@ -90,6 +90,7 @@ class Handling:
 
     async def _called(self, messages: list[Message], tx: Transaction[Any]) -> None:
         tx.carried = functools.partial(_carried, messages)
+        tx.in_plain_def = not self._consumer.is_async
         invocation = Invocation(self._consumer, messages, tx, tx.session() if self._session else None)
         if self._opens:
             tx.joined.append(Closing(invocation, self._perform))
@@ -112,6 +113,7 @@ class Handling:
                 handling.reset(token)
             tx.check_end()
             await close_sessions(tx, True)
+            tx.check_executed(f"the handler of consumer {self._consumer.name!r} returned")
         except Exception as error:
             return await self._undo(tx, error)
         try:

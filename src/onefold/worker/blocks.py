@@ -56,6 +56,7 @@ async def async_block(tx: Transaction[Any], ends: Ends, lane: TaskLane[Any]) -> 
 async def _commit(tx: Transaction[Any], ends: Ends) -> None:
     try:
         await close_sessions(tx, True)
+        tx.check_executed("the block of a transaction ended")
     except Exception as error:
         await _undo(tx, ends, error)
         raise
