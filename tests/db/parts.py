@@ -88,7 +88,7 @@ async def events(database: AsyncDatabase[Any]) -> None:
             await tx.publish("unheard", {"n": 3}, key="ord-1")
             await tx.publish("placed", {"n": 4}, not_before=datetime.now(UTC))
     await once._notifier.close()
-    await _run(database, borrowing(lambda: _count(wakeup._NOTIFY)))
+    await _run(database, borrowing(lambda: _count(Statement(wakeup._NOTIFY, ("a sender",)))))
 
 
 async def cancellations(database: AsyncDatabase[Any]) -> None:
