@@ -60,9 +60,9 @@ def stage(sqlite_path: Path) -> Stage:
 
 
 @asynccontextmanager
-async def handed_out(stage: Stage) -> AsyncIterator[tuple[Any, Any]]:
+async def handed_out(stage: Stage, busy_timeout_s: float = PATIENCE_S) -> AsyncIterator[tuple[Any, Any]]:
     """A connection of our own driver, and what its handler has."""
-    database = async_sqlite(stage.path, busy_timeout_s=PATIENCE_S)
+    database = async_sqlite(stage.path, busy_timeout_s=busy_timeout_s)
     async with asyncio.timeout(PATIENCE_S):
         connection = await database.acquire()
         handle = connection.handle
@@ -99,6 +99,24 @@ async def test_it_is_free_also_where_a_task_was_left_behind_that_nobody_cancels(
         interrupted, refused = await asyncio.gather(*left, return_exceptions=True)
         assert isinstance(interrupted, sqlite3.OperationalError)
         assert isinstance(refused, TransactionMisused)
+
+
+@pytest.mark.parametrize("end", [Boundary.COMMIT, Boundary.ROLLBACK])
+async def test_the_end_of_a_transaction_waits_for_such_a_task_only_so_long(end: Boundary, stage: Stage) -> None:
+    async with handed_out(stage, busy_timeout_s=0.1) as (connection, handle):
+        await handle.execute("INSERT INTO thing VALUES (1)")
+        left = asyncio.create_task(handle.execute(STATEMENTS["read"]))
+        assert await asyncio.to_thread(stage._begun.wait, PATIENCE_S)
+        in_line = asyncio.create_task(handle.execute("INSERT INTO thing VALUES (2)"))
+        await asyncio.sleep(0)
+        for step in (end, Boundary.ROLLBACK):
+            with pytest.raises(TransactionMisused, match="still uses"):
+                await connection.batch((step,))
+        await connection.discard()
+        assert await asyncio.to_thread(stage.write) == []
+        await asyncio.wait({left, in_line})
+        assert isinstance(left.exception(), sqlite3.OperationalError)
+        assert isinstance(in_line.exception(), TransactionMisused)
 
 
 @pytest.mark.parametrize("kind", STATEMENTS)

@@ -20,7 +20,7 @@ from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.lanes import runs_a_loop
 from onefold._kernel.ports import Connection, Database
 from onefold._kernel.prompt import AlarmClock
-from onefold.db.leaving import PAUSE_S
+from onefold.db.leaving import PAUSE_S, is_end, left_inside
 from onefold.db.processes import PerLoop
 from onefold.errors import ProgrammerError
 
@@ -179,11 +179,13 @@ class ThreadedDatabase(Generic[H, A]):
         at_rest: Callable[[Any], bool] | None = None,
         glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None = None,
         interrupt: Callable[[Any], bool] = lambda _: False,
+        end_handler: Callable[[Any], float] | None = None,
     ) -> None:
         """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread; `at_rest`
         says whether one can be given back like that, and `glance` does what can be done like that. Where there is an
         `at_rest`, user code, too, reaches the connection on its thread only; `interrupt` breaks off what it has under
-        way there, and says whether there was something."""
+        way there, and says whether there was something. `end_handler` lets nothing more of it begin, and says how long
+        the end of its transaction waits for what has."""
         #: The synchronous one.
         self.database = database
         self._present = present
@@ -192,6 +194,7 @@ class ThreadedDatabase(Generic[H, A]):
         self._at_rest = at_rest
         self._glance = glance
         self._interrupt = interrupt
+        self._end_handler = end_handler
         self._lanes = PerLoop(_Lanes, _Lanes.end)
         self._clock = AlarmClock()
         self._closed = False
@@ -223,7 +226,9 @@ class ThreadedDatabase(Generic[H, A]):
         handle = partial(self._present, connection, thread)
         left = partial(self._left, lanes, leave, thread)
         interrupt = partial(self._interrupt, connection)
-        return ThreadedConnection(connection, thread, handle, left, self._at_rest, self._glance, interrupt)
+        return ThreadedConnection(
+            connection, thread, handle, left, self._at_rest, self._glance, interrupt, self._end_handler
+        )
 
     async def close(self) -> None:
         self._closed = True
@@ -259,7 +264,17 @@ class _Lanes:
 class ThreadedConnection(Generic[H, A]):
     """One connection and the thread it is used on."""
 
-    __slots__ = ("_at_rest", "_connection", "_glance", "_interrupt", "_leave", "_present", "_thread")
+    __slots__ = (
+        "_at_rest",
+        "_connection",
+        "_end_handler",
+        "_glance",
+        "_interrupt",
+        "_leave",
+        "_patient",
+        "_present",
+        "_thread",
+    )
 
     def __init__(
         self,
@@ -270,7 +285,11 @@ class ThreadedConnection(Generic[H, A]):
         at_rest: Callable[[Any], bool] | None,
         glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None,
         interrupt: Callable[[], bool],
+        end_handler: Callable[[Any], float] | None,
     ) -> None:
+        self._end_handler = end_handler
+        #: Until the end of a transaction has waited in vain for what was left inside: what undoes it waits no more.
+        self._patient = True
         self._glance = glance
         self._interrupt = interrupt
         self._connection = connection
@@ -296,7 +315,18 @@ class ThreadedConnection(Generic[H, A]):
     async def batch(self, steps: Sequence[Step]) -> int:
         if (rows := self._glanced(steps)) is not None:
             return len(rows)
+        if not self._thread.is_idle and self._end_handler is not None and is_end(steps):
+            await self._wait_for_left(self._end_handler(self._connection))
         return await self._thread.run(partial(self._connection.batch, steps))
+
+    async def _wait_for_left(self, patience_s: float) -> None:
+        """What a task of the handler's has under way is in front of us, and may have no end."""
+        try:
+            async with asyncio.timeout(patience_s if self._patient else 0.0):
+                await self._thread.run(_nothing)
+        except TimeoutError:
+            self._patient = False
+            raise left_inside("SQLite", patience_s) from None
 
     async def fetch(self, statement: Statement) -> list[Row]:
         if statement.brief and (rows := self._glanced((statement,))) is not None:

@@ -182,4 +182,5 @@ def async_sqlite(path: str | Path, *, busy_timeout_s: float = 5.0) -> ThreadedDa
         at_rest=SqliteConnection.is_at_rest,
         glance=SqliteConnection.glance,
         interrupt=SqliteConnection.interrupt,
+        end_handler=SqliteConnection.end_handler,
     )

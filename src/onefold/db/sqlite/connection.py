@@ -34,7 +34,18 @@ _PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
 class SqliteConnection:
     """One connection to the file, for as long as it is out."""
 
-    __slots__ = ("_busy_timeout_s", "_lent", "_light", "_shared", "_writing", "errand", "errands", "parts", "term")
+    __slots__ = (
+        "_busy_timeout_s",
+        "_lent",
+        "_light",
+        "_patience_s",
+        "_shared",
+        "_writing",
+        "errand",
+        "errands",
+        "parts",
+        "term",
+    )
 
     def __init__(self, link: Link, shared: Shared, busy_timeout_s: float) -> None:
         self._lent: Link | None = link
@@ -154,6 +165,12 @@ class SqliteConnection:
             idle.append(link)
             if len(idle) > _IDLE_MAX:
                 idle.pop(0).close()
+
+    def end_handler(self) -> float:
+        """An async handler has ended: nothing more of it begins. How long the end of its transaction waits for what
+        has."""
+        self.term += 1
+        return self._busy_timeout_s
 
     def interrupt(self) -> bool:
         """The connection is about to be thrown away: break off what an async handler is having executed, and let
