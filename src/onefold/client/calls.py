@@ -21,7 +21,7 @@ from onefold._kernel.prompt import finishing_within
 from onefold.client.conditions import checked_condition
 from onefold.client.hedging import hedged
 from onefold.client.host_log import log_breaker, log_layers, log_retry, log_success
-from onefold.client.outcomes import On, ResultIf, outcome_of_result, outcome_on
+from onefold.client.outcomes import On, ResultIf, close_answer, outcome_of_result, outcome_on
 from onefold.client.report import CallReport, attach_to_error, moment, retried_below
 from onefold.client.waiting import wait, wait_async
 from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
@@ -115,7 +115,8 @@ class Calls:
                     if hedge_s is None:
                         attempt = function(*args, **kwargs)
                     else:
-                        attempt = hedged(functools.partial(function, *args, **kwargs), hedge_s, host, self._is_good)
+                        ask = functools.partial(function, *args, **kwargs)
+                        attempt = hedged(ask, hedge_s, host, self._is_good, close_answer)
                     try:
                         waits_for = attempt.send(None)
                     except StopIteration as done:

@@ -3,15 +3,20 @@
 It is paid for like a retry, from the same budget and before it is made: a host that is slow because it has too much to
 do is not given twice as much. The first good answer counts, and the other attempt is broken off; where the second one
 was worth it, its token is given back. Where neither is good, what became of the first counts.
+
+Invariant: of the answers that came, one is returned, or none where the caller breaks off, and every other one is freed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
+from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeVar
 
+from onefold._kernel.lanes import in_background
 from onefold.policy.attempts import Host
 
 T = TypeVar("T")
@@ -20,37 +25,61 @@ _TOKENS: Final = 1
 
 
 async def hedged(
-    ask: Callable[[], Coroutine[Any, Any, T]], after_s: float, host: Host, is_good: Callable[[T], bool]
+    ask: Callable[[], Coroutine[Any, Any, T]],
+    after_s: float,
+    host: Host,
+    is_good: Callable[[T], bool],
+    discard: Callable[[T], Any],
 ) -> T:
-    """The answer of the first attempt, or of a second one that begins after so many seconds and is good."""
+    """The answer of the first attempt, or of a second one that begins after so many seconds and is good. An answer
+    that is not returned goes to `discard`, a plain function or a coroutine function, which frees what it holds."""
     first = _begun(ask)
     second: asyncio.Task[T] | None = None
+    kept: asyncio.Task[T] | None = None
     try:
         done, _ = await asyncio.wait({first}, timeout=after_s)
-        if done or not _may_ask(host):
-            return await first
-        second = _begun(ask)
-        try:
-            return await _first_good(first, second, host, is_good)
-        finally:
-            if host.limiter is not None:
-                host.limiter.leave(monotonic(), None)  # it says nothing: the other one was measured
+        if not done and _may_ask(host):
+            second = _begun(ask)
+            try:
+                kept = await _first_good(first, second, host, is_good)
+            finally:
+                if host.limiter is not None:
+                    host.limiter.leave(monotonic(), None)  # it says nothing: the other one was measured
+        else:
+            if not done:
+                await asyncio.wait({first})
+            kept = first
+        return kept.result()
     finally:
         for task in (first, second):
-            if task is not None:
+            if task is not None and task is not kept:
                 task.cancel()
+                # Also of one that was done already, as when both answer in the same turn of the loop.
+                task.add_done_callback(partial(_free, discard, kept))
 
 
-async def _first_good(first: asyncio.Task[T], second: asyncio.Task[T], host: Host, is_good: Callable[[T], bool]) -> T:
+async def _first_good(
+    first: asyncio.Task[T], second: asyncio.Task[T], host: Host, is_good: Callable[[T], bool]
+) -> asyncio.Task[T]:
     running = {first, second}
     while running:
         done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled() and task.exception() is None and is_good(task.result()):
+        for task in (first, second):
+            if task in done and not task.cancelled() and task.exception() is None and is_good(task.result()):
                 if task is second and host.budget is not None:
                     host.budget.give_back(_TOKENS, monotonic())
-                return task.result()
-    return await first
+                return task
+    return first
+
+
+def _free(discard: Callable[[T], Any], kept: asyncio.Task[T] | None, task: asyncio.Task[T]) -> None:
+    """In the background: the caller has its answer, or has gone."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    if kept is not None and not kept.cancelled() and kept.exception() is None and kept.result() is task.result():
+        return  # both got the same one, as from a cache
+    if inspect.iscoroutine(freeing := discard(task.result())):
+        in_background(freeing)
 
 
 def _may_ask(host: Host) -> bool:

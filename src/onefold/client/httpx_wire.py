@@ -216,8 +216,10 @@ class TaskWire(_Wire):
         self._hedge: tuple[float, Host] | None = None
 
     def hedge(self, after_s: float, host: Host) -> None:
-        """Let attempts be followed by another beside them, where no answer comes for so long."""
-        self._hedge = after_s, host
+        """Let attempts be followed by another beside them, where no answer comes for so long. Not where they would
+        read one file or generator for their bodies."""
+        if isinstance(self._request.stream, self._vendor.ByteStream):
+            self._hedge = after_s, host
 
     async def body(self) -> bytes:
         return b"".join([chunk async for chunk in self._request.stream])
@@ -226,7 +228,8 @@ class TaskWire(_Wire):
         self._unsized = False
         try:
             if self._hedge is not None:
-                return await within(seconds, hedged(partial(self._attempt, seconds), *self._hedge, _is_good))
+                attempt = partial(self._attempt, seconds)
+                return await within(seconds, hedged(attempt, *self._hedge, _is_good, self.discard))
             return await within(seconds, self._attempt(seconds))
         except TimeoutError as error:
             late = self._vendor.ReadTimeout(f"no whole answer within {seconds:g} s", request=self._request)

@@ -81,3 +81,12 @@ def _body_of(response: Any) -> bytes | None:
         return None
     body: bytes | None = response.content
     return body
+
+
+def close_answer(result: Any) -> Any:
+    """Free the connection of a result that nobody gets, where it is an answer of httpx or aiohttp: what to await, or
+    None. Other results are left alone; they may be shared."""
+    if isinstance(getattr(result, "status_code", None) or getattr(result, "status", None), int):
+        close = getattr(result, "aclose", None) or getattr(result, "close", None)
+        return None if close is None else close()
+    return None
