@@ -115,6 +115,8 @@ class _Wire:
                 self._request, stream=self.streams, timeout=_bounded(self._timeout, seconds), **self._more
             )
             self._read = self._beginning(response)
+        except sys.modules["urllib3"].exceptions.EmptyPoolError as error:
+            raise sys.modules["requests"].exceptions.ConnectTimeout(error, request=self._request) from error
         finally:
             socket_limits.end(token)
         if not self.streams and self._read is None:
@@ -156,8 +158,8 @@ class _Wire:
 
     def unanswered(self, error: Exception) -> Unanswered | None:
         vendor: Any = sys.modules["requests"].exceptions
-        if is_certificate_error(error):
-            return None
+        if is_certificate_error(error) or _cause_of(error) == "EmptyPoolError":
+            return None  # the second: all connections are in use, which is not the host's doing
         if isinstance(error, vendor.ConnectTimeout) or _never_connected(error):
             return Unanswered(maybe_sent=False)
         broken = (vendor.ConnectionError, vendor.Timeout, vendor.ChunkedEncodingError, vendor.ContentDecodingError)

@@ -111,6 +111,9 @@ def limit_pool(pool: Any) -> None:
     kind = getattr(pool, "ConnectionCls", None)
     if isinstance(kind, type) and hasattr(kind, "response_class") and not hasattr(kind, "knows_attempts"):
         pool.ConnectionCls = _connection_class(kind)
+        # Where the pool blocks, it would wait for a connection without a limit. It has no public name for this.
+        if (take := getattr(pool, "_get_conn", None)) is not None:
+            pool._get_conn = lambda timeout=None: take(left_s(timeout))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+import requests
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from requests.adapters import HTTPAdapter
 
 import onefold
 from onefold import Retrying, RetryPolicy, report_of
@@ -57,6 +60,28 @@ async def test_a_call_that_is_cancelled_while_its_end_is_noted_gives_its_connect
                     await task
                 assert (await caller.send("GET", server.url)).status == 200
     await retrying.aclose()
+
+
+def test_a_pool_of_requests_that_has_nothing_to_give_is_waited_for_until_the_deadline(patient: RetryPolicy) -> None:
+    ended: list[Any] = []
+
+    def ask() -> None:
+        with onefold.options(deadline_s=0.2):
+            try:
+                ended.append(session.get(server.url))
+            except requests.ConnectionError as error:
+                ended.append(error)
+
+    # More than is read by an attempt: the first call holds the only connection.
+    with ScriptedServer([Answer(200, b"x" * 3_000_000)]) as server, requests.Session() as session:
+        session.mount("http://", Retrying(patient).around(HTTPAdapter(pool_maxsize=1, pool_block=True)))
+        with session.get(server.url, stream=True):
+            waiting = threading.Thread(target=ask, daemon=True)
+            waiting.start()
+            waiting.join(5)  # without a limit it waits for ever
+            assert isinstance(ended[0], requests.ConnectTimeout)
+            assert len(server.requests) == 1
+        session.get(server.url, stream=True).close()
 
 
 async def test_errors_in_chunks_leave_their_connection_to_the_next_attempt(kind: Kind, patient: RetryPolicy) -> None:
