@@ -299,6 +299,31 @@ def test_a_task_that_another_one_calls_as_a_function_is_not_taken_for_that_one(o
         current.after_process_message(broker, None)
 
 
+def test_a_task_that_calls_itself_as_a_function_is_told_so(once: Onefold) -> None:
+    """It would wait for its own ledger row: for another writer of SQLite, or until its lease is over."""
+
+    def walk(depth: int, tx: Transaction[Any]) -> None:
+        calls.append(depth)
+        if depth:
+            task(depth - 1)
+
+    calls: list[int] = []
+    task = on_celery.handled_once(once, "desk", Celery("alone", set_as_current=False).task, max_retries=0)(walk)
+    with pytest.raises(MessageUnreadable, match="called by itself"):
+        task.apply(args=(1,), throw=True)
+    broker = StubBroker(middleware=[Retries()])
+    task = on_dramatiq.handled_once(once, "desk", dramatiq.actor, broker=broker)(walk)
+    current: Any = CurrentMessage()
+    current.before_process_message(broker, dramatiq.Message("default", "walk", (), {}, {}))
+    try:
+        with pytest.raises(MessageUnreadable, match="called by itself"):
+            task(1)
+        assert calls == [1, 1]
+        task(0)  # nothing of it is left
+    finally:
+        current.after_process_message(broker, None)
+
+
 async def test_a_second_call_in_one_job_of_arq_is_refused(once_async: AsyncOnefold) -> None:
     ctx = {"job_id": "bulk", "enqueue_time": datetime(2026, 1, 1, tzinfo=UTC)}
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeAlias
 
 from onefold.errors import ConfigurationError, MessageUnreadable
 
 #: Tries before a queue gives up, where it is left to us: as many as a consumer of onefold has.
 TRIES: Final = 15
+
+#: The messages at hand, by consumer and id: several where a task runs another one in its place.
+_AT_HAND: Final[ContextVar[tuple[tuple[str, str], ...]]] = ContextVar("onefold_tasks_at_hand", default=())
 
 #: Finds the id of the message at hand, given what the task was called with.
 Identify: TypeAlias = Callable[[Sequence[Any], dict[str, Any]], str | None]
@@ -49,28 +54,45 @@ def in_transaction(
             f"{'an AsyncOnefold, which needs `async def`' if awaited else 'a Onefold, which needs a plain `def`'}"
         )
 
-    def enter(arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    def enter(arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, tuple[str, str]]:
         message_id = identify(arguments, named)
         if not message_id:
             raise MessageUnreadable(
                 f"the task of {consumer!r} was called without a message, so that it is not known whether it has run: "
                 "send it to its queue, or call it with a tx of your own"
             )
-        return once.handling(consumer, message_id, lease_s=lease_s, retention_s=retention_s)
+        if (consumer, message_id) in _AT_HAND.get():
+            raise MessageUnreadable(
+                f"the task of {consumer!r} was called by itself, as a function, for the message {message_id}, which it "
+                "is handling: send another message to its queue, or call it with its own tx"
+            )
+        return once.handling(consumer, message_id, lease_s=lease_s, retention_s=retention_s), (consumer, message_id)
 
     async def handle_async(*arguments: Any, **named: Any) -> Any:
         if "tx" in named:
             return await handler(*arguments, **named)
-        async with enter(arguments, named) as tx:
-            return None if tx is None else await handler(*arguments, **named, tx=tx)
+        transaction, at_hand = enter(arguments, named)
+        async with transaction as tx:
+            with _holding(at_hand):
+                return None if tx is None else await handler(*arguments, **named, tx=tx)
 
     def handle(*arguments: Any, **named: Any) -> Any:
         if "tx" in named:
             return handler(*arguments, **named)
-        with enter(arguments, named) as tx:
+        transaction, at_hand = enter(arguments, named)
+        with transaction as tx, _holding(at_hand):
             return None if tx is None else handler(*arguments, **named, tx=tx)
 
     return shown_as(handle_async if awaited else handle, handler, also)
+
+
+@contextmanager
+def _holding(message: tuple[str, str]) -> Iterator[None]:
+    token = _AT_HAND.set((*_AT_HAND.get(), message))
+    try:
+        yield
+    finally:
+        _AT_HAND.reset(token)
 
 
 def check_handler(consumer: str, handler: Callable[..., Any]) -> None:
