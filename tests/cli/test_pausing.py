@@ -21,7 +21,7 @@ def test_a_consumer_is_paused_says_so_and_is_resumed(shop: Shop) -> None:
         assert "is paused already" in one_line(shop.onefold("consumers", "pause", "ship", *D))
         assert shop.shipped() == []
         [seen] = [each for each in told(shop.onefold("consumers", "list", *D, "--json")) if each["name"] == "ship"]
-        assert (seen["paused_by"], seen["running"], seen["waiting"]) == ("ada", 0, 1)
+        assert (seen["paused_by"], seen["running"], seen["waiting"]) == ("ada", 1, 1)
         assert shop.onefold("consumers", "resume", "ship", *D).stdout == "resumed: ship\n"
         until(lambda: shop.shipped() == ["a"])
     assert "consumer 'ship' is not paused" in one_line(shop.onefold("consumers", "resume", "ship", *D))

@@ -98,15 +98,15 @@ class Place:
         finally:
             await once.close()
 
-    async def kill_all(self) -> None:
+    async def kill_all(self, *, hours: int = 1) -> None:
         """As if every process that has not left had died long ago."""
         once = self.process("unused")
 
         def age(dialect: str) -> Any:
             sql = (
-                "UPDATE onefold_consumer SET seen_at = seen_at - interval '1 hour', left_at = NULL"
+                f"UPDATE onefold_consumer SET seen_at = seen_at - interval '{hours} hour', left_at = NULL"
                 if dialect == "postgres"
-                else "UPDATE onefold_consumer SET seen_at_ms = seen_at_ms - 3600000, left_at_ms = NULL"
+                else f"UPDATE onefold_consumer SET seen_at_ms = seen_at_ms - {hours * 3600000}, left_at_ms = NULL"
             )
             return _batch(Statement(sql))
 
@@ -277,16 +277,23 @@ async def test_a_renamed_consumer_is_listed_and_removed(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", ["local-sqlite", "local-postgres"], indirect=True)
-async def test_what_a_release_without_a_registry_subscribed_to_is_known(place: Place) -> None:
+async def test_what_a_release_without_a_registry_subscribed_to_is_taken_away_a_day_later(place: Place) -> None:
+    """Its processes may run beside those of the new release, and cannot say so."""
+
     async def subscribe(database: Any, broker: Broker) -> None:
         await (await broker.subscribe("billing", ["orders", "payments"])).close()
 
     await place.manage(subscribe)
-    await place.publish("payments")
+    async with place.running("orders"):
+        await place.publish("payments")
+        await until(lambda: place.handled == ["payments"])
+        [seen] = [each for each in await place.manage(survey) if each.name == "billing"]
+        assert (seen.topics, seen.running) == (("orders", "payments"), 1)
+    await place.kill_all(hours=25)
     async with place.running("orders"):
         await place.publish("payments", "orders")
         await until(lambda: "orders" in place.handled)
-    assert place.handled == ["orders"]
+    assert place.handled == ["payments", "orders"]
 
 
 async def test_a_removed_consumer_leaves_nothing_in_the_database(place: Place) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from onefold import AsyncOnefold, Onefold
 from onefold._kernel.events import ConsumerPaused, ConsumerResumed
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, ConsumerActive
+from onefold.inbox.members import members
 from onefold.inbox.pausing import pause, pauses, resume
 from onefold.worker import gate
+from onefold.worker.directory import remove, survey
 from tests.inbox.worlds import World, message
+from tests.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, running, until
 from tests.worker.test_consumer import consuming
 
@@ -125,6 +130,101 @@ async def test_who_paused_it_is_written_down(world: World) -> None:
     assert [tuple(row) for row in rows] == [("ada", "pause", "billing"), ("ada", "resume", "billing")]
     with pytest.raises(ConfigurationError, match="consumer name 'bill ing'"):
         await world.flow(pause(world.dialect, "bill ing", "ada"))
+
+
+async def test_a_paused_process_is_a_running_one_and_its_consumer_is_not_removed(world: World) -> None:
+    broker = MemoryBroker()
+
+    async def running_now() -> int:
+        return sum(seen.running for seen in await survey(world.database, broker))
+
+    async with running(consuming(world, broker)):
+        await until(lambda: broker.subscriptions == 1)
+        await world.flow(pause(world.dialect, "billing", "ada"))
+        await until(lambda: any(isinstance(event, ConsumerPaused) for event in world.events))
+        async with running(consuming(world, broker)):  # one that starts paused
+            await until(_is(running_now, 2))
+            with pytest.raises(ConsumerActive, match=r"while 2 process\(es\) of it are running"):
+                await remove(world.database, broker, "billing", "ada")
+        await until(_is(running_now, 1))
+    assert await running_now() == 0
+
+
+async def test_a_paused_process_goes_on_saying_that_it_is_there(world: World) -> None:
+    await world.flow(pause(world.dialect, "billing", "ada"))
+    consumers = consuming(world, MemoryBroker())
+
+    async def alive() -> bool:
+        return any(member.alive for member in await world.flow(members(world.dialect)))
+
+    async with running(consumers):
+        await until(alive)
+        await world.change("DELETE FROM onefold_consumer")
+        await until(alive)
+
+
+async def test_a_removed_consumer_is_paused_no_more(world: World) -> None:
+    await world.flow(pause(world.dialect, "billing", "ada"))
+    await remove(world.database, MemoryBroker(), "billing", "ada")
+    assert await world.flow(pauses(world.dialect)) == []
+    assert await survey(world.database, MemoryBroker()) == []
+
+
+def _is(count: Callable[[], Awaitable[int]], expected: int) -> Callable[[], Awaitable[bool]]:
+    async def met() -> bool:
+        return await count() == expected
+
+    return met
+
+
+class Threads:
+    """A handler on threads that does not return, told by its messages' ids."""
+
+    def __init__(self) -> None:
+        self.entered: list[str] = []
+        self.leave = threading.Event()
+
+    def __call__(self, given: Message) -> None:
+        self.entered.append(given.id)
+        self.leave.wait(PATIENCE_S)
+
+
+async def test_threads_that_a_pause_left_behind_count_after_it(on_postgres: World) -> None:
+    world, handler = on_postgres, Threads()
+    broker = MemoryBroker()
+    broker.put(message("m1"))
+    consumers = consuming(world, broker, world.consumer(handler, concurrency=1), grace_s=0.0)
+    async with running(consumers):
+        await until(lambda: handler.entered == ["m1"])
+        await world.flow(pause(world.dialect, "billing", "ada"))
+        await until(lambda: list(consumers.alive()) == ["billing: paused"])
+        await world.flow(resume(world.dialect, "billing", "ada"))
+        await until(lambda: broker.subscriptions == 2 and bool(broker.out))
+        broker.put(message("m2"))
+        await until(lambda: len(broker.out) == 2)
+        [gate] = consumers._gates
+        assert (handler.entered, gate._calls.room.is_set()) == (["m1"], False)
+        handler.leave.set()
+        await until(lambda: broker.idle)
+    assert (handler.entered, await world.ledger()) == (["m1", "m1", "m2"], ["m1", "m2"])
+
+
+async def test_a_message_whose_handler_a_pause_left_behind_is_not_handled_beside_itself(on_postgres: World) -> None:
+    world, handler = on_postgres, Threads()
+    broker = MemoryBroker()
+    broker.put(message("m1"))
+    consumers = consuming(world, broker, world.consumer(handler, concurrency=2), grace_s=0.0)
+    async with running(consumers):
+        await until(lambda: handler.entered == ["m1"])
+        await world.flow(pause(world.dialect, "billing", "ada"))
+        await until(lambda: list(consumers.alive()) == ["billing: paused"])
+        broker.put(message("m2"), message("m3"))
+        await world.flow(resume(world.dialect, "billing", "ada"))
+        await until(lambda: len(handler.entered) == 2)
+        assert "m1" not in handler.entered[1:]
+        handler.leave.set()
+        await until(lambda: broker.idle)
+    assert await world.ledger() == ["m1", "m2", "m3"]
 
 
 async def test_both_faces_pause_and_resume(sqlite_path: Path) -> None:

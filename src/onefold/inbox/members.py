@@ -23,6 +23,10 @@ from onefold.inbox.sql import STATEMENTS
 #: How often a process says that it is there, and after how long without that it counts as dead.
 BEAT_S: Final = 10.0
 ALIVE_S: Final = 35.0
+#: Stands for the processes of releases that did not register, and for how long they count as running from the first
+#: that does: a rolling deployment is over by then. Sorts before any other: it was started before them.
+EARLIER: Final = "-"
+EARLIER_S: Final = 86_400.0
 #: For how long it is remembered that a consumer had a topic: what was sent to it then may still lie at the broker.
 FORMER_S: Final = 30 * 86_400.0
 #: Rows of a consumer that is removed, deleted by one transaction.
@@ -43,7 +47,7 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        return not self.left and self.seen_s <= ALIVE_S
+        return not self.left and self.seen_s <= (EARLIER_S if self.process == EARLIER else ALIVE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from contextvars import copy_context
 from operator import itemgetter
 from typing import Any
 
+from onefold._kernel.messages import Message
 from onefold.db.threads import LaneThread
 from onefold.errors import OnefoldError
 from onefold.inbox.handler import HandlerTookTooLong
@@ -52,6 +53,8 @@ class Calls:
         #: Whether another call may begin.
         self.room = asyncio.Event()
         self.room.set()
+        #: Set when a thread that was left behind returns.
+        self.returned = asyncio.Event()
 
     async def __call__(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
         """Do a part of an invocation: call the handler, or close what was opened for it."""
@@ -73,6 +76,13 @@ class Calls:
         now, limit_s = time.monotonic(), self._consumer.limit_s
         running = ((name, now - since) for name, since in self._under_way.values())
         return {name: seconds for name, seconds in sorted(running, key=itemgetter(1)) if seconds > limit_s}
+
+    def is_behind(self, message: Message | None) -> bool:
+        """Whether a thread that was left behind still handles this message. Then `returned` tells when one returns."""
+        if message is None or not any(message.id == each.id for behind in self._behind for each in behind.messages):
+            return False
+        self.returned.clear()
+        return True
 
     def end(self) -> None:
         while self._idle:
@@ -130,6 +140,7 @@ class Calls:
             for work in self._behind.pop(invocation):
                 thread.hand(functools.partial(_close, work, self._consumer.name))
             thread.end()
+            self.returned.set()
             if len(self._behind) < self._consumer.concurrency:
                 self.room.set()
 

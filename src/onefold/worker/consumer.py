@@ -42,7 +42,7 @@ class Consuming:
         self._broker = broker
         self._grace_s = grace_s
         self._gates = [
-            Gate(database, each.name, partial(Station, database, broker, each, transaction, listener), listener)
+            Gate(database, broker, each, partial(Station, database, broker, each, transaction, listener), listener)
             for each in consumers
         ]
 

@@ -1,7 +1,8 @@
 """The gate of a consumer: operators close it, and what was under way is finished; they open it, and it runs again.
 
 Invariant: a consumer that is paused receives nothing and runs no letter, in no process, whenever that was started. It
-is stopped as at the end of its process: its messages wait at the broker, its letters in the database.
+is stopped as at the end of its process: its messages wait at the broker, its letters in the database. What outlasts a
+pause is kept over it: threads that did not return, and that this process is one of the consumer's.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
 
 from onefold._kernel.events import ConsumerPaused, ConsumerResumed, Listener, tell
 from onefold._kernel.lanes import TaskLane
-from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
 from onefold.errors import StoreError
+from onefold.inbox.model import Consumer
 from onefold.inbox.pausing import pauses
+from onefold.worker.calling import Calls
+from onefold.worker.membership import Membership
 from onefold.worker.patience import Patience, ended, pause, resist
 from onefold.worker.station import Station
 
 #: How often it is looked whether a consumer is paused: each look is one or two of the few transactions of an idle one.
 LOOK_S: Final = 5.0
+
+MakeStation: TypeAlias = Callable[[Calls, Membership], Station]
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -31,11 +38,18 @@ class Gate:
     """One consumer behind its gate. `make` makes what runs it, anew each time."""
 
     def __init__(
-        self, database: AsyncDatabase[Any], name: str, make: Callable[[], Station], listener: Listener | None
+        self,
+        database: AsyncDatabase[Any],
+        broker: Broker,
+        consumer: Consumer,
+        make: MakeStation,
+        listener: Listener | None,
     ) -> None:
         self._database = database
-        self._name = name
+        self._name = consumer.name
         self._make = make
+        self._calls = Calls(consumer)
+        self._membership = Membership(database, broker, consumer)
         self._listener = listener
         self._paused = False
         self._looked_at = time.monotonic()
@@ -44,21 +58,36 @@ class Gate:
 
     async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
         """Run the consumer whenever it is not paused, until told to stop. `opened`: the broker is."""
-        while await self._opened(stop):
-            halt = asyncio.Event()
-            watches = [asyncio.create_task(work) for work in (_pass_on(stop, halt), self._watch(halt))]
-            self.station = self._make()
-            try:
-                await self.station.run(halt, grace_s, opened)
-            finally:
-                self.station = None
-                await ended(watches, 0.0)
+        try:
+            while await self._opened(stop):
+                await self._run(stop, grace_s, opened)
+        finally:
+            with suppress(StoreError):
+                await self._membership.leave()
+
+    async def _run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
+        halt = asyncio.Event()
+        watches = [asyncio.create_task(work) for work in (_pass_on(stop, halt), self._watch(halt))]
+        self.station = self._make(self._calls, self._membership)
+        try:
+            await self.station.run(halt, grace_s, opened)
+        finally:
+            self.station = None
+            self._calls.end()
+            await ended(watches, 0.0)
 
     def alive(self) -> dict[str, float]:
-        """What the consumer says; while it is paused, how many seconds ago it was last looked whether it still is."""
+        """How many seconds ago the consumer last got round; while it is paused, how many seconds ago it was last looked
+        whether it still is. And for each handler that should have ended by now, for how many it has been running."""
         if self.station is not None:
-            return self.station.alive()
-        return {f"{self._name}: paused" if self._paused else self._name: time.monotonic() - self._looked_at}
+            name, since = self._name, self.station.turned_at
+        else:
+            name, since = f"{self._name}: paused" if self._paused else self._name, self._looked_at
+        overdue = self._calls.overdue().items()
+        return {
+            name: time.monotonic() - since,
+            **{f"{self._name}: handler of message {message_id}": seconds for message_id, seconds in overdue},
+        }
 
     async def _opened(self, stop: asyncio.Event) -> bool:
         """Wait until the consumer may run; False: told to stop. Before it is known whether it may, it does not run."""
@@ -67,6 +96,7 @@ class Gate:
             try:
                 if not await self._look():
                     return True
+                await resist(self._membership.register())  # paused, but there
                 wait_s = LOOK_S
             except Exception as error:
                 if patience.failures == 0:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -19,14 +19,23 @@ from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, ManagesSubscriptions, Subscription
 from onefold._kernel.runners import run_async
 from onefold.errors import BrokerUnavailable
-from onefold.inbox.members import ALIVE_S, BEAT_S, NOTHING, Member, Standing, forget, judge, leave, members, register
+from onefold.inbox.members import (
+    ALIVE_S,
+    BEAT_S,
+    EARLIER,
+    NOTHING,
+    Member,
+    Standing,
+    forget,
+    judge,
+    leave,
+    members,
+    register,
+)
 from onefold.inbox.model import Consumer
 from onefold.worker.patience import pause
 
 T = TypeVar("T")
-
-#: Stands for the processes of releases that did not register. Sorts before any other: it was started before them.
-_EARLIER = "-"
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -48,6 +57,7 @@ class Membership:
         #: From when on nothing speaks against it that who looks dead is dead.
         self._steady_at = 0.0
         self._dropping: set[str] = set()
+        self._registered = False
         #: The subscription was made and reconciled once.
         self.subscribed = False
 
@@ -55,7 +65,7 @@ class Membership:
         """Say that we are there, subscribe, and end what nothing asks for any more."""
         if not await self._members():
             await self._note_earlier()
-        await self._register(self._process)
+        await self.register()
         subscription = await self._broker.subscribe(self._consumer.name, self._consumer.topics)
         try:
             await self._reconcile()
@@ -71,7 +81,7 @@ class Membership:
         if stop.is_set():
             return
         is_known = any(member.process == self._process and member.alive for member in await self._members())
-        await self._register(self._process)
+        await self.register()
         with suppress(BrokerUnavailable):  # the next beat tries again
             if not is_known:
                 # The database was away, or its clock has jumped: what is ours may have been taken from us, and others
@@ -81,8 +91,14 @@ class Membership:
             elif time.monotonic() >= self._steady_at:
                 await self._reconcile()
 
+    async def register(self) -> None:
+        """Say that this process is there."""
+        await self._flow(register(self._database.dialect, self._consumer.name, self._process, self._consumer.topics))
+        self._registered = True
+
     async def leave(self) -> None:
-        await self._flow(leave(self._database.dialect, self._consumer.name, self._process))
+        if self._registered:
+            await self._flow(leave(self._database.dialect, self._consumer.name, self._process))
 
     async def sift(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
         """Those to be handled, and those of topics that the consumer no longer has: they were sent to it before, and
@@ -123,18 +139,13 @@ class Membership:
         await (await self._broker.subscribe(self._consumer.name, topics)).close()
 
     async def _note_earlier(self) -> None:
-        """Register what the consumer had before there was a registry, where the broker can list it."""
+        """Register what the consumer had before there was a registry, where the broker can list it: processes of that
+        time may still be running."""
         if isinstance(self._broker, ManagesSubscriptions):
             name = self._consumer.name
             found = [seen for seen in await self._broker.subscriptions([name]) if seen.consumer == name]
             if earlier := {topic for seen in found for topic in seen.topics or ()}:
-                await self._register(_EARLIER, earlier)
-                await self._flow(leave(self._database.dialect, name, _EARLIER))
-
-    async def _register(self, process: str, topics: Collection[str] | None = None) -> None:
-        consumer = self._consumer
-        asked = consumer.topics if topics is None else topics
-        await self._flow(register(self._database.dialect, consumer.name, process, asked))
+                await self._flow(register(self._database.dialect, name, EARLIER, earlier))
 
     async def _members(self) -> Sequence[Member]:
         return await self._flow(members(self._database.dialect, self._consumer.name))

@@ -57,10 +57,12 @@ class Station:
         consumer: Consumer,
         transaction: MakeTransaction,
         listener: Listener | None,
+        calls: Calls,
+        membership: Membership,
     ) -> None:
         self.consumer = consumer
-        self._calls = Calls(consumer)
-        self._membership = Membership(database, broker, consumer)
+        self._calls = calls
+        self._membership = membership
         self._turned_at = time.monotonic()
         self._database = database
         self._broker = broker
@@ -102,19 +104,11 @@ class Station:
                 await ended([letters, *chores], grace_s)
             finally:
                 await self._letters.end(grace_s)
-            with suppress(StoreError):
-                await self._membership.leave()
-            self._calls.end()
 
-    def alive(self) -> dict[str, float]:
-        """How many seconds ago it last got round, at the broker and at its letters; and for each of its handlers that
-        should have ended by now, for how many it has been running."""
-        overdue = self._calls.overdue().items()
-        name = self.consumer.name
-        return {
-            name: time.monotonic() - min(self._turned_at, self._letters.polled_at),
-            **{f"{name}: handler of message {message_id}": seconds for message_id, seconds in overdue},
-        }
+    @property
+    def turned_at(self) -> float:
+        """When it last got round, at the broker and at its letters."""
+        return min(self._turned_at, self._letters.polled_at)
 
     async def _consume(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> None:
         """One subscription, until the end, or until something unforeseen; then it is made anew."""
@@ -189,7 +183,9 @@ class Station:
                     await either(leaving, self._troubles.healthy)
                 if not self._calls.room.is_set():
                     await either(leaving, self._calls.room)
-                if slot.queue and not (stop.is_set() or leaving.is_set()):  # else given back meanwhile
+                if slot.queue and self._calls.is_behind(slot.queue[0].message):
+                    await either(leaving, self._calls.returned)
+                elif slot.queue and not (stop.is_set() or leaving.is_set()):  # else given back meanwhile
                     await self._handle(self._taken(slot), subscription)
 
     def _taken(self, slot: Slot) -> list[Delivery]:

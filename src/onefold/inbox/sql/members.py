@@ -43,6 +43,7 @@ class MemberStatements:
                 ("onefold_letter", "message_id"),
                 ("onefold_progress", "stream"),
                 ("onefold_consumer", "process"),
+                ("onefold_pause", "consumer"),
             )
         ]
 
@@ -64,5 +65,6 @@ class MemberStatements:
         return Statement(self._named)
 
     def end(self, consumer: str, limit: int) -> list[Statement]:
-        """Delete some of what the database has of a consumer: of its ledger, its letters, its progress, its members."""
+        """Delete some of what the database has of a consumer: of its ledger, its letters, its progress, its members,
+        its pause."""
         return [Statement(text, (consumer, limit)) for text in self._end]
