@@ -29,6 +29,8 @@ SLOW: Final = frozenset(
         "tests/campaigns/test_server_loss.py",
         "tests/campaigns/test_stops.py",
         "tests/cli/test_storm.py",
+        "tests/client/campaigns/test_shared_journal.py",
+        "tests/client/campaigns/test_ten_thousand.py",
         "tests/examples/test_shop.py",
         "tests/worker/test_task_queues.py",
     )
