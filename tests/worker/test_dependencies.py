@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from onefold import AsyncOnefold, Depends, Event, Message, Transaction
+from onefold import AsyncOnefold, Depends, Event, Message, Onefold, Transaction
 from onefold._kernel.events import Handled
 from onefold.inbox.invocation import NotCommitted
+from onefold.inbox.letters import listed
+from onefold.testing.memory import AsyncMemoryBroker
+from onefold.testing.memory import MemoryBroker as ThreadsBroker
 from tests.inbox.worlds import World, message
 from tests.worker.consuming import MemoryBroker, running, until
 from tests.worker.test_consumer import consuming
@@ -210,3 +215,62 @@ async def test_the_faces_know_them(sqlite_path: Path, threads: bool) -> None:
             await tx.publish("order.placed", {})
         await until(lambda: STORY == ["open pool", "kept pool", "close pool"])
     await once.close()
+
+
+def yields() -> Iterator[int]:
+    yield 1
+
+
+def yields_and_closes() -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        yield 1
+
+
+def swallows() -> Iterator[int]:
+    with contextlib.suppress(KeyError):
+        yield 1
+
+
+async def yields_async() -> AsyncIterator[int]:
+    yield 1
+
+
+async def swallows_async() -> AsyncIterator[int]:
+    with contextlib.suppress(KeyError):
+        yield 1
+
+
+def look_up() -> None:
+    raise KeyError("missing")
+
+
+@pytest.mark.parametrize("opens", [yields, yields_and_closes, swallows, yields_async, swallows_async])
+async def test_what_a_handler_raises_keeps_its_traceback(sqlite_path: Path, opens: Callable[..., Any]) -> None:
+    once = AsyncOnefold(sqlite_path, source="shop")
+
+    @once.consumer("shipping", topic="order.placed", attempts=1)
+    async def ship(
+        given: Message, first: Annotated[int, Depends(opens)], last: Annotated[int, Depends(yields)]
+    ) -> None:
+        look_up()
+
+    with pytest.raises(KeyError) as caught:
+        await AsyncMemoryBroker(once).publish("order.placed", {})
+    names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-2:] == ["ship", "look_up"]
+    [letter] = await once.ask(lambda dialect: listed(dialect, "shipping"))
+    assert "look_up" in letter.history[-1]["traceback"]
+    await once.close()
+
+
+def test_so_does_it_on_threads(sqlite_path: Path) -> None:
+    once = Onefold(sqlite_path, source="shop")
+
+    @once.consumer("shipping", topic="order.placed", attempts=1)
+    def ship(given: Message, first: Annotated[int, Depends(yields)]) -> None:
+        look_up()
+
+    with pytest.raises(KeyError) as caught:
+        ThreadsBroker(once).publish("order.placed", {})
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "look_up"
+    once.close()

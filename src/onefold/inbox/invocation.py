@@ -52,7 +52,14 @@ class Invocation:
         return self._performed(self._close(error))
 
     async def _close(self, error: Exception | None) -> None:
-        await self._stack.__aexit__(None if error is None else type(error), error, None)
+        if error is None:
+            await self._stack.__aexit__(None, None, None)
+            return
+        trace = error.__traceback__  # of the handler: what raises it once more at a `yield` must not take its place
+        try:
+            await self._stack.__aexit__(type(error), error, trace)
+        finally:
+            error.__traceback__ = trace
 
     def _performed(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._consumer.is_async:
