@@ -98,8 +98,9 @@ def test_a_handler_cannot_end_the_transaction_however_it_spells_it(
     connection.batch((BEGIN, ROLLBACK))
     handle = connection.handle
     handle.execute("INSERT INTO thing (id) VALUES (1)")
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(TransactionMisused, match="onefold commits everything together") as caught:
         spelling(handle)
+    assert str(caught.value.__cause__) == "not authorized"
     assert handle.in_transaction
     assert committed(database) == []
     with pytest.raises(TransactionMisused, match="remove the call"):
@@ -112,7 +113,7 @@ def test_a_handler_cannot_end_the_transaction_between_two_of_our_statements(
     handle = connection.handle
     connection.batch((Boundary.SAVEPOINT,))
     handle.execute("INSERT INTO thing (id) VALUES (1)")
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(TransactionMisused):
         handle.commit()
     assert committed(database) == []
 
@@ -121,7 +122,7 @@ def test_what_a_handler_tried_is_forgiven_when_everything_is_rolled_back(
     database: SqliteDatabase, connection: SqliteConnection
 ) -> None:
     connection.handle.execute("INSERT INTO thing (id) VALUES (1)")
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(TransactionMisused):
         connection.handle.commit()
     connection.batch((ROLLBACK, BEGIN, Statement("INSERT INTO thing (id) VALUES (2)"), COMMIT))
     assert committed(database) == [2]
@@ -158,7 +159,7 @@ def test_a_handler_cannot_begin_again_what_sqlite_rolled_back(connection: Sqlite
     for begin in ("BEGIN", "BEGIN IMMEDIATE", "begin exclusive"):
         with pytest.raises(TransactionEnded):
             handle.execute(begin)
-        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+        with pytest.raises(TransactionMisused, match="tried to BEGIN"):
             sqlite3.Cursor(handle).execute(begin)
 
 

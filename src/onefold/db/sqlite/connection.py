@@ -11,7 +11,7 @@ from itertools import chain, repeat
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold.db.sqlite.errors import VENDOR_ERRORS, error_for
-from onefold.db.sqlite.guarded import LOST, OVER
+from onefold.db.sqlite.guarded import LOST, OVER, trespassed
 from onefold.db.sqlite.link import Link, Shared, keep_open
 from onefold.db.sqlite.parts import Parts
 from onefold.errors import OnefoldError, StoreBusy, TransactionEnded, TransactionMisused
@@ -140,7 +140,7 @@ class SqliteConnection:
         link.when_left(partial(self._give_back, link))
 
     def _give_back(self, link: Link) -> None:
-        link.trespass = None
+        link.connection.trespass = None
         try:
             # A task left behind would write into another request's transaction; what was changed would be found there.
             if link.is_held() or link.is_altered():
@@ -232,13 +232,10 @@ class SqliteConnection:
         """What became of the transaction in the handler's hands? What it tried does not matter if all is undone now.
         That it is gone does, unless nothing is to be written instead: an answer after it would be stored for good."""
         link = self._link
-        trespass, link.trespass = link.trespass, None
+        trespass, link.connection.trespass = link.connection.trespass, None
         undone = bool(steps) and steps[0] is Boundary.ROLLBACK
         if trespass is not None and not undone:
-            raise TransactionMisused(
-                f"the handler tried to {trespass} on the request's transaction; onefold commits it together with "
-                "the key and the response: remove the call (a savepoint is allowed)"
-            )
+            raise trespassed(trespass)
         if undone and (len(steps) == 1 or self.parts.is_abandoned):
             return
         if self._writing and not self._light and not link.in_transaction:

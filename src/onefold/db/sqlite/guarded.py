@@ -31,6 +31,14 @@ OVER = (
     "returns (a task left behind would write into another request's transaction)"
 )
 
+
+def trespassed(operation: str) -> TransactionMisused:
+    return TransactionMisused(
+        f"the handler tried to {operation} its transaction by itself, which is refused; onefold commits everything "
+        "together: remove the call (a savepoint is allowed; executescript() and `with connection` commit, too)"
+    )
+
+
 #: What stays in a connection after its transaction, and is not seen by SQLite's authorizer.
 _ALTERING = (
     "create_aggregate",
@@ -59,7 +67,7 @@ _OF_BLOBS = ("read", "write", "seek", "tell", "__len__", "__getitem__", "__setit
 class GuardedConnection(sqlite3.Connection):
     """Executes for a handler within a transaction only."""
 
-    __slots__ = ("altered", "executed", "lock", "ours", "over")
+    __slots__ = ("altered", "executed", "lock", "ours", "over", "trespass")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Held by the thread that is inside SQLite.
@@ -72,6 +80,8 @@ class GuardedConnection(sqlite3.Connection):
         self.over = False
         #: Whether a handler has left something in it that is not for the next one.
         self.altered = False
+        #: How the handler has tried to begin or end a transaction.
+        self.trespass: str | None = None
         #: Whether the handler that has it now has had anything executed.
         self.executed = False
         super().__init__(*args, **kwargs)
@@ -87,6 +97,12 @@ class GuardedConnection(sqlite3.Connection):
             if not self.in_transaction:
                 raise TransactionEnded(LOST)
             self.executed = True
+
+    def explain(self, error: sqlite3.Error) -> None:
+        """Raises what SQLite's "not authorized" means, where that is what it says."""
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_AUTH and self.trespass is not None and not self.ours:
+            raise trespassed(self.trespass) from error
 
     def cursor(self, factory: Any = None) -> Any:
         if self.over:
@@ -150,7 +166,11 @@ class GuardedCursor(sqlite3.Cursor):
         connection = self.connection
         with connection.lock:
             connection.check()
-            return super().executescript(script)
+            try:
+                return super().executescript(script)
+            except sqlite3.DatabaseError as error:
+                connection.explain(error)
+                raise
 
     def __next__(self) -> Any:
         connection = self.connection
@@ -199,7 +219,11 @@ def _entering(name: str) -> Callable[..., Any]:
     def enter(self: GuardedConnection, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
             self.check_open()
-            return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except sqlite3.DatabaseError as error:
+                self.explain(error)
+                raise
 
     return enter
 
@@ -221,7 +245,11 @@ def _mode(name: str) -> property:
     def set_mode(self: GuardedConnection, value: object) -> None:
         with self.lock:
             self.check_open()
-            attribute.__set__(self, value)
+            try:
+                attribute.__set__(self, value)
+            except sqlite3.DatabaseError as error:
+                self.explain(error)
+                raise
 
     return property(attribute.__get__, set_mode)
 

@@ -66,7 +66,7 @@ class Link:
     """An open file and what outlives a request: whose turn it is, the keys it has locked, and the second connection for
     short work."""
 
-    __slots__ = ("_light", "_open_light", "connection", "locks", "process", "trespass")
+    __slots__ = ("_light", "_open_light", "connection", "locks", "process")
 
     def __init__(
         self, connection: GuardedConnection, open_light: Callable[[], sqlite3.Connection], locks: KeyLocks
@@ -75,7 +75,6 @@ class Link:
         self._open_light = open_light
         self._light: sqlite3.Connection | None = None
         self.locks = locks
-        self.trespass: str | None = None
         self.process = os.getpid()
         locks.offer(connection)
         connection.set_authorizer(self._authorize)
@@ -173,7 +172,7 @@ class Link:
         if self.connection.ours or action in _READS:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_TRANSACTION:
-            self.trespass = operation
+            self.connection.trespass = operation
             return sqlite3.SQLITE_DENY
         if (
             action == sqlite3.SQLITE_ATTACH
