@@ -152,7 +152,7 @@ async def test_waits_grow_and_are_jittered(world: World) -> None:
 
 
 async def test_a_handler_that_returns_something_has_failed(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    async def handler(given: Message, tx: Transaction[Any]) -> str:
+    async def handler(given: Message, tx: Transaction[Any]) -> Any:
         await world.write(tx, given.id)
         return "done"
 

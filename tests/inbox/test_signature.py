@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import pytest
+from fastapi import Depends as FastApiDepends
 
 from onefold import Delivery, Depends, Message, Transaction
 from onefold.errors import ConfigurationError
@@ -127,6 +128,49 @@ def yields(message: Message) -> Iterator[None]:
 )
 def test_what_cannot_be_filled_in_is_refused_at_definition(handler: Callable[..., Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
+        consumer(handler)
+
+
+def returns_text(message: Message) -> str:
+    return ""
+
+
+async def returns_numbers(message: Message) -> list[int]:
+    return []
+
+
+@pytest.mark.parametrize("handler", [returns_text, returns_numbers])
+def test_a_handler_that_says_it_returns_something_is_refused_at_definition(handler: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match="a handler returns None, and raises to say that it failed"):
+        consumer(handler)
+
+
+def may_return(message: Message) -> str | None:
+    return None
+
+
+def never_returns(message: Message) -> NoReturn:
+    raise ValueError
+
+
+def returns_a_type_for_type_checkers(message: Message) -> Order:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("handler", [may_return, never_returns, returns_a_type_for_type_checkers, lambda message: None])
+def test_one_that_may_return_none_is_not(handler: Callable[..., Any]) -> None:
+    consumer(handler)
+
+
+def asks_fastapi(message: Message, found: Annotated[str, FastApiDepends(awaited)]) -> None: ...
+
+
+def asks_fastapi_in_old_style(message: Message, found: str = FastApiDepends(awaited)) -> None: ...
+
+
+@pytest.mark.parametrize("handler", [asks_fastapi, asks_fastapi_in_old_style])
+def test_the_depends_of_fastapi_is_refused_and_ours_is_named(handler: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"Depends of fastapi.*from onefold import Depends"):
         consumer(handler)
 
 

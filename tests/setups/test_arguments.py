@@ -256,3 +256,16 @@ def test_a_missing_broker_client_is_named_once(sqlite_path: Path, monkeypatch: p
     with pytest.raises(ConfigurationError, match="a broker at nats://") as found, once.relaying():
         pass
     assert found.value.__suppress_context__
+
+
+@pytest.mark.parametrize("block", ["relaying", "consuming", "transaction", "reaping"])
+async def test_a_block_that_is_awaited_says_how_it_is_entered(sqlite_path: Path, block: str) -> None:
+    asynchronous, threaded = AsyncOnefold(sqlite_path), Onefold(sqlite_path)
+    for once, entered in ((asynchronous, "`async with once."), (threaded, "`with once.")):
+        once.consumer("shipping", topic="order.placed")(lambda message: None)
+        with pytest.raises(ConfigurationError) as caught:
+            await getattr(once, block)()
+        assert f"once.{block}()" in str(caught.value)
+        assert entered in str(caught.value)
+    await asynchronous.close()
+    threaded.close()

@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
@@ -20,7 +20,7 @@ from onefold._kernel.hooks import Due, Hooks
 from onefold._kernel.lanes import TaskLane, ThreadLane, name_of
 from onefold._kernel.misuse import nothing_executed
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold.errors import MessageInvalid, ProgrammerError, StoreUnavailable
+from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable
 
 H = TypeVar("H")
 P = ParamSpec("P")
@@ -30,10 +30,15 @@ _log = logging.getLogger("onefold.transaction")
 _NOT_BEGUN = "the request's transaction has not begun"
 
 _ENDED = (
-    "the request's transaction is over: its answer has been given. Work that follows the answer (background tasks, the "
-    "rest of a stream) needs a connection of its own"
+    "the transaction is over: its request has been answered, its message handled, or its block has ended. Work that "
+    "follows (background tasks, the rest of a stream) needs a connection or a transaction of its own"
 )
 
+
+NOT_GIVEN = (
+    "FastAPI gives a handler, and what it depends on, its transaction where the parameter is annotated with Tx: write "
+    "`tx: Tx[...]`, with `from onefold.http.fastapi import Tx`, as in Tx[AsyncSqlite] or Tx[asyncpg.Connection]"
+)
 
 _PLAIN_DEF = (
     "the handler is a plain `def`, and {} of AsyncOnefold has to be awaited: nothing would be executed. Write `async "
@@ -171,6 +176,11 @@ class Transaction(Generic[H]):
         self.in_plain_def = self.development = False
         #: The sessions that work inside this transaction.
         self.joined: list[Joined] = []
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> Never:
+        """Asked for by FastAPI, of a parameter that it would read from the request."""
+        raise ConfigurationError(NOT_GIVEN)
 
     @property
     def connection(self) -> H:

@@ -40,6 +40,9 @@ class _OnThreads(Generic[T]):
 
     async def __aexit__(self, *_: object) -> None: ...
 
+    def __await__(self) -> Never:
+        raise ConfigurationError(f"{self._name} of Onefold is not awaited, but entered: `with {self._name}`")
+
 
 class _OnTasks(Generic[T]):
     """Entered with `async with`."""
@@ -63,6 +66,9 @@ class _OnTasks(Generic[T]):
         )
 
     def __exit__(self, *_: object) -> None: ...
+
+    def __await__(self) -> Never:
+        raise ConfigurationError(f"{self._name} of AsyncOnefold is not awaited, but entered: `async with {self._name}`")
 
 
 def on_threads(inner: AbstractContextManager[T, Any], name: str) -> AbstractContextManager[T]:

@@ -26,8 +26,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
+from onefold._kernel.transaction import NOT_GIVEN
+from onefold.errors import ConfigurationError
 from onefold.http.identity import PlainAsgi, rendered
-from onefold.http.marks import is_async, note_outside, policy_of
+from onefold.http.marks import is_async, mark_of, note_outside, policy_of
 from onefold.http.messages import Request, Response
 from onefold.http.policy import METHODS, Policy, Route
 from onefold.http.readiness import Endpoint
@@ -202,7 +204,18 @@ def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[Endpoint]:
             methods = (name for name in _CLASS_METHODS if hasattr(endpoint, name.lower()))
             yield from (Endpoint(frozenset({name}), path, getattr(endpoint, name.lower())) for name in methods)
         elif endpoint is not None:
+            _check_transaction(original, endpoint)
             yield Endpoint(frozenset(getattr(route, "methods", None) or ()), path, endpoint)
+
+
+def _check_transaction(route: Any, endpoint: object) -> None:
+    """Refuse a `tx` that FastAPI would read from the query, because it does not say what it is."""
+    found = mark_of(endpoint)
+    asked = getattr(getattr(route, "dependant", None), "query_params", ())
+    if found is None or all(field.name != "tx" for field in asked):
+        return
+    if inspect.signature(found.function).parameters["tx"].annotation in (inspect.Parameter.empty, Any, "Any"):
+        raise ConfigurationError(f"the parameter tx of {found.name} would be read from the query. {NOT_GIVEN}")
 
 
 _CLASS_METHODS = ("GET", "HEAD", "OPTIONS", *sorted(METHODS))

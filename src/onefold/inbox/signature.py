@@ -15,6 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
+from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias, get_args, get_origin
 
 from onefold._kernel.messages import Message
@@ -143,7 +144,7 @@ class _Reader:
         found: list[Parameter] = []
         skipped = False
         for index, parameter in enumerate(parameters):
-            annotation = _resolved(function, parameter)
+            annotation = _resolved(function, parameter.annotation)
             value = self._meant(parameter, annotation, (*path, function))
             if value is None and not path:
                 value = self._by_place(index, parameter, annotation)
@@ -157,12 +158,24 @@ class _Reader:
         kind = kind_of(function)
         if not path and (not found or "generator" in kind):
             raise self._refusal(function, None, path)
+        if not path:
+            self._check_returned(function)
         if path and "async" in kind and not self._awaits:
             raise ConfigurationError(
                 f"the handler of consumer {self._consumer!r} is a plain def, and cannot await its dependency "
                 f"{_name(function)}: make the handler async, or the dependency a plain def"
             )
         return Signature(function, tuple(found), kind)
+
+    def _check_returned(self, function: Callable[..., Any]) -> None:
+        """Refuse a handler whose every message would fail, because it says that it returns something else than None."""
+        said = _resolved(function, inspect.signature(function).return_annotation)
+        plain = get_origin(said) or said
+        if isinstance(plain, type) and plain not in (*_NOTHING, NoneType, UnionType):
+            raise ConfigurationError(
+                f"the handler of consumer {self._consumer!r} is {_name(function)}(...) -> {said!r:.200}; a handler "
+                "returns None, and raises to say that it failed"
+            )
 
     def _meant(
         self, parameter: inspect.Parameter, annotation: object, path: tuple[object, ...]
@@ -174,6 +187,13 @@ class _Reader:
         depends = next((each for each in (*metadata, parameter.default) if isinstance(each, Depends)), None)
         if depends is not None:
             return self._needed(depends, kind, parameter, path)
+        foreign = next((each for each in (*metadata, parameter.default) if _is_foreign_depends(each)), None)
+        if foreign is not None:
+            raise ConfigurationError(
+                f"consumer {self._consumer!r}: parameter {parameter.name!r} has the Depends of "
+                f"{type(foreign).__module__.partition('.')[0]}, which a consumer cannot use: write `from onefold "
+                "import Depends`, whose functions take what a handler takes"
+            )
         given = _given(kind)
         if given is not None:
             return given
@@ -244,9 +264,9 @@ def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", function))
 
 
-def _resolved(function: Any, parameter: inspect.Parameter) -> object:
-    """What the parameter is said to be. A name that cannot be looked up (TYPE_CHECKING) stays a string."""
-    annotation = parameter.annotation
+def _resolved(function: Any, annotation: object) -> object:
+    """What is said of a parameter, or of what is returned. A name that cannot be looked up (TYPE_CHECKING) stays a
+    string."""
     if not isinstance(annotation, str):
         return annotation
     function = inspect.unwrap(_whole(function))
@@ -295,6 +315,11 @@ def _given(kind: object) -> Given | None:
     if "Message" in names:
         return "message"
     return "tx" if "Transaction" in names else next((session for session in _SESSIONS if session in names), None)
+
+
+def _is_foreign_depends(mark: object) -> bool:
+    """FastAPI's, FastStream's, taskiq's: known by what they are called and have in common."""
+    return "Depend" in type(mark).__name__ and hasattr(mark, "dependency")
 
 
 def _is_model(kind: object) -> bool:

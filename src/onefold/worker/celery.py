@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onefold._kernel.arguments import named_arguments
 from onefold._kernel.extras import missing_extra
 
 try:
@@ -21,9 +22,10 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "celery") from None
 
 from onefold.worker.ledger import RETENTION_S
-from onefold.worker.task_queues import TRIES, Handling, in_transaction, refuse
+from onefold.worker.task_queues import TRIES, Handling, in_place_of, in_transaction, refuse
 
 
+@named_arguments("handled_once", hints={"task": in_place_of("app.task")})
 def handled_once(
     once: Handling,
     consumer: str,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onefold._kernel.arguments import named_arguments
 from onefold._kernel.extras import missing_extra
 
 try:
@@ -22,9 +23,10 @@ from dramatiq import Broker, Message, get_broker
 
 from onefold.errors import ConfigurationError
 from onefold.worker.ledger import RETENTION_S
-from onefold.worker.task_queues import Handling, in_transaction
+from onefold.worker.task_queues import Handling, in_place_of, in_transaction
 
 
+@named_arguments("handled_once", hints={"actor": in_place_of("dramatiq.actor")})
 def handled_once(
     once: Handling,
     consumer: str,

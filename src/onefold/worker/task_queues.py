@@ -32,6 +32,11 @@ class Handling(Protocol):
     def handling(self) -> Callable[..., Any]: ...
 
 
+def in_place_of(decorator: str) -> str:
+    """What a decorator of the queue that is not given is told to be."""
+    return f"{decorator}, and this stands in the place of @{decorator}: @handled_once(once, 'fulfilment', {decorator})"
+
+
 def in_transaction(
     once: Handling,
     consumer: str,

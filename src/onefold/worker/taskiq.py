@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
+from onefold._kernel.arguments import named_arguments
 from onefold._kernel.extras import missing_extra
 
 try:
@@ -23,7 +24,7 @@ except ModuleNotFoundError as error:
 
 from onefold.errors import ConfigurationError
 from onefold.worker.ledger import RETENTION_S
-from onefold.worker.task_queues import TRIES, Handling, in_transaction, refuse
+from onefold.worker.task_queues import TRIES, Handling, in_place_of, in_transaction, refuse
 
 _CONTEXT: Final = inspect.Parameter(
     "onefold_context", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Context, TaskiqDepends()]
@@ -32,6 +33,7 @@ _CONTEXT: Final = inspect.Parameter(
 _log = logging.getLogger("onefold.consumer")
 
 
+@named_arguments("handled_once", hints={"task": in_place_of("broker.task")})
 def handled_once(
     once: Handling,
     consumer: str,
