@@ -231,9 +231,9 @@ def test_the_operations_of_a_place() -> None:
     assert operations_of("POST", "//<tenant>.*/pay", None, placed=True) == ("POST //{}.*/pay",)
 
 
-def store_as_0_1(path: Path, asked_path: str) -> None:
+def store_as_0_1(path: Path, asked_path: str, operation: str = "POST /pay") -> None:
     """The record that onefold 0.1 made of `POST /pay`, wherever its application was."""
-    digest = Scope("acme", "POST /pay").digest("k")
+    digest = Scope("acme", operation).digest("k")
     asked = Asked(asked_path, b"", "application/json", b'{"cents":5}')
     printed = earlier_fingerprint(asked, canonical_json, key=digest)
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
@@ -255,6 +255,26 @@ async def test_a_record_of_0_1_is_found_below_its_own_mount_only(sqlite_path: Pa
     found = [await post(app, f"/{name}/pay") for name in ("us", "eu", "us")]
     own = (200, "of 0.1", True) if earlier_records else (200, "eu", False)
     assert found == [(200, "us", False), own, (200, "us", True)]
+    await once.close()
+
+
+@pytest.mark.parametrize(("operation", "replayed"), [("/pay/{id}", True), ("/pay/{}", False)])
+async def test_a_record_of_0_1_is_found_below_its_mount_by_the_name_its_parameter_had(
+    sqlite_path: Path, operation: str, replayed: bool
+) -> None:
+    once = AsyncOnefold(str(sqlite_path), principal=account_of)
+    await once.migrate()
+    store_as_0_1(sqlite_path, "/eu/pay/17", "POST /pay/{id}")
+    inner, app = FastAPI(), FastAPI()
+
+    @inner.post("/pay/{order_id}")
+    @once.idempotent(writes=False, operation=operation)
+    async def pay() -> str:
+        return "new"
+
+    once.install(inner)
+    app.mount("/eu", inner)
+    assert await post(app, "/eu/pay/17") == (200, "of 0.1" if replayed else "new", replayed)
     await once.close()
 
 

@@ -103,6 +103,28 @@ def test_a_record_of_the_previous_release_outlives_changes_of_its_route(stage: S
     assert stage.runs == 0
 
 
+RENAMED: dict[str, Settings] = {"POST /orders/{order_id}/refunds": {"operation": "/orders/{id}/refunds"}}
+
+
+def test_a_parameter_is_renamed_by_an_operation_with_the_name_that_the_previous_release_had(stage: Stage) -> None:
+    restore(stage.address)
+    post = stage.serve(RENAMED)
+    assert post(REFUND)[::2] == (201, True)
+    assert post(REFUND._replace(body=b"{}"))[0] == 422
+    assert stage.runs == 0
+    new = REFUND._replace(key="new")
+    assert post(new)[:2] == (201, b"ran")
+    assert stored(stage, earlier_digest(new)) == [(2,)], "the signpost is where the previous release looks"
+
+
+def test_a_route_that_moved_does_not_run_again_what_the_previous_release_has_done(stage: Stage) -> None:
+    restore(stage.address)
+    post = stage.serve({"POST /v2/refunds/{order}": {"operation": "/orders/{id}/refunds"}})
+    # It compared whole paths: no path but the old one is the same request.
+    assert post(REFUND._replace(path="/v2/refunds/17"))[0] == 422
+    assert stage.runs == 0
+
+
 def test_a_form_of_the_previous_release_is_still_compared_by_its_bytes(stage: Stage) -> None:
     restore(stage.address)
     scene = next(scene for scene in SCENES if scene.key == "form")
@@ -214,6 +236,16 @@ def test_what_the_previous_release_has_in_flight_is_in_flight(postgres_dsn: str,
             assert post(scene)[0] == 409
             assert post(scene._replace(body=b"{}"))[0] == 422
         assert post(scene)[0] == 201
+
+
+def test_what_the_previous_release_has_in_flight_is_so_under_the_name_it_had(postgres_dsn: str) -> None:
+    with ExitStack() as stack:
+        stage = Stage(postgres_dsn, stack)
+        post = stage.serve(RENAMED)
+        with previous_release_runs(postgres_dsn, REFUND, "POST /orders/{id}/refunds"):
+            assert post(REFUND)[0] == 409
+            assert post(REFUND._replace(body=b"{}"))[0] == 422
+        assert post(REFUND)[0] == 201
 
 
 def test_what_cannot_be_told_apart_in_flight_is_a_conflict_and_never_a_mismatch(postgres_dsn: str) -> None:

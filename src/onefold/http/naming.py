@@ -6,7 +6,8 @@ its mount. Two applications on one database may have the same routes, and must n
 
 A route that moves keeps its keys by an `operation` of its own. onefold 0.1 had the names of parameters in it, and no
 place, and a deploy may have been before an `operation` was given: while `earlier_records` is on, keys stored under
-those names are found, and requests that run under them are seen.
+those names are found, and requests that run under them are seen. The names of parameters that 0.1 had are today's, and
+those of the `operation`, if that is a template.
 """
 
 from __future__ import annotations
@@ -56,9 +57,25 @@ def operations_of(method: str, template: str, given: str | None, placed: bool = 
 
     A `placed` template has a place in it that onefold 0.1 did not name, so that is none of its names.
     """
-    names = (given or template, template)
-    nameless, automatic = (f"{method} {_PARAMETER.sub('{}', name)}" for name in names)
-    return tuple(dict.fromkeys((nameless, automatic if placed else f"{method} {template}", automatic)))
+    nameless, automatic = (f"{method} {_without_names(name)}" for name in (given or template, template))
+    if placed:
+        return tuple(dict.fromkeys((nameless, automatic)))
+    before = [f"{method} {template}", automatic]
+    if given is not None:
+        # The signpost stands at the first. Of a route that has moved, a deploy before this one knows only its template.
+        before.insert(0 if nameless == automatic else 1, f"{method} {given}")
+    return tuple(dict.fromkeys((nameless, *before)))
+
+
+def _without_names(template: str) -> str:
+    return _PARAMETER.sub("{}", template)
+
+
+@lru_cache(maxsize=1024)
+def _as_given(unplaced: str, given: str | None) -> str:
+    """The template as onefold 0.1 had it: with the names of parameters that are given, if they are."""
+    nameless = _without_names(given or "")
+    return given if given and given != nameless == _without_names(unplaced) else unplaced
 
 
 def scopes_of(principal: str, method: str, route: Route, naming: Naming) -> tuple[Scope, ...]:
@@ -100,7 +117,8 @@ def ask_of(
     tells_places = False
     if naming.earlier_records:
         if route.unplaced is not None:
-            unplaced = Scope(principal, f"{request.method} {route.unplaced}").digest(key)
+            name = _as_given(route.unplaced, policy.operation)
+            unplaced = Scope(principal, f"{request.method} {name}").digest(key)
             # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the
             # host.
             tells_places = route.earlier is None and "//" not in route.place and request.path_below_root != request.path

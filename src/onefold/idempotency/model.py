@@ -106,7 +106,7 @@ class Ask(NamedTuple):
     key_ms: int | None = None
     """When the key was minted (UUIDv7), for routes that refuse late retries; None lets expired keys run anew."""
     earlier: tuple[bytes, ...] = ()
-    """What a release or deploy before calls the same intent: two at most. A settle leaves a signpost at the first."""
+    """What a release or deploy before calls the same intent: three at most. A settle leaves a signpost at the first."""
     unplaced: bytes | None = None
     """What onefold 0.1 calls the intent, and calls those of other mounts and hosts too: looked at, never written."""
     tells_places: bool = False
