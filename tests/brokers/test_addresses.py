@@ -67,6 +67,19 @@ def test_an_address_that_cannot_be_read_is_refused_when_the_broker_is_made(
         broker(f"{scheme}://{rest}")
 
 
+@pytest.mark.parametrize("servers", ["nats://", "nats://:4222", "", ["nats://127.0.0.1:4222", "tls://"], []])
+def test_an_address_of_nats_without_a_host_is_refused_when_the_broker_is_made(servers: str | list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"names no server.*nats://host:4222"):
+        NatsBroker(servers)
+
+
+async def test_an_option_that_the_client_of_nats_refuses_is_the_cause_that_is_told() -> None:
+    async def connection_lost() -> None: ...
+
+    with pytest.raises(BrokerUnavailable, match="callbacks must be coroutine functions"):
+        await NatsBroker("nats://127.0.0.1:1", options={"closed_cb": lambda: connection_lost}).open()
+
+
 @pytest.mark.parametrize("broker", _BROKERS.values())
 def test_an_address_of_another_kind_is_refused_when_the_broker_is_made(broker: Callable[[str], Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"'http://host'.*must begin with"):

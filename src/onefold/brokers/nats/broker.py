@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from onefold._kernel.extras import missing_extra
 
@@ -92,8 +93,11 @@ class NatsBroker:
         self._trim = trim
         self._wanted = wanted(stream, self.prefix, replicas=replicas, duplicate_window_s=duplicate_window_s)
         self._servers = [servers] if isinstance(servers, str) else list(servers)
-        for server in self._servers:
-            check_address("NatsBroker", server if "://" in server else f"nats://{server}", _SCHEMES)
+        for server in self._servers or [""]:
+            address = server if "://" in server else f"nats://{server}"
+            check_address("NatsBroker", address, _SCHEMES)
+            if urlsplit(address).hostname is None:
+                raise ConfigurationError(f"NatsBroker({redact(address)!r}) names no server: write nats://host:4222")
         self._options = dict(options or {})
         self._connecting = asyncio.Lock()
         self._link: Link | None = None
