@@ -47,6 +47,21 @@ def test_an_address_is_shown_without_its_secrets(given: str, shown: str) -> None
     assert "sec" not in redact(given)
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/v1/refunds?token=secret", "/v1/refunds"),
+        ("/orders/17/customer-subscription-refunds", "/orders/17/customer-subscription-refunds"),
+        ("/bot110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw/sendMessage", "/.../sendMessage"),
+        ("/services/T0000/B0000/aVeryLongTokenWithoutDigits", "/services/T0000/B0000/..."),
+        ("/hooks/0192f0c1-7f3a-7b6e-8c51-3d2a9e4b5f60/run", "/hooks/.../run"),
+        ("/hooks/%41aaaaaaaaaaaaaaaaaaa", "/hooks/..."),
+    ],
+)
+def test_a_path_that_is_asked_for_is_shown_without_what_may_be_a_token(path: str, shown: str) -> None:
+    assert redact(f"https://api.test{path}", with_path=True) == f"https://api.test{shown}"
+
+
 @given(
     scheme=st.sampled_from(["redis", "nats", "amqp", "postgresql", "https", "kafka", "redsi"]),
     before=st.text(alphabet="abc@:/?#[],%", max_size=8),
