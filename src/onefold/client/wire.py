@@ -168,7 +168,7 @@ def checked(wire: Wire[Any], name: str, value: object, *, least: int) -> None:
 
 
 def target(wire: Wire[Any]) -> str:
-    """Where a request goes, for people: without user, password and query, and without what may be a token in the path."""
+    """Where a request goes, for people: without user, password, query, and what may be a token in the path."""
     return f"{wire.method} {redact(wire.address(), with_path=True)}"
 
 

@@ -164,7 +164,8 @@ class Journal:
     ) -> IntentReused | IntentExpired | None:
         forget = f"`onefold intents forget {quote(intent)}`"
         if entry.fingerprint != fingerprint and NOT_ASKED_YET not in (entry.fingerprint, fingerprint):
-            same = " (the method and the address are the same, so the query or the body differs)"
+            hidden = ", what is hidden of the path" if "..." in target else ""
+            same = f" (the method and the address are the same, so the query{hidden} or the body differs)"
             return IntentReused(
                 f"intent {intent!r} names {entry.target}, claimed {entry.age_s:.0f} s ago; it cannot name {target} as "
                 f"well{same if entry.target == target else ''}. Give this call an intent of its own, or {forget} if "
