@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from onefold import Onefold, single_principal
 from onefold._kernel.effects import Boundary, Statement
@@ -478,6 +478,20 @@ def test_another_dialect_is_refused_by_name() -> None:
 def test_a_database_in_memory_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="memory"):
         SqlalchemyDatabase(create_engine(url, poolclass=QueuePool))
+
+
+def test_a_database_in_memory_is_refused_with_the_pool_of_one_connection_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"memory.*sqlite:///file\.db.*tests"):
+        SqlalchemyDatabase(create_engine("sqlite://", poolclass=StaticPool))
+
+
+def test_a_pool_that_gives_one_connection_to_all_is_refused(sqlite_path: Path) -> None:
+    refused = pytest.raises(ConfigurationError, match=r"StaticPool.*one connection.*QueuePool")
+    with refused:
+        SqlalchemyDatabase(create_engine(f"sqlite:///{sqlite_path}", poolclass=StaticPool))
+    for url in (f"sqlite+aiosqlite:///{sqlite_path}", "postgresql+asyncpg://127.0.0.1:1/none"):
+        with refused:
+            AsyncSqlalchemyDatabase(create_async_engine(url, poolclass=StaticPool))
 
 
 def test_the_sync_half_of_an_async_engine_is_refused(sqlite_path: Path) -> None:

@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "sqlalchemy") from None
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold.db.errands import Errands
@@ -243,7 +244,13 @@ def _dialect(engine: Engine) -> str:
         file = engine.url.database
         if not file or ":memory:" in file or "mode=memory" in str(engine.url):
             raise ConfigurationError(
-                "the engine's SQLite database exists in memory only, where connections do not see each other; "
-                "name a file: sqlite:///file.db"
+                "the engine's SQLite database exists in memory only, where connections do not see each other, or are "
+                "one (StaticPool); name a file: sqlite:///file.db, in tests one in a temporary directory"
             )
+    if isinstance(engine.pool, StaticPool):
+        raise ConfigurationError(
+            "the engine's StaticPool has one connection and gives it to all requests at once, which would end each "
+            "other's transactions; leave poolclass out, or give QueuePool (on asyncio AsyncAdaptedQueuePool) or "
+            "NullPool"
+        )
     return _DIALECTS[name]
