@@ -212,6 +212,7 @@ def _taken(connection: Connection, place: Place) -> SqlalchemyConnection:
             taken.schema = place.read(taken.fetch(FIND_TABLES))
         return taken
     except BaseException:
+        connection.invalidate()  # it is no longer as it came, and the pool would give it to the application
         connection.close()
         raise
 

@@ -126,6 +126,10 @@ class SqlalchemyConnection:
             with suppress(exc.SQLAlchemyError, vendor_error, OSError), self.handed_out.our_turn():
                 self._rest(keep=False)
             raise mapped(self._connection, error) from error
+        except BaseException:  # a time limit, a signal: the application may be given this connection next
+            with suppress(Exception):
+                self._end_alone()
+            raise
 
     @property
     def _our_turn(self) -> bool:
@@ -168,7 +172,13 @@ class SqlalchemyConnection:
     def _begin_alone(self) -> None:
         """A statement outside a transaction, while no handler has the connection."""
         if self._begun is None and not self.handed:
+            self._alone = True  # first: what follows may be interrupted when it is done
             self._alone = self._level.commit_each()
+
+    def _end_alone(self) -> None:
+        if self._alone:
+            self._level.commit_together()
+            self._alone = False
 
     def _begin(self, level: str | None) -> None:
         """None: at the level that the application chose."""
@@ -202,9 +212,7 @@ class SqlalchemyConnection:
 
     def _rest(self, *, keep: bool) -> None:
         """The end of our turn. What was done outside a transaction is over: nothing of ours stays open."""
-        if self._alone:
-            self._alone = False
-            self._level.commit_together()
+        self._end_alone()
         if self._begun is None and self._connection.in_transaction():
             if keep:
                 self._connection.commit()

@@ -1,0 +1,84 @@
+"""SQLAlchemy: what interrupts a statement of ours, a time limit of the application's for example, leaves no connection
+in its pool that commits in another way than it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+
+from onefold._kernel.effects import Statement
+from onefold.db.sqlalchemy import SqlalchemyDatabase
+from onefold.errors import ConfigurationError
+
+LOOK = Statement("SELECT 1")
+
+
+class OutOfTime(Exception):
+    """As Celery has it, from a signal: at any line."""
+
+
+@pytest.fixture(params=["psycopg", "psycopg2"])
+def url(request: pytest.FixtureRequest, postgres_dsn: str) -> str:
+    return f"postgresql+{request.param}://{postgres_dsn.partition('://')[2]}"
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE thing (id int)"))
+    yield engine
+    engine.dispose()
+
+
+def interrupt(engine: Engine, number: int) -> None:
+    """From here on, the statement of this number is the one that is interrupted."""
+    statements = iter(range(1, 1000))
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def after(*_: Any) -> None:
+        if next(statements) == number:
+            raise OutOfTime
+
+
+def count_after_a_rollback(engine: Engine) -> object:
+    """How many rows of a transaction of the application's are kept that it rolls back."""
+    with engine.connect() as connection:
+        connection.execute(text("INSERT INTO thing VALUES (1)"))
+        connection.rollback()
+        return connection.scalar(text("SELECT count(*) FROM thing"))
+
+
+def test_interrupted_while_it_is_taken_a_connection_is_not_left_to_commit_each_statement(engine: Engine) -> None:
+    interrupt(engine, 1)
+    with pytest.raises(OutOfTime):
+        SqlalchemyDatabase(engine).acquire()
+    assert count_after_a_rollback(engine) == 0
+
+
+def test_interrupted_in_a_statement_a_connection_does_not_go_back_as_one_that_commits_each(engine: Engine) -> None:
+    connection = SqlalchemyDatabase(engine).acquire()
+    interrupt(engine, 1)
+    with pytest.raises(OutOfTime):
+        connection.fetch(LOOK)
+    connection.release()
+    assert count_after_a_rollback(engine) == 0
+
+
+def test_a_connection_that_is_refused_still_commits_each_statement_of_its_application(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigurationError("there are no tables")
+
+    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1, isolation_level="AUTOCOMMIT")
+    monkeypatch.setattr("onefold.db.postgres.Place.read", refuse)
+    with pytest.raises(ConfigurationError):
+        SqlalchemyDatabase(engine).acquire()
+    with engine.connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        assert driver.autocommit
+    engine.dispose()
