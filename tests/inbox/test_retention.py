@@ -51,7 +51,7 @@ def test_a_ledger_that_forgets_before_the_broker_does_is_refused() -> None:
         ({"name": "a b"}, "consumer name 'a b'"),
         ({"topics": ()}, "topics"),
         ({"topics": "order.placed"}, "topics"),
-        ({"topics": ("a b",)}, "topics"),
+        ({"topics": ("a b",)}, "the topic 'a b'"),
         ({"order": "backwards"}, "order='backwards'"),
         ({"order": "strict", "batch": 10}, "keeps no order"),
         ({"batch": 0}, "batch=0"),
