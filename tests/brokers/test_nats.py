@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -418,3 +419,11 @@ async def test_who_died_while_changing_a_consumer_keeps_nobody_from_it(
         with pytest.raises(TimeoutError):
             await held
     assert await subjects_of(jetstream, stream) == {"orders", "payments"}
+
+
+async def test_a_wrong_password_is_told_as_such(nats: PrivateNats, stream: str) -> None:
+    broker = NatsBroker(re.sub(":[^:@/]+@", ":wrong@", nats.url), stream=stream)
+    with pytest.raises(ConfigurationError, match=r"does not let us in.*user and password") as caught:
+        await broker.open()
+    assert "wrong" not in str(caught.value)
+    await broker.close()

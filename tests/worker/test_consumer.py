@@ -333,6 +333,18 @@ async def test_health_is_how_long_ago_a_consumer_got_round(world: World) -> None
         await until(lambda: consumers.alive()["billing"] < 1)
 
 
+async def test_a_broker_that_is_absent_from_the_start_makes_nobody_unwell(world: World) -> None:
+    broker = MemoryBroker()
+    broker.down = True
+    consumers = consuming(world, broker)
+    async with running(consumers):
+        await until(lambda: broker.opened > 1)
+        stations = [gate.station for gate in consumers._gates]
+        began_at = [station.turned_at for station in stations if station is not None]
+        await until(lambda: [station.turned_at for station in stations if station is not None] > began_at)
+        assert len(began_at) == 1
+
+
 async def test_trouble_with_our_own_code_is_logged_and_survived(world: World, caplog: pytest.LogCaptureFixture) -> None:
     made: list[Any] = []
 

@@ -68,10 +68,12 @@ class Consuming:
     async def _open(self, stop: asyncio.Event, opened: asyncio.Event) -> None:
         patience = Patience()
         while not (stop.is_set() or opened.is_set()):
+            for gate in self._gates:
+                gate.turn()
             try:
                 await resist(self._broker.open())
                 opened.set()
             except (BrokerUnavailable, Interrupted) as error:
                 if patience.failures == 0:
-                    _log.warning("the broker is not there yet: %s", error)
+                    _log.warning("the consumers wait for their broker, which is tried again and again: %s", error)
                 await pause(stop, patience.next_s())

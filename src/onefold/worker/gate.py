@@ -76,6 +76,11 @@ class Gate:
             self._calls.end()
             await ended(watches, 0.0)
 
+    def turn(self) -> None:
+        """The broker, which it waits for, is tried once more."""
+        if self.station is not None:
+            self.station.turn()
+
     def alive(self) -> dict[str, float]:
         """How many seconds ago the consumer last got round; while it is paused, how many seconds ago it was last looked
         whether it still is. And for each handler that should have ended by now, for how many it has been running."""

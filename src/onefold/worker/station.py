@@ -89,6 +89,7 @@ class Station:
             await either(stop, opened)
             chores.append(asyncio.create_task(repeat(name, stop, self._membership.stay)))
             while not stop.is_set():
+                self.turn()
                 try:
                     subscription = await resist(self._membership.subscribe())
                 except (BrokerUnavailable, StoreError, Interrupted) as error:
@@ -104,6 +105,10 @@ class Station:
                 await ended([letters, *chores], grace_s)
             finally:
                 await self._letters.end(grace_s)
+
+    def turn(self) -> None:
+        """It gets round, though perhaps in vain: a broker that is absent is no reason for another process."""
+        self._turned_at = time.monotonic()
 
     @property
     def turned_at(self) -> float:
@@ -145,7 +150,7 @@ class Station:
     async def _receive(self, subscription: Subscription, stop: asyncio.Event) -> None:
         room = PREFETCH * self.consumer.concurrency * self.consumer.batch
         while not stop.is_set():
-            self._turned_at = time.monotonic()
+            self.turn()
             if not self._troubles.healthy.is_set():
                 await self._return(subscription)
                 await either(stop, self._troubles.healthy)

@@ -109,8 +109,13 @@ class NatsBroker:
         try:
             config = await self._find_or_make(await self.link())
             check(config, self.prefix)
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, BrokerUnavailable) and "authorization violation" in str(error).lower():
+                raise ConfigurationError(
+                    f"NATS at {', '.join(map(redact, self._servers))} does not let us in: {error.__cause__}; see the "
+                    "user and password of its address, or the options"
+                ) from error
             raise
         if self._trim is None and not is_ours(config):
             _log.warning(
