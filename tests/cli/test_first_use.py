@@ -40,6 +40,11 @@ def test_migrate_says_that_it_takes_the_database_as_an_option(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_migrate_shows_how_it_is_used() -> None:
+    [usage] = [line for line in onefold("migrate", "--help").stdout.splitlines() if "Usage:" in line]
+    assert usage.strip().endswith("migrate [OPTIONS]")
+
+
 def test_migrate_names_what_it_could_not_read(tmp_path: Path) -> None:
     assert "'payments' names no database" in one_line(onefold("migrate", "-d", "payments", cwd=tmp_path))
 

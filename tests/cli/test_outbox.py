@@ -26,7 +26,7 @@ def test_it_tells_what_waits_what_is_stopped_and_why(stopped: tuple[Shop, str]) 
     shop, event_id = stopped
     found = told(shop.onefold("outbox", "--json", ONEFOLD_DATABASE="shop.db"))
     assert (found["waiting"], found["delayed"], found["pending_cut"]) == (1, 1, False)
-    assert found["pending"] == [{"topic": "order.placed", "waiting": 1}]
+    assert found["pending"] == [{"topic": "order.placed", "waiting": 1, "destination": None}]
     assert found["oldest_s"] > 0
     assert found["relays"] == []
     [row] = found["stopped"]

@@ -22,13 +22,16 @@ def test_a_consumer_is_paused_says_so_and_is_resumed(shop: Shop) -> None:
         assert shop.shipped() == []
         [seen] = [each for each in told(shop.onefold("consumers", "list", *D, "--json")) if each["name"] == "ship"]
         assert (seen["paused_by"], seen["running"], seen["waiting"]) == ("ada", 1, 1)
+        mistyped = shop.onefold("consumers", "pause", "shipp", *D)
+        assert "no consumer 'shipp' has been seen in this database; did you mean 'ship'?" in one_line(mistyped)
+        assert shop.rows("SELECT consumer FROM onefold_pause") == [("ship",)]
         assert shop.onefold("consumers", "resume", "ship", *D).stdout == "resumed: ship\n"
         until(lambda: shop.shipped() == ["a"])
     assert "consumer 'ship' is not paused" in one_line(shop.onefold("consumers", "resume", "ship", *D))
 
 
 def test_a_consumer_that_is_started_while_it_is_paused_waits(shop: Shop) -> None:
-    shop.onefold("consumers", "pause", "ship", "--actor", "ada", *D)
+    shop.onefold("consumers", "pause", "ship", "--actor", "ada", "--yes", *D)
     with shop.started("consume", "shop:once", "--only", "ship") as consume:
         consume.until_said("consumer 'ship' is paused by ada")
         assert shop.rows("SELECT 1 FROM onefold_subscription") == []

@@ -32,6 +32,9 @@ async def test_the_report_tells_what_waits_what_is_stopped_and_who_works(stage: 
     await stage.write(("later", None), not_before=datetime.now(UTC) + timedelta(hours=1))
     found = await stage.run(report(stage.dialect))
     assert found.pending == (Pending(topic="t", waiting=2), Pending(topic="u", waiting=1))
+    await stage.execute("UPDATE onefold_outbox SET destination = 'acme' WHERE topic = 'u'")
+    found = await stage.run(report(stage.dialect))
+    assert found.pending[1] == Pending(topic="u", waiting=1, destination="acme")
     assert not found.pending_cut
     assert 0 <= found.oldest_s < 60
     assert found.delayed == 1

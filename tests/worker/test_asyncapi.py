@@ -206,3 +206,13 @@ def test_what_cannot_be_declared_is_refused(sqlite_path: Path) -> None:
         once.publishes("order placed")
     assert once.asyncapi()["info"]["title"] == "Onefold"
     once.close()
+
+
+def test_recurring_events_are_sent_and_what_is_said_of_their_topic_stays(once: AsyncOnefold) -> None:
+    once.recurring("report", cron="0 6 * * *", topic="report.due")
+    once.recurring("again", cron="0 7 * * *", topic="report.due")
+    once.recurring("count", cron="0 6 * * *", topic="order.counted")
+    document = once.asyncapi()
+    read(json.loads(json.dumps(document)))
+    assert document["operations"]["send_report_due"]["description"] == "Recurring: 0 6 * * * UTC."
+    assert "description" not in document["operations"]["send_order_counted"]

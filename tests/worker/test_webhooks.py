@@ -179,7 +179,20 @@ async def test_a_success_ends_a_run_of_failures(stage: Stage) -> None:
     async with running(stage, broker=using(stage, receivers)):
         await until(lambda: len(receivers.got["bad"]) == 1)
     [seen] = await stage.run(endpoints(stage.dialect))
-    assert (seen.failures, seen.failing_since_ms, seen.enabled) == (0, None, True)
+    assert (seen.failures, seen.failing_since_ms, seen.enabled, seen.last_error) == (0, None, True, None)
+
+
+async def test_a_success_after_it_was_enabled_takes_the_old_error_away(stage: Stage) -> None:
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    await stage.run(add(stage.dialect, "bad", BAD, ["t"]))
+    await stage.run(disable(stage.dialect, "bad", "maintenance"))
+    await stage.run(enable(stage.dialect, "bad"))
+    receivers = Listed()
+    await stage.write(("x", None))
+    async with running(stage, broker=using(stage, receivers)):
+        await until(lambda: len(receivers.got["bad"]) == 1)
+    [seen] = await stage.run(endpoints(stage.dialect))
+    assert seen.last_error is None
 
 
 async def test_an_event_whose_only_endpoint_is_disabled_meanwhile_waits_for_it(stage: Stage) -> None:

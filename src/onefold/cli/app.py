@@ -30,7 +30,7 @@ def assemble(words: Sequence[str]) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(module.command)
+            app.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     return app
 
 

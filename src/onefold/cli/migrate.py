@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,9 +15,12 @@ from onefold.db.migrate import migrate, newer, script
 from onefold.errors import ConfigurationError
 from onefold.face import MIGRATIONS
 
+#: What is given without a name is not Typer's to refuse: `_check` says how it is named.
+CONTEXT: Final = {"allow_extra_args": True}
+
 
 def command(
-    unnamed: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
+    context: typer.Context,
     database: Annotated[str, DATABASE] = "",
     show: Annotated[
         bool, typer.Option("--print", help="Print the SQL and change nothing; the database is not opened.")
@@ -25,7 +28,7 @@ def command(
 ) -> None:
     """Create or upgrade onefold's tables. Safe to run again, and from several processes at once. A SQLite file that is
     not there is made."""
-    _check(unnamed or [], database)
+    _check(context.args, database)
     if show:
         dialect = dialect_of(database)
         typer.echo(script(dialect, MIGRATIONS[dialect]))

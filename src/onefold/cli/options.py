@@ -66,5 +66,9 @@ def confirmed(question: str, *, yes: bool) -> None:
     if yes:
         return
     typer.echo(f"{question} [y/N]: ", nl=False, err=True)  # not by typer.confirm, which writes to stdout as well
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    said = sys.stdin.readline()
+    if not said:  # no terminal, and nothing that was piped
+        typer.echo(err=True)
+        raise typer.BadParameter("it is not done, because there is no answer: give --yes where no one can be asked")
+    if said.strip().lower() not in ("y", "yes"):
         raise typer.Abort

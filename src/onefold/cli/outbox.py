@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
 import typer
 
@@ -129,6 +130,8 @@ def cancel_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Take back delayed events before their time has come: they are never published."""
+    for each in ids:
+        _check_id(each)
     confirmed(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
     count = asked(database or context.obj, lambda dialect: cancel(dialect, ids))
     if as_json:
@@ -164,6 +167,15 @@ def _chosen(ids: list[str], topic: str, reason: str, destination: str, since: st
     )
 
 
+def _check_id(given: str) -> None:
+    try:
+        UUID(given)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{given!r:.100} is no id of an event: tx.publish answers one, as 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f"
+        ) from None
+
+
 def _how_many(ids: list[str] | None) -> str:
     return str(len(ids)) if ids else "all fitting"
 
@@ -191,7 +203,8 @@ def _print(whose: str, found: Report) -> None:
     typer.echo(f"outbox of {whose}")
     typer.echo(f"waiting: {more}{_waiting(found)}, the oldest for {age(found.oldest_s)}; delayed: {found.delayed}")
     if found.pending:
-        printed("\nWaiting", ("topic", "events"), [(topic.topic, topic.waiting) for topic in found.pending])
+        waiting = [(each.topic, each.destination, each.waiting) for each in found.pending]
+        printed("\nWaiting", ("topic", "endpoint", "events"), waiting)
     if found.stopped:
         _print_stopped("\nStopped", found.stopped)
     relays = [

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
-from onefold.cli.asking import asked
+from onefold.cli.asking import asked, desk
 from onefold.cli.options import ACTOR, DATABASE, NAME, acting
 from onefold.errors import ConfigurationError
-from onefold.inbox.pausing import pause, resume
+from onefold.inbox.members import named
+from onefold.inbox.model import checked_name
+from onefold.inbox.pausing import pause, pauses, resume
 
 
 def pause_command(
-    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
+    name: Annotated[str, NAME],
+    database: Annotated[str, DATABASE] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also one that was never seen here.")] = False,
 ) -> None:
     """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
     at the broker."""
-    if not asked(database, lambda dialect: pause(dialect, name, acting(actor))):
+    checked_name(name)
+    with desk(database) as place:
+        if not yes:
+            known = [*place.ask(named(place.dialect)), *(each.consumer for each in place.ask(pauses(place.dialect)))]
+            _refuse_unseen(name, known)
+        is_paused = place.ask(pause(place.dialect, name, acting(actor)))
+    if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
     typer.echo(f"paused: {name}; its processes stop receiving within seconds, until: onefold consumers resume {name}")
+
+
+def _refuse_unseen(name: str, known: Collection[str]) -> None:
+    """A pause under a name that is mistyped would look like one, while the consumer goes on."""
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigurationError(
+            f"no consumer {name!r} has been seen in this database; {meant}--yes pauses it before its first start"
+        )
 
 
 def resume_command(

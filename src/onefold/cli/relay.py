@@ -50,6 +50,10 @@ def command(
     as_json: Annotated[bool, AS_JSON_LINES] = False,
 ) -> None:
     """Publish what is in the outbox until SIGTERM or SIGINT. Run as many of them as you like."""
+    if until_empty and health_port is not None:
+        raise typer.BadParameter(
+            "--health-port is for a relay that stays; --until-empty says by its exit code how it went"
+        )
     settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s, attempts_max=attempts)
     log_to_stderr()
     make = from_target_or_addresses(context, target, database, broker)

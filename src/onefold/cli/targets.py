@@ -116,7 +116,10 @@ def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOne
     if not database:
         raise typer.BadParameter("give a target, or --database (or set ONEFOLD_DATABASE)")
     if not broker and dialect_of(database) != "sqlite":
-        raise typer.BadParameter("give --broker or set ONEFOLD_BROKER: an address, or 'local' for the database itself")
+        raise typer.BadParameter(
+            "give --broker or set ONEFOLD_BROKER, because this asks the broker too: an address, or 'local' for the "
+            "database itself"
+        )
     existing(database)
     try:
         urlsplit(broker)

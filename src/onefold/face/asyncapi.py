@@ -18,6 +18,7 @@ from onefold.brokers.connect import BrokerGiven
 from onefold.errors import ConfigurationError
 from onefold.inbox.model import Consumer
 from onefold.outbox.model import checked_topic
+from onefold.outbox.recurring import Recurring
 from onefold.outbox.write import Outbox
 from onefold.worker.payloads import PydanticPayload, schemas_of
 
@@ -43,6 +44,7 @@ class Described:
     _broker: BrokerGiven | None
     _consumers: list[Consumer]
     _published: list[Published]
+    _recurring: list[Recurring]
 
     def publishes(self, topic: str, payload: object = None, *, description: str = "") -> None:
         """Say that this application publishes events on a topic, and of which type their data is: for `asyncapi`, and
@@ -54,9 +56,18 @@ class Described:
         self._published.append(Published(topic=topic, payload=read, description=description))
 
     def asyncapi(self, *, title: str | None = None, version: str = "1.0.0") -> dict[str, Any]:
-        """An AsyncAPI 3 document: what the consumers receive, what `publishes` says, and the schemas of the data."""
+        """An AsyncAPI 3 document: what the consumers receive, what `publishes` says, recurring events, and the schemas
+        of the data."""
         named = title or self._outbox.source or type(self).__name__
-        return describe(self._consumers, self._published, self._broker, named, version)
+        return describe(self._consumers, self._sent(), self._broker, named, version)
+
+    def _sent(self) -> list[Published]:
+        """What was said, and the recurring events of which nothing was."""
+        sent = {each.topic: each for each in self._published}
+        for each in self._recurring:
+            topic = each.draft("", 0).topic
+            sent.setdefault(topic, Published(topic=topic, payload=None, description=f"Recurring: {each.rule}."))
+        return list(sent.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,12 @@ AT_ONCE: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """Events of one topic that nothing speaks against sending."""
+    """Events of one topic, or copies of them for one endpoint, that nothing speaks against sending."""
 
     topic: str
     waiting: int
+    destination: str | None = None
+    """Where they go, where that is not their topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,8 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
     sql = STATEMENTS[dialect]
 
     async def work() -> Report:
-        pending = [Pending(topic=topic, waiting=n) for topic, n in await Fetch(sql.pending(count_max))]
+        rows = await Fetch(sql.pending(count_max))
+        pending = [Pending(topic=topic, waiting=count, destination=aim) for topic, aim, count in rows]
         [(oldest_ms,)] = await Fetch(sql.oldest())
         [(delayed,)] = await Fetch(sql.delayed(count_max))
         stopped = await Fetch(sql.stopped(Chosen().values(), stopped_max))

@@ -130,7 +130,10 @@ async def disable(dialect: str, name: str, reason: str) -> int:
 
 async def note_success(dialect: str, name: str) -> int:
     """Its run of failures is over."""
-    sql = "UPDATE onefold_endpoint SET failures = 0, failing_since_ms = NULL WHERE name = $1::text AND failures > 0"
+    sql = """
+        UPDATE onefold_endpoint SET failures = 0, failing_since_ms = NULL, last_error = NULL
+        WHERE name = $1::text AND (failures > 0 OR last_error IS NOT NULL) AND disabled_at_ms IS NULL
+    """
     return await _change(dialect, sql, name)
 
 

@@ -94,7 +94,7 @@ class Directory:
     async def _note(self, dialect: str, name: str, how: _Fared) -> bool:
         """Whether the endpoint is disabled now."""
         known = self._known.get(name)
-        if how.taken and not how.gone and known is not None and not known.failures:
+        if how.taken and not how.gone and known is not None and not known.failures and known.last_error is None:
             return False
         self._read_at = float("-inf")
         if how.gone:

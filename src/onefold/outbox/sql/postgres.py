@@ -135,8 +135,9 @@ DELETE FROM onefold_outbox WHERE position IN (
 """)
 
     PENDING = qualified(f"""
-SELECT topic, count(*) FROM (SELECT topic FROM onefold_outbox WHERE {_READY} LIMIT $1::integer) AS counted
-GROUP BY topic ORDER BY topic
+SELECT topic, destination, count(*) FROM (
+    SELECT topic, destination FROM onefold_outbox WHERE {_READY} LIMIT $1::integer) AS counted
+GROUP BY topic, destination ORDER BY topic, destination
 """)
 
     #: A bucket's first row is its oldest, or near it: positions are drawn a moment before they commit.

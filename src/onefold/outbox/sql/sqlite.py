@@ -123,7 +123,8 @@ DELETE FROM onefold_outbox WHERE position IN (
 """
 
     PENDING = f"""
-SELECT topic, count(*) FROM (SELECT topic FROM onefold_outbox WHERE {_READY} LIMIT ?1) GROUP BY topic ORDER BY topic
+SELECT topic, destination, count(*) FROM (SELECT topic, destination FROM onefold_outbox WHERE {_READY} LIMIT ?1)
+GROUP BY topic, destination ORDER BY topic, destination
 """
 
     OLDEST = f"""
