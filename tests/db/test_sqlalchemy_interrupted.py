@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
-from onefold._kernel.effects import Statement
+from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.errors import ConfigurationError
 
@@ -52,6 +52,12 @@ def count_after_a_rollback(engine: Engine) -> object:
         return connection.scalar(text("SELECT count(*) FROM thing"))
 
 
+def commits_each(engine: Engine) -> object:
+    with engine.connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        return driver.autocommit
+
+
 def test_interrupted_while_it_is_taken_a_connection_is_not_left_to_commit_each_statement(engine: Engine) -> None:
     interrupt(engine, 1)
     with pytest.raises(OutOfTime):
@@ -68,6 +74,21 @@ def test_interrupted_in_a_statement_a_connection_does_not_go_back_as_one_that_co
     assert count_after_a_rollback(engine) == 0
 
 
+def test_interrupted_on_its_way_back_a_connection_still_commits_each_statement_of_its_application(url: str) -> None:
+    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1, isolation_level="AUTOCOMMIT")
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((Boundary.BEGIN, LOOK))
+
+    @event.listens_for(engine, "rollback", once=True)
+    def rolled_back(_: Connection) -> None:
+        raise OutOfTime
+
+    with pytest.raises(OutOfTime):
+        connection.release()
+    assert commits_each(engine)
+    engine.dispose()
+
+
 def test_a_connection_that_is_refused_still_commits_each_statement_of_its_application(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +99,5 @@ def test_a_connection_that_is_refused_still_commits_each_statement_of_its_applic
     monkeypatch.setattr("onefold.db.postgres.Place.read", refuse)
     with pytest.raises(ConfigurationError):
         SqlalchemyDatabase(engine).acquire()
-    with engine.connect() as connection:
-        driver: Any = connection.connection.dbapi_connection
-        assert driver.autocommit
+    assert commits_each(engine)
     engine.dispose()

@@ -89,8 +89,10 @@ class SqlalchemyConnection:
             with self._turn():
                 self._rollback()
                 self._restore()
-        finally:
-            self._close()
+        except BaseException:
+            self.throw_away()
+            raise
+        self._close()
 
     def discard(self) -> None:
         """Threads of the handler's are made to leave first: see `leaving`."""
