@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Host, Mount, Route
 
 import onefold
-from onefold import AsyncOnefold, Onefold
+from onefold import AsyncOnefold, Onefold, Quota
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.http.fastapi import Tx
 from tests.http.stages import calling, replayed
@@ -417,6 +417,14 @@ def test_a_setting_that_no_consumer_has_is_refused_by_name(threads: Onefold) -> 
 @pytest.mark.parametrize("kept", [["X-Request-Id"], ("x-request-id",), {"x-request-id"}])
 def test_headers_kept_may_be_any_collection_of_names(threads: Onefold, kept: Any) -> None:
     assert threads.policy(headers_kept=kept).headers_kept == frozenset({"x-request-id"})
+
+
+@pytest.mark.parametrize("name", ["principal", "authorize", "quota"])
+def test_a_wrong_default_is_refused_also_where_another_argument_replaces_it(sqlite_path: Path, name: str) -> None:
+    wrong: Any = {name: "p"}
+    valid: Any = {"principal": onefold.single_principal, "authorize": lambda request: None, "quota": Quota(in_flight=1)}
+    with pytest.raises(ConfigurationError, match=f"{name}.*'p'"):
+        Onefold(sqlite_path, defaults=wrong, **valid)
 
 
 @pytest.mark.parametrize("defaults", ["required", [("required", True)]])

@@ -294,6 +294,7 @@ def _checked_defaults(
     if "operation" in given:
         raise ConfigurationError("operation= names one route: it cannot stand in the defaults of all")
     merged: Settings = {**(defaults or {})}
+    policy_of_settings({"principal": single_principal, **merged})  # also what is about to be replaced
     if principal is not None:
         merged["principal"] = principal
     if authorize is not None:
