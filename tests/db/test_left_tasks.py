@@ -54,12 +54,13 @@ def address(request: pytest.FixtureRequest, sqlite_path: Path) -> tuple[str, str
 
 @pytest.mark.parametrize("end", [Boundary.COMMIT, Boundary.ROLLBACK])
 async def test_the_end_of_a_transaction_waits_for_a_statement_only_so_long(
-    end: Boundary, address: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    end: Boundary, address: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("onefold.db.sqlalchemy.handed_out.END_S", 0.1)
     async with asyncio.timeout(PATIENCE_S), left(*address) as (connection, task):
         with pytest.raises(TransactionMisused, match="still uses"):
             await connection.batch((end,))
+        assert caplog.text.count("still uses") == (end is Boundary.ROLLBACK), "a COMMIT's refusal is told as an error"
         await connection.discard()
         assert await asyncio.wait({task}, timeout=PATIENCE_S) == ({task}, set())
         assert task.exception() is not None
@@ -98,13 +99,14 @@ async def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(
 
 
 async def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
-    over_psycopg: AsyncPsycopgConnection,
+    over_psycopg: AsyncPsycopgConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = asyncio.create_task(over_psycopg.handle.execute(ENDLESS["psycopg"]))
     await asyncio.sleep(0)
     for step in (Boundary.RELEASE_SAVEPOINT, Boundary.ROLLBACK):
         with pytest.raises(TransactionMisused, match="still uses"):
             await over_psycopg.batch((step,))
+    assert caplog.text.count("still uses") == caplog.text.count("0.1 s after the handler's end") == 1
     await over_psycopg.discard()
     assert task.done(), "its socket is another connection's by now"
     assert isinstance(task.exception(), (psycopg.OperationalError, TransactionMisused))

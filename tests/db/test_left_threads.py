@@ -162,7 +162,7 @@ def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(proof: Any, post
 
 
 def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
-    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
     database = PsycopgDatabase(postgres_dsn)
@@ -179,4 +179,5 @@ def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
                 connection.batch((step,))
         connection.discard()
         assert isinstance(left.exception(PATIENCE_S), (psycopg.OperationalError, TransactionMisused))
+    assert caplog.text.count("still uses") == caplog.text.count("0.1 s after the handler's end") == 1
     database.close()

@@ -66,10 +66,10 @@ class HandedOut(Generic[C]):
         """The handler has ended: what is under way may finish, and nothing begins any more."""
         self.waits.over = True
 
-    def left_inside(self) -> TransactionMisused:
+    def left_inside(self, steps: Sequence[Step] | None) -> TransactionMisused:
         """The wait for it was in vain. Whatever undoes the transaction now waits no more."""
         waited_s, self.patience_s = self.patience_s, 0.0
-        return left_inside("psycopg", waited_s)
+        return left_inside("psycopg", waited_s, steps)
 
     def void(self) -> None:
         """From now on, whoever still has the handle can do nothing with it, but to finish what is under way."""
@@ -98,7 +98,7 @@ def check_left(handed_out: HandedOut[Connection[Any]] | None, steps: Sequence[St
     if handed_out is None or not _is_held_up(handed_out, steps):
         return
     if not is_free(handed_out.handle.lock, handed_out.patience_s):
-        raise handed_out.left_inside()
+        raise handed_out.left_inside(steps)
 
 
 async def check_left_by_tasks(
@@ -110,7 +110,7 @@ async def check_left_by_tasks(
             async with asyncio.timeout(handed_out.patience_s), handed_out.handle.lock:
                 pass
         except TimeoutError:
-            raise handed_out.left_inside() from None
+            raise handed_out.left_inside(steps) from None
 
 
 async def hang_up_tasks(handed_out: HandedOut[AsyncConnection[Any]] | None) -> None:

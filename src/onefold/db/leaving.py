@@ -46,13 +46,20 @@ def is_end(steps: Sequence[Step]) -> bool:
     return not all(isinstance(step, Nested) for step in steps)
 
 
-def left_inside(driver: str, patience_s: float) -> TransactionMisused:
-    """The error for a transaction that cannot be ended, because it is still in use."""
-    return TransactionMisused(
+def left_inside(driver: str, patience_s: float, steps: Sequence[Step] | None = None) -> TransactionMisused:
+    """The error for a transaction that cannot be ended by these steps, because it is still in use.
+
+    Where it was to be undone, that is done all the same, and the error reaches no caller: so why it took so long is
+    logged, once.
+    """
+    error = TransactionMisused(
         f"what the handler left behind (a thread, a stream() that is not read to its end) still uses the request's "
         f"{driver} connection {patience_s:g} s after the handler's end: nothing is kept. Finish it before the handler "
         "returns"
     )
+    if patience_s and steps is not None and Boundary.COMMIT not in steps:
+        _log.warning("%s", error)
+    return error
 
 
 def is_free(lock: Lock, within_s: float) -> bool:

@@ -161,7 +161,7 @@ class AsyncSqlalchemyConnection:
 
     async def batch(self, steps: Sequence[Step]) -> int:
         if self._verbs.handed and is_end(steps):
-            await self._end_handler()
+            await self._end_handler(steps)
         return await self._connection.run_sync(lambda _: self._verbs.batch(steps))
 
     async def fetch(self, statement: Statement) -> list[Row]:
@@ -174,10 +174,10 @@ class AsyncSqlalchemyConnection:
             return
         await self._errands.run(self._connection.run_sync(lambda _: self._verbs.release()))
 
-    async def _end_handler(self) -> None:
+    async def _end_handler(self, steps: Sequence[Step]) -> None:
         handed_out = self._verbs.handed_out
         handed_out.end()
-        handed_out.check_left(await handed_out.wait_async(handed_out.patience_s))
+        handed_out.check_left(await handed_out.wait_async(handed_out.patience_s), steps)
 
     async def discard(self) -> None:
         """Tasks of the handler's are made to leave first. Where one does not, no request waits for that."""

@@ -13,7 +13,7 @@ tests fail when it changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Connection
 
+from onefold._kernel.effects import Step
 from onefold.db.leaving import END_S, left_inside
 from onefold.errors import TransactionMisused
 
@@ -92,11 +93,11 @@ class HandedOut:
             return False
         return True
 
-    def check_left(self, has_left: bool) -> None:
+    def check_left(self, has_left: bool, steps: Sequence[Step]) -> None:
         """Raises TransactionMisused where the wait was in vain. Whatever undoes the transaction then waits no more."""
         if not has_left:
             waited_s, self.patience_s = self.patience_s, 0.0
-            raise left_inside("SQLAlchemy", waited_s)
+            raise left_inside("SQLAlchemy", waited_s, steps)
 
     def let_go(self) -> None:
         """The connection is about to be closed: it refuses by itself then, and this must not keep it from being freed.

@@ -97,7 +97,7 @@ class OverSqlite(SqlalchemyConnection):
 
     def batch(self, steps: Sequence[Step]) -> int:
         if len(steps) > 1 and steps[0] is Boundary.ROLLBACK:
-            self._end_handler()
+            self._end_handler(steps)
             with self._turn():
                 self._check_lost()  # an answer that is written after it would be stored for good
         return super().batch(steps)

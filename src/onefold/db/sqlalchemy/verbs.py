@@ -60,7 +60,7 @@ class SqlalchemyConnection:
 
     def batch(self, steps: Sequence[Step]) -> int:
         if self.handed and is_end(steps):
-            self._end_handler()
+            self._end_handler(steps)
         with self._turn():
             self._check(undone=steps[0] is Boundary.ROLLBACK)
             if len(steps) == 1 and isinstance(steps[0], Statement):
@@ -113,9 +113,9 @@ class SqlalchemyConnection:
         self.handed_out.let_go()
         self._connection.close()
 
-    def _end_handler(self) -> None:
+    def _end_handler(self, steps: Sequence[Step]) -> None:
         self.handed_out.end()
-        self.handed_out.check_left(self.handed_out.wait(self.handed_out.patience_s))
+        self.handed_out.check_left(self.handed_out.wait(self.handed_out.patience_s), steps)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
