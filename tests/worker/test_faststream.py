@@ -162,6 +162,24 @@ async def test_a_message_that_cannot_be_delivered_again_is_refused(sqlite_path: 
     await once.close()
 
 
+async def test_a_message_of_nats_without_a_stream_is_refused(sqlite_path: Any) -> None:
+    """It has a `nack` as those of JetStream have, which does nothing."""
+    once = AsyncOnefold(sqlite_path, source="fulfilment")
+    broker = NatsBroker()
+    calls: list[str] = []
+
+    @broker.subscriber("payments")
+    @handled_once(once, "fulfilment")
+    async def ship(payment: Payment, tx: Transaction[Any]) -> None:
+        calls.append(payment.order)
+
+    async with TestNatsBroker(broker):
+        with pytest.raises(ConfigurationError, match="NatsMessage, which its broker cannot deliver again"):
+            await broker.publish({"order": "ord-1"}, "payments", headers={"ce-id": "m-1"})
+    assert calls == []
+    await once.close()
+
+
 async def test_a_handler_that_acknowledges_before_its_transaction_commits_is_refused(
     nats: PrivateNats, sqlite_path: Any
 ) -> None:

@@ -131,7 +131,8 @@ def _refuse_acknowledged(consumer: str, message: StreamMessage[Any]) -> None:
             "is FastStream's default for Kafka): one whose handler fails would be lost, so none is handled. Give the "
             "subscriber ack_policy=AckPolicy.NACK_ON_ERROR"
         )
-    if type(message).nack is StreamMessage.nack:
+    # FastStream marks what comes over NATS without a stream as acknowledged: its `nack` is there, and does nothing.
+    if type(message).nack is StreamMessage.nack or getattr(message.raw_message, "is_acked", False) is True:
         raise ConfigurationError(
             f"the subscriber of {consumer!r} receives a {type(message).__name__}, which its broker cannot deliver "
             "again: one whose handler fails would be lost, so none is handled. Subscribe to a stream or a queue that "
