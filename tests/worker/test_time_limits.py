@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,66 @@ async def test_a_cancellation_out_of_something_awaited_fails_its_message_and_not
     letters = await world.letters()
     assert sorted(letters) == [f"m{number:02}" for number in range(1, 40, 2)]
     assert all("raised CancelledError" in letter.reason for letter in letters.values())
+
+
+class Abort(BaseException):
+    """What libraries derive so that `except Exception` lets it through."""
+
+
+async def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(PATIENCE_S)
+
+
+async def abort() -> None:
+    raise Abort("enough")
+
+
+async def close_itself() -> None:
+    raise GeneratorExit
+
+
+async def leave() -> None:
+    sys.exit(1)
+
+
+@pytest.mark.parametrize(
+    ("give_up", "reason"),
+    [(cancel_own_task, "cancelled"), (abort, "Abort: enough"), (close_itself, "GeneratorExit"), (leave, "SystemExit")],
+)
+async def test_a_handler_that_gives_up_in_an_unusual_way_fails_its_message_and_ends_no_worker(
+    world: World, give_up: Callable[[], Coroutine[Any, Any, None]], reason: str
+) -> None:
+    async def handler(given: Message, tx: Transaction[Any]) -> None:
+        await world.write(tx, given.id)
+        if int(given.id[1:]) % 2:
+            await give_up()
+
+    broker = MemoryBroker()
+    broker.put(*(message(f"m{number:02}") for number in range(20)))
+    async with running(consuming(world, broker, world.consumer(handler, attempts=1))):
+        await until(lambda: broker.idle)
+    assert await world.effects() == [f"m{number:02}" for number in range(0, 20, 2)]
+    letters = await world.letters()
+    assert sorted(letters) == [f"m{number:02}" for number in range(1, 20, 2)]
+    assert all(reason in letter.reason for letter in letters.values())
+
+
+@pytest.mark.parametrize("error", [Abort("enough"), GeneratorExit(), SystemExit(1)], ids=repr)
+async def test_so_does_a_plain_function(sqlite_path: Path, error: BaseException) -> None:
+    async with sqlite_world(sqlite_path) as world:
+
+        def handler(given: Message) -> None:
+            if int(given.id[1:]) % 2:
+                raise error
+
+        broker = MemoryBroker()
+        broker.put(*(message(f"m{number:02}") for number in range(20)))
+        async with running(consuming(world, broker, world.consumer(handler, attempts=1))):
+            await until(lambda: broker.idle)
+        assert sorted(await world.letters()) == [f"m{number:02}" for number in range(1, 20, 2)]
 
 
 async def test_a_cancellation_out_of_a_hook_ends_no_worker_and_handles_nothing_twice(world: World) -> None:

@@ -9,8 +9,9 @@ hangs there would hang everywhere.
 What takes longer than its limit (a thread left behind, a handler that ignores its cancellation) is told by `overdue`,
 for health: then a new process is the way out.
 
-A CancelledError that comes out of a handler while nobody has cancelled its task (a future that somebody else cancelled)
-is the handler's failure, too. Taken for a stop, it would end the worker that called it.
+A CancelledError that comes out of a handler although the consumer does not end (a future that somebody else cancelled,
+a handler that cancels its own task) is the handler's failure, too, and so is whatever else no `except Exception`
+catches, `sys.exit()` included. Taken for a stop, it would end the worker that called it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,24 @@ from contextvars import copy_context
 from operator import itemgetter
 from typing import Any
 
+from onefold._kernel.lanes import runs_a_loop
 from onefold._kernel.messages import Message
 from onefold.db.threads import LaneThread
 from onefold.errors import OnefoldError
 from onefold.inbox.handler import HandlerTookTooLong
 from onefold.inbox.invocation import Invocation
 from onefold.inbox.model import Consumer
-from onefold.worker.patience import is_foreign
+from onefold.worker.patience import withstood
 
 _log = logging.getLogger("onefold.consumer")
 
 
 class HandlerCancelled(OnefoldError):
-    """A handler raised CancelledError, and its own task was not cancelled."""
+    """A handler raised CancelledError, and the consumer did not end it."""
+
+
+class HandlerAborted(OnefoldError):
+    """A handler raised something that is no Exception."""
 
 
 class Calls:
@@ -64,12 +70,18 @@ class Calls:
         try:
             return await self._perform(invocation, work)
         except asyncio.CancelledError as error:
-            if not is_foreign():
+            if not withstood():
                 raise
             raise HandlerCancelled(
-                f"the handler of consumer {self._consumer.name!r} raised CancelledError, though nobody cancelled it: "
-                "something it waited for was cancelled elsewhere"
+                f"the handler of consumer {self._consumer.name!r} raised CancelledError, though the consumer did not "
+                "end it: something it waited for was cancelled elsewhere, or it has cancelled its own task"
             ) from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if not runs_a_loop():  # the loop is gone, and this coroutine is being thrown away
+                raise
+            raise self._aborted(error) from error
 
     def overdue(self) -> dict[str, float]:
         """For each message whose handler should have ended by now: for how many seconds it has been running."""
@@ -103,7 +115,7 @@ class Calls:
     async def _on_thread(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
         done = self._begun(invocation)
         thread = self._idle.pop() if self._idle else LaneThread("onefold-handler")
-        answer = thread.run(functools.partial(copy_context().run, work))
+        answer = thread.run(functools.partial(copy_context().run, self._contained, work))
         answer.add_done_callback(lambda _: done())
         try:
             async with asyncio.timeout(self._consumer.limit_s):
@@ -118,6 +130,15 @@ class Calls:
             raise
         self._idle.append(thread)
         return result
+
+    def _contained(self, work: Callable[[], Any]) -> Any:
+        """On its thread: a GeneratorExit would tear down the coroutines that wait for the answer."""
+        try:
+            return work()
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise self._aborted(error) from error
 
     def _begun(self, invocation: Invocation) -> Callable[[], object]:
         call = object()
@@ -145,6 +166,10 @@ class Calls:
                 self.room.set()
 
         answer.add_done_callback(returned)
+
+    def _aborted(self, error: BaseException) -> HandlerAborted:
+        raised = f"{type(error).__name__}: {error}"
+        return HandlerAborted(f"the handler of consumer {self._consumer.name!r} raised {raised}")
 
     def _too_long(self) -> HandlerTookTooLong:
         setting = "lease_s" if self._consumer.timeout_s is None else "timeout_s"

@@ -6,12 +6,16 @@ import asyncio
 import random
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from onefold.errors import OnefoldError
 from onefold.policy.backoff import PAUSES
 
 T = TypeVar("T")
+
+#: Tasks that `end` has cancelled.
+_ending: WeakSet[asyncio.Task[Any]] = WeakSet()
 
 
 class Patience:
@@ -64,6 +68,26 @@ async def either(*events: asyncio.Event) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, so that it knows the cancellation from one of its own making."""
+    _ending.add(task)
+    task.cancel()
+
+
+def withstood() -> bool:
+    """Whether a CancelledError that was caught just now was not `end`, so that its task may go on.
+
+    It came out of something awaited, or the handler has cancelled the task it runs in. A loop that cancels all its
+    tasks before it is closed looks the same; then those who started this task are cancelled, too, and `end` it.
+    """
+    task = asyncio.current_task()
+    if task is None or task in _ending:
+        return False
+    while task.uncancel():
+        pass
+    return True
+
+
 async def ended(running: Iterable[asyncio.Task[None]], grace_s: float | None) -> None:
     """Wait for tasks to end by themselves; those that do not in time, or until we are cancelled, are cancelled."""
     tasks = list(running)
@@ -73,5 +97,5 @@ async def ended(running: Iterable[asyncio.Task[None]], grace_s: float | None) ->
         await asyncio.wait(tasks, timeout=grace_s)
     finally:
         for task in tasks:
-            task.cancel()
+            end(task)
         await asyncio.gather(*tasks, return_exceptions=True)

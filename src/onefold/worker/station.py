@@ -29,7 +29,7 @@ from onefold.inbox.retention import reap
 from onefold.worker.calling import Calls
 from onefold.worker.letter_box import LetterBox
 from onefold.worker.membership import Membership
-from onefold.worker.patience import Interrupted, either, ended, pause, resist
+from onefold.worker.patience import Interrupted, either, end, ended, pause, resist
 from onefold.worker.performing import MakeTransaction, Performer
 from onefold.worker.slots import Slot, Slots, delivery_stream
 from onefold.worker.supervising import repeat, supervise
@@ -99,7 +99,7 @@ class Station:
         finally:
             self._letters.mail.set()
             for chore in chores:
-                chore.cancel()
+                end(chore)
             grace_s = grace_s if stop.is_set() else 0.0
             try:
                 await ended([letters, *chores], grace_s)
@@ -137,7 +137,7 @@ class Station:
             over.set()
             self._acks.set()
             await ended([acker], ACK_S_MAX)
-            keeper.cancel()
+            end(keeper)
             await ended([keeper], 0.0)
             await self._return(subscription)
             self._done.clear()
