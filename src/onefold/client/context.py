@@ -131,7 +131,8 @@ def options(
 @contextmanager
 def call() -> Iterator[str]:
     """One call, and its key: every attempt in this block is sent under it, also those that an SDK or another retry
-    loop makes. `with onefold.call() as key: client.post(...)`. It lives as long as the block; see `intent`."""
+    loop makes. `with onefold.call() as key: client.post(...)`. It lives as long as the block: after a restart the same
+    call gets another key. See `intent`."""
     block = Block()
     token = _block.set(block)
     try:
@@ -143,12 +144,13 @@ def call() -> Iterator[str]:
 @named_arguments("onefold.intent")
 @contextmanager
 def intent(name: str) -> Iterator[str]:
-    """The same, for a call that survives the process: the key is journalled before the first byte leaves, and is the
-    same after a restart. `with onefold.intent("pay:ord-42"): client.post(...)`.
+    """The same, for a call that survives the process: a client of onefold journals the key before the first byte
+    leaves, and sends the same one after a restart. `with onefold.intent("pay:ord-42"): client.post(...)`.
 
-    The key that the block gives is for SDKs that want one of their own. Where the journal has another one for this
-    intent already, because a process died in the middle of it, the client sends that one. `Retrying.intent` asks the
-    journal first: its key is the journal's from the beginning.
+    The key that the block gives is for SDKs over such a client that want one of their own. Where the journal has
+    another one for this intent already, because a process died in the middle of it, the client sends that one in its
+    place. The block itself knows no journal: any other client would be given another key after a restart. For those
+    there is `Retrying.intent`, whose key is the journal's from the beginning.
     """
     block = Block(checked_intent(name))
     token = _block.set(block)
@@ -158,6 +160,8 @@ def intent(name: str) -> Iterator[str]:
         _block.reset(token)
     if not block.used:
         _log.warning(
-            "intent %r: no call of a retrying client was made in its block, so its key is in no journal; a thread pool "
-            "does not see the block unless it is handed the context (contextvars.copy_context)", name,
+            "intent %r: no call of a retrying client was made in its block, so its key is in no journal, and there is "
+            "another key after a restart. Where the key is handed to another client, use `with retrying.intent(%r) as "
+            "key`, which journals it; a thread pool does not see the block unless it is handed the context "
+            "(contextvars.copy_context)", name, name,
         )  # fmt: skip

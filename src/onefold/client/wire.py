@@ -119,7 +119,11 @@ def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
 
 def fetches_token(wire: Wire[Any], body: bytes) -> bool:
     """It asks for an access token (RFC 6749, 4 and 6): what an SDK does by itself, in the middle of another call."""
-    if b"grant_type" not in body or wire.method != "POST":
+    if wire.method != "POST":
+        return False
+    if "grant_type" in parse_qs(urlsplit(wire.address()).query):
+        return True
+    if b"grant_type" not in body:
         return False
     match (wire.header("Content-Type") or "").partition(";")[0].strip().lower():
         case "application/x-www-form-urlencoded":

@@ -94,16 +94,25 @@ async def test_what_only_reads_takes_no_key_and_does_not_become_the_call(
     assert keys(server.requests) == [None, key]
 
 
-@pytest.mark.parametrize("token", [{"form": TOKEN_FORM}, {"json": TOKEN_JSON}], ids=["form", "json"])
+@pytest.mark.parametrize(
+    ("query", "token"),
+    [
+        ("", {"form": TOKEN_FORM}),
+        ("", {"json": TOKEN_JSON}),
+        ("?grant_type=account_credentials&account_id=7", {}),
+        ("?scope=pay&grant_type=client_credentials", {"form": {"client_id": "shop"}}),
+    ],
+    ids=["form", "json", "query", "query-and-form"],
+)
 @pytest.mark.parametrize("block", ["call", "intent"])
 async def test_a_token_request_in_the_block_does_not_take_the_key(
-    kind: Kind, patient: RetryPolicy, journal: Path, block: str, token: dict[str, dict[str, str]]
+    kind: Kind, patient: RetryPolicy, journal: Path, block: str, query: str, token: dict[str, dict[str, str]]
 ) -> None:
     retrying = Retrying(patient, journal=journal)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.call() if block == "call" else onefold.intent("pay:1") as key:
-                await caller.send("POST", f"{server.url}/token", **token)  # type: ignore[arg-type]
+                await caller.send("POST", f"{server.url}/token{query}", **token)  # type: ignore[arg-type]
                 await caller.send("POST", f"{server.url}/pay", content=b"1")
     await retrying.aclose()
     assert keys(server.requests) == [None, key]
@@ -111,14 +120,15 @@ async def test_a_token_request_in_the_block_does_not_take_the_key(
         assert noted(journal)["pay:1"].target.endswith("/pay")
 
 
+@pytest.mark.parametrize("query", ["", "?note=grant_type", "?not_grant_type=1"])
 async def test_a_payment_that_mentions_a_grant_is_no_token_request(
-    kind: Kind, patient: RetryPolicy, journal: Path
+    kind: Kind, patient: RetryPolicy, journal: Path, query: str
 ) -> None:
     retrying = Retrying(patient, journal=journal)
     with ScriptedServer([Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1") as key:
-                await caller.send("POST", server.url, json={"note": "grant_type"})
+                await caller.send("POST", f"{server.url}/pay{query}", json={"note": "grant_type"})
     await retrying.aclose()
     assert keys(server.requests) == [key]
 
@@ -225,6 +235,8 @@ async def test_an_intent_that_no_call_used_is_a_warning(
     await retrying.aclose()
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [message.partition(": no call")[0] for message in warned] == ["intent 'pay:read'", "intent 'pay:elsewhere'"]
+    assert "another key after a restart" in warned[1]
+    assert "retrying.intent('pay:elsewhere')" in warned[1]
 
 
 def test_an_intent_that_ends_with_an_error_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
