@@ -11,7 +11,7 @@ from onefold._kernel.lanes import TaskLane
 from onefold._kernel.ports import AsyncDatabase, Broker, ManagesSubscriptions, SubscriptionSeen
 from onefold._kernel.runners import run_async
 from onefold.errors import ConfigurationError, ConsumerActive
-from onefold.inbox.members import ALIVE_S, EARLIER, Member, end, members, named
+from onefold.inbox.members import ALIVE_S, EARLIER, Member, end, judge, members, named
 from onefold.inbox.pausing import pauses
 
 T = TypeVar("T")
@@ -78,9 +78,8 @@ async def remove(database: AsyncDatabase[Any], broker: Broker, name: str, actor:
 
 
 def _seen(name: str, processes: Sequence[Member], at_broker: SubscriptionSeen | None) -> ConsumerSeen:
-    topics = {topic for member in processes for topic in member.topics}
-    if at_broker is not None and at_broker.topics is not None:
-        topics = set(at_broker.topics)
+    listed = None if at_broker is None else at_broker.topics
+    topics = judge(processes).wanted if listed is None else listed
     processes = [member for member in processes if member.process != EARLIER]
     alive = sum(member.alive for member in processes)
     return ConsumerSeen(
