@@ -42,7 +42,8 @@ class Errand:
     keys: Keys = "intents"
     concurrency: int = 16
     timeout_s: float = 1.0
-    tries_max: int = 100
+    insist_s: float = 300.0
+    """A number of tries would be up sooner the slower the machine is, and the weather as fast as ever."""
     policy: RetryPolicy = field(default_factory=RetryPolicy)
 
 
@@ -110,7 +111,8 @@ async def served(errand: Errand) -> Account:
 
 async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, account: Account) -> None:
     extensions = {"intent": intent} if errand.keys == "intents" else {}
-    for _ in range(errand.tries_max):
+    give_up_at = time.monotonic() + errand.insist_s
+    while time.monotonic() < give_up_at:
         try:
             answer = await client.post("/payments", json={"intent": intent}, extensions=extensions)
         except StoreBusy as error:  # the others of a SQLite journal were faster for seconds: nothing was sent
@@ -131,7 +133,7 @@ async def _insisted(client: httpx.AsyncClient, errand: Errand, intent: str, acco
             ended = answer
         account.again += 1
         await asyncio.sleep(_patience_s(ended))
-    raise AssertionError(f"{intent} was not answered in {errand.tries_max} tries: {ended!r} {onefold.report_of(ended)}")
+    raise AssertionError(f"{intent} was not answered in {errand.insist_s:g} s: {ended!r} {onefold.report_of(ended)}")
 
 
 def _patience_s(ended: object) -> float:
