@@ -79,6 +79,12 @@ async def cancel_own_task() -> None:
     await asyncio.sleep(PATIENCE_S)
 
 
+async def cancel_own_task_at_the_end() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
 async def abort() -> None:
     raise Abort("enough")
 
@@ -93,7 +99,13 @@ async def leave() -> None:
 
 @pytest.mark.parametrize(
     ("give_up", "reason"),
-    [(cancel_own_task, "cancelled"), (abort, "Abort: enough"), (close_itself, "GeneratorExit"), (leave, "SystemExit")],
+    [
+        (cancel_own_task, "cancelled"),
+        (cancel_own_task_at_the_end, "cancelled"),
+        (abort, "Abort: enough"),
+        (close_itself, "GeneratorExit"),
+        (leave, "SystemExit"),
+    ],
 )
 async def test_a_handler_that_gives_up_in_an_unusual_way_fails_its_message_and_ends_no_worker(
     world: World, give_up: Callable[[], Coroutine[Any, Any, None]], reason: str

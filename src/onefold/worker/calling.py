@@ -104,7 +104,9 @@ class Calls:
         done = self._begun(invocation)
         try:
             async with asyncio.timeout(self._consumer.limit_s) as limit:
-                return await work()
+                result = await work()
+                await _cancelled_meanwhile()
+                return result
         except TimeoutError as error:
             if limit.expired():
                 raise self._too_long() from error
@@ -175,6 +177,13 @@ class Calls:
         setting = "lease_s" if self._consumer.timeout_s is None else "timeout_s"
         left = "" if self._consumer.is_async else "; its thread cannot be stopped, and is left behind"
         return HandlerTookTooLong.of(self._consumer, setting, self._consumer.limit_s, left)
+
+
+async def _cancelled_meanwhile() -> None:
+    """Raise here what a handler that has cancelled its own task would leave for whatever awaits next."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        await asyncio.sleep(0)
 
 
 def _close(work: Callable[[], Any], consumer: str) -> None:
