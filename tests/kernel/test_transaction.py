@@ -79,9 +79,9 @@ def test_before_the_claim_there_is_no_transaction(lane: ThreadLane[Any]) -> None
 
 def test_after_the_answer_it_is_over(tx: Transaction[Any]) -> None:
     tx.end()
-    with pytest.raises(ProgrammerError, match="needs a connection of its own"):
+    with pytest.raises(ProgrammerError, match="needs a connection or a transaction of its own"):
         _ = tx.connection
-    with pytest.raises(ProgrammerError, match="needs a connection of its own"):
+    with pytest.raises(ProgrammerError, match="needs a connection or a transaction of its own"):
         tx.savepoint()
 
 
