@@ -8,12 +8,17 @@ WORKERS ?= 4
 #: One that is done takes from the others what they have not begun.
 SPREAD := -n $(WORKERS) --dist worksteal
 QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/tidy
-#: Storms, fuzzers, what starts processes to kill them and what cuts or holds connections are for `make test`; and one
-#: Postgres is enough.
-QUICK_WITHOUT := tests/contract/test_faults.py tests/http/test_cut_connections.py tests/http/test_fuzzing.py \
-	tests/http/test_interruption.py tests/inbox/test_crash.py tests/outbox/test_claims.py \
-	tests/outbox/test_debezium.py tests/outbox/test_destinations.py tests/outbox/test_relay_lives.py \
-	tests/outbox/test_relay_storm.py
+#: Storms, fuzzers, what starts processes to kill them, what cuts or holds connections and what runs over every driver are
+#: for `make test`; and one Postgres and ASGI are enough.
+QUICK_WITHOUT := tests/contract/test_changes.py tests/contract/test_faults.py tests/contract/test_misuse.py \
+	tests/http/test_constraints.py tests/http/test_cut_connections.py tests/http/test_forgotten_awaits.py \
+	tests/http/test_fuzzing.py tests/http/test_garbage.py tests/http/test_interruption.py tests/http/test_isolation.py \
+	tests/http/test_sessions.py tests/http/test_thread_savepoints.py tests/idempotency/test_fingerprint.py \
+	tests/idempotency/test_server_timeouts.py tests/idempotency/test_traps.py tests/inbox/test_catching_up.py \
+	tests/inbox/test_crash.py tests/inbox/test_drivers.py tests/inbox/test_order.py tests/inbox/test_plans.py \
+	tests/inbox/test_redrive.py tests/inbox/test_sources.py tests/outbox/test_claims.py tests/outbox/test_debezium.py \
+	tests/outbox/test_destinations.py tests/outbox/test_relay_lives.py tests/outbox/test_relay_storm.py \
+	tests/outbox/test_write.py
 may_install := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 
 # Tests start hundreds of processes: what is compiled is kept for the next, also where the shell would not have it.
@@ -57,7 +62,8 @@ test: check
 
 quick: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest $(SPREAD) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) -k "not postgres_16" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(QUICK) $(addprefix --ignore=,$(QUICK_WITHOUT)) \
+		-k "not postgres_16 and not wsgi" $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
