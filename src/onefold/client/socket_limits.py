@@ -85,7 +85,7 @@ def _backend_class(core: Any) -> Any:
         def get_extra_info(self, info: str) -> Any:
             return self._stream.get_extra_info(info)
 
-    class Backend(core.NetworkBackend):  # type: ignore[misc]
+    class Backend(core.NetworkBackend):  # type: ignore[misc]  # chosen at run time
         def __init__(self, backend: Any) -> None:
             self._backend = backend
 
@@ -118,7 +118,7 @@ def limit_pool(pool: Any) -> None:
 
 @cache
 def _connection_class(kind: Any) -> Any:
-    class Connection(kind):  # type: ignore[misc]
+    class Connection(kind):  # type: ignore[misc]  # chosen at run time
         knows_attempts = True
         timeout: Any
         response_class = _response_class(kind.response_class)
@@ -137,7 +137,7 @@ def _connection_class(kind: Any) -> Any:
 
 @cache
 def _response_class(kind: Any) -> Any:
-    class Response(kind):  # type: ignore[misc]
+    class Response(kind):  # type: ignore[misc]  # chosen at run time
         fp: Any
 
         def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
