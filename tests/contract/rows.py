@@ -1,7 +1,7 @@
 """The rows of the HTTP contract: what each promises, in one line, and where a world has no such case.
 
-This is the list the completeness test reads. A row without a test in one of the four worlds is an error, unless a
-reason for that world stands here.
+The completeness test reads this list, and docs/http-contract.md is generated from it (see `page.py`). A row without a
+test in one of the four worlds is an error, unless a reason for that world stands here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ WSGI: Final[tuple[WorldName, ...]] = ("wsgi-sqlite", "wsgi-postgres")
 SQLITE: Final[tuple[WorldName, ...]] = ("asgi-sqlite", "wsgi-sqlite")
 POSTGRES: Final[tuple[WorldName, ...]] = ("asgi-postgres", "wsgi-postgres")
 
+#: What draft-ietf-httpapi-idempotency-key-header-07 says of a case, in its words, or in its security considerations.
+#: Where it is silent the promise is onefold's own.
+Level: TypeAlias = Literal["must", "should", "recommended", "security", "silent"]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -26,6 +30,7 @@ class Row:
 
     meaning: str
     absent: Mapping[WorldName, str] = field(default_factory=dict)
+    level: Level = "silent"
 
 
 def _absent(worlds: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, str]:
@@ -34,29 +39,39 @@ def _absent(worlds: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, st
 
 ROWS: Final[Mapping[str, Row]] = MappingProxyType(
     {
-        "C01": Row("a quoted string is a key: its content, without the quotes"),
-        "C02": Row("a strict route refuses every other structured type with 400"),
-        "C03": Row("bad escapes, control characters, non-ASCII and missing quotes are 400"),
-        "C04": Row("parameters after the key are ignored"),
-        "C05": Row("two header lines are 400, never one of them"),
+        "C01": Row("a quoted string is a key: its content, without the quotes", level="must"),
+        "C02": Row("a strict route refuses every other structured type with 400", level="must"),
+        "C03": Row("bad escapes, control characters, non-ASCII and missing quotes are 400", level="must"),
+        "C04": Row("parameters after the key are ignored", level="must"),
+        "C05": Row("two header lines are 400, never one of them", level="must"),
         "C06": Row("a lenient route reads a bare key as the same key in quotes"),
-        "C07": Row("the key with another payload is 422; nothing runs and the first answer stays"),
-        "C08": Row("empty, endless and hostile keys are refused or are data, before the store is asked"),
-        "C09": Row("onefold's own keys are UUIDv7: ordered by time, accepted by the strictest route"),
-        "C10": Row("the promises are published: a page with the expiration policy"),
-        "C11": Row("a route chooses how payloads are compared: JSON, bytes, fields, or a function"),
+        "C07": Row("the key with another payload is 422; nothing runs and the first answer stays", level="must"),
+        "C08": Row(
+            "empty, endless and hostile keys are refused or are data, before the store is asked", level="security"
+        ),
+        "C09": Row(
+            "onefold's own keys are UUIDv7: ordered by time, accepted by the strictest route", level="recommended"
+        ),
+        "C10": Row("the promises are published: a page with the expiration policy", level="must"),
+        "C11": Row("a route chooses how payloads are compared: JSON, bytes, fields, or a function", level="should"),
         "C12": Row("spelling of JSON does not matter, and every digit of a number does"),
         "C13": Row("tracing headers, dates, agents and rotated tokens do not make another request"),
-        "C14": Row("a retry gets status, kept headers and body of the first answer, marked as a replay"),
-        "C15": Row("a deterministic 4xx is stored and replayed, and leaves no business rows"),
+        "C14": Row(
+            "a retry gets status, kept headers and body of the first answer, marked as a replay", level="should"
+        ),
+        "C15": Row("a deterministic 4xx is stored and replayed, and leaves no business rows", level="should"),
         "C15b": Row("answers about rights or pace, and those given before the handler ran, are not stored"),
         "C16": Row("204, 303, empty, text, binary and gzip answers replay exactly"),
         "C17": Row("5xx and exceptions leave nothing, and a retry runs again"),
-        "C18": Row("of many concurrent duplicates one runs; the others get 409 with Retry-After, or wait"),
-        "C19": Row("another payload while the first is in flight is 422, not 409"),
-        "C20": Row("a missing key on a route that requires one is a 400 problem that says where to read on"),
+        "C18": Row(
+            "of many concurrent duplicates one runs; the others get 409 with Retry-After, or wait", level="should"
+        ),
+        "C19": Row("another payload while the first is in flight is 422, not 409", level="should"),
+        "C20": Row(
+            "a missing key on a route that requires one is a 400 problem that says where to read on", level="should"
+        ),
         "C21": Row("keys mean nothing to other routes and to GET"),
-        "C22": Row("principals never share a key: two executions, two answers"),
+        "C22": Row("principals never share a key: two executions, two answers", level="security"),
         "C23": Row("the same key on another route or method is another operation"),
         "C24": Row("after expiry a key runs anew, or, where the route says so, is 410 and never runs"),
         "C25": Row("cookies, challenges and tokens reach the first client only"),
@@ -83,7 +98,7 @@ ROWS: Final[Mapping[str, Row]] = MappingProxyType(
         "C42": Row(
             "a stored answer is sent in a coding that its caller accepts, or refused; never as unreadable bytes"
         ),
-        "C39": Row("who may not see an answer is refused before any replay and before the status resource"),
+        "C39": Row("a caller who may not see an answer is refused before any replay and before the status resource"),
         "C43": Row("a part that is interrupted leaves nothing; the rest is as without it, or the request fails loudly"),
         "C40": Row("the same form with another boundary is a replay"),
         "C41": Row("a renamed parameter, a moved route with an operation, another strategy: a retry is a replay"),

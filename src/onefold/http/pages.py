@@ -28,7 +28,8 @@ Page: TypeAlias = Callable[[], Flow[Response]]
 #: Methods and templates, as in `POST /payments`, with what each promises.
 Operations: TypeAlias = Callable[[], dict[str, Policy]]
 
-_PROBLEMS = (
+#: Every problem that a caller can get: its status, the end of its type, and what it means.
+PROBLEMS = (
     (400, "key-missing", "The route requires an Idempotency-Key and the request has none."),
     (400, "key-malformed", "The header cannot be read as one key."),
     (400, "body-incomplete", "The body ended early; nothing was done."),
@@ -150,7 +151,7 @@ def specification(operations: dict[str, Policy]) -> str:
     rows = "".join(_operation_row(operation, policy) for operation, policy in sorted(operations.items()))
     problems = "".join(
         f"<tr><td>{status}</td><td><code>{TYPE_PREFIX}{slug}</code></td><td>{escape(meaning)}</td></tr>"
-        for status, slug, meaning in _PROBLEMS
+        for status, slug, meaning in PROBLEMS
     )
     return _SPECIFICATION.format(rows=rows, problems=problems)
 
