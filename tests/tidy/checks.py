@@ -246,7 +246,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 def _is_ours(folder: str) -> bool:
     if folder.startswith("."):
-        return folder == ".ci"
+        return folder in (".ci", ".github")
     return folder not in NOT_OURS and not folder.endswith(".egg-info")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,18 @@ def test_the_rules_see_the_package_and_the_project() -> None:
 
 def test_what_begins_first_is_there() -> None:
     assert not [path for path in SLOW if not (ROOT / path).is_file()]
+
+
+def test_the_hooks_run_the_tools_of_make_check() -> None:
+    check = (ROOT / "Makefile").read_text().partition("\ncheck: $(READY)\n")[2].partition("\n\n")[0]
+    hooks = re.findall(r"entry: \.venv/bin/(.+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    hooks.remove("python -m pytest -q tests/tidy")
+    assert {_tool(line) for line in hooks} == {_tool(line) for line in re.findall(r"\$\(BIN\)/(.+)", check)}
+
+
+def _tool(command: str) -> str:
+    """The program and its verb, without what it is run on."""
+    return " ".join(re.findall(r"^ruff \w+|^[\w-]+", command))
 
 
 def test_no_module_is_too_long_to_read() -> None:
@@ -302,7 +315,7 @@ def test_a_package_that_needs_something_installed_does_not_import_alone(tmp_path
 
 
 def test_without_git_the_files_of_the_project_are_found_and_the_rest_is_not(tmp_path: Path) -> None:
-    ours = {".ci/run", "Makefile", "src/onefold/face.py"}
+    ours = {".ci/run", ".github/pull_request_template.md", "Makefile", "src/onefold/face.py"}
     for name in ours | {".venv/lib/x.py", "src/onefold/__pycache__/face.pyc", ".coverage"}:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
