@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 4
 #: One that is done takes from the others what they have not begun.
 SPREAD := -n $(WORKERS) --dist worksteal
-QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/tidy
+QUICK := tests/contract tests/http tests/idempotency tests/inbox tests/kernel tests/outbox tests/policy tests/lint
 #: Storms, fuzzers, what starts processes to kill them, what cuts or holds connections and what runs over every driver are
 #: for `make test`; and one Postgres and ASGI are enough.
 QUICK_WITHOUT := tests/contract/test_changes.py tests/contract/test_faults.py tests/contract/test_misuse.py \

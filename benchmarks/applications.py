@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import onefold
-from onefold.http.asgi import TRANSACTION
+from onefold._http.asgi import TRANSACTION
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]

@@ -27,7 +27,7 @@ from benchmarks.applications import APPLICATIONS
 from benchmarks.load import BODY, HOST
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 from benchmarks.wire import counting_proxy
-from onefold.db.threads import LaneThread
+from onefold.db._threaded import ConnectionThread
 from onefold.testing.servers import PrivatePostgres
 
 Unit = Literal[
@@ -269,17 +269,17 @@ def traced_sqlite() -> Iterator[list[Traced]]:
 def counted_hops() -> Iterator[list[None]]:
     """Everything that is handed from the loop to a connection's thread from now on."""
     hops: list[None] = []
-    hand = LaneThread.hand
+    hand = ConnectionThread.hand
 
-    def counted(thread: LaneThread, errand: Callable[[], None]) -> None:
+    def counted(thread: ConnectionThread, errand: Callable[[], None]) -> None:
         hops.append(None)  # not the errand, which holds a cursor once it is run
         hand(thread, errand)
 
-    LaneThread.hand = counted  # type: ignore[method-assign, assignment]
+    ConnectionThread.hand = counted  # type: ignore[method-assign, assignment]
     try:
         yield hops
     finally:
-        LaneThread.hand = hand  # type: ignore[method-assign]
+        ConnectionThread.hand = hand  # type: ignore[method-assign]
 
 
 @asynccontextmanager

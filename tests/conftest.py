@@ -24,13 +24,13 @@ from tests.testing.servers.missing import unless_missing
 #: Files whose tests take many seconds each: they begin first.
 SLOW: Final = frozenset(
     (
-        "tests/campaigns/test_kills.py",
-        "tests/campaigns/test_order.py",
-        "tests/campaigns/test_server_loss.py",
-        "tests/campaigns/test_stops.py",
+        "tests/chaos/test_kills.py",
+        "tests/chaos/test_order.py",
+        "tests/chaos/test_server_loss.py",
+        "tests/chaos/test_stops.py",
         "tests/cli/test_storm.py",
-        "tests/client/campaigns/test_shared_journal.py",
-        "tests/client/campaigns/test_ten_thousand.py",
+        "tests/client/chaos/test_shared_journal.py",
+        "tests/client/chaos/test_ten_thousand.py",
         "tests/examples/test_shop.py",
         "tests/worker/test_task_queues.py",
     )

@@ -29,8 +29,8 @@ from benchmarks.messages.places import (
     insist,
 )
 from onefold import AsyncOnefold
-from onefold._kernel.events import Event, Handled, Parked
 from onefold._kernel.messages import Message
+from onefold._kernel.telemetry import Event, Handled, Parked
 from onefold._kernel.transaction import Transaction
 
 #: Catching up is at least so many times as fast as what arrives can be.

@@ -20,12 +20,12 @@ from benchmarks.messages.places import ORDER_BYTES, SOURCE, TOPIC, Connection, P
 from benchmarks.report import aligned, guards_of
 from onefold import AsyncOnefold
 from onefold._kernel.effects import Statement
-from onefold._kernel.lanes import BrokerLane
+from onefold._kernel.executors import BrokerExecutor
 from onefold._kernel.runners import run_async
-from onefold.db.connect import async_database
-from onefold.outbox.relay import Carrier, Settings
-from onefold.outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
-from onefold.outbox.waiting import START, Limits
+from onefold._outbox.claimed_rows import START, Limits
+from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
+from onefold.db._connect import async_database
 
 WAITING: Final = 1_000
 RELAY: Final = "bench"
@@ -169,8 +169,8 @@ async def _fill(pool: Pool, kept: int) -> None:
 
 
 async def _enter(pool: Pool) -> None:
-    carrier = Carrier(RELAY, "postgres", Settings(lease_s=3600), lambda: 0.5)
-    await run_async(carrier.enter(), BrokerLane(async_database(pool), NullBroker()))
+    carrier = RelaySession(RELAY, "postgres", Settings(lease_s=3600), lambda: 0.5)
+    await run_async(carrier.enter(), BrokerExecutor(async_database(pool), NullBroker()))
 
 
 @asynccontextmanager

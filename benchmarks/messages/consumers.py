@@ -27,10 +27,10 @@ from benchmarks.messages.places import (
     insist,
 )
 from onefold import AsyncOnefold
-from onefold._kernel.events import Event, Handled
+from onefold._inbox.consumer import Order
 from onefold._kernel.messages import Message
+from onefold._kernel.telemetry import Event, Handled
 from onefold._kernel.transaction import Transaction
-from onefold.inbox.model import Order
 
 FLOOR: Final = 5.0
 BATCH: Final = 100

@@ -37,15 +37,15 @@ from benchmarks.messages.places import (
 )
 from benchmarks.wire import counting_proxy
 from onefold import AsyncOnefold
-from onefold._kernel.lanes import BrokerLane, TaskLane
+from onefold._inbox.consumer import Consumer, Order
+from onefold._inbox.handling import Inbox
+from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
-from onefold.db.connect import async_database
-from onefold.inbox.flow import Inbox
-from onefold.inbox.model import Consumer, Order
-from onefold.outbox.relay import Carrier, Settings
+from onefold._outbox.relay_session import RelaySession, Settings
+from onefold.db._connect import async_database
 
 WARM_UP: Final = 100
 COUNTED: Final = 500
@@ -269,8 +269,8 @@ class _Shop:
 
         inbox = self._inbox(ship, order=order)
         for message in messages_of(times, source=SOURCE, topic=TOPIC, data=ORDER_BYTES):
-            lane: TaskLane[Any] = TaskLane(self._database)
-            await run_async(inbox.handle(delivery_of(message), Transaction(lane)), lane)
+            executor: TaskExecutor[Any] = TaskExecutor(self._database)
+            await run_async(inbox.handle(delivery_of(message), Transaction(executor)), executor)
         return times
 
     async def consume_batches(self, times: int) -> int:
@@ -282,8 +282,8 @@ class _Shop:
             deliveries = [
                 delivery_of(message) for message in messages_of(BATCH, source=SOURCE, topic=TOPIC, data=ORDER_BYTES)
             ]
-            lane: TaskLane[Any] = TaskLane(self._database)
-            if await run_async(inbox.handle_batch(deliveries, Transaction(lane)), lane) is None:
+            executor: TaskExecutor[Any] = TaskExecutor(self._database)
+            if await run_async(inbox.handle_batch(deliveries, Transaction(executor)), executor) is None:
                 raise SystemExit("a batch failed, so there is nothing to count")
         return times * BATCH
 
@@ -298,23 +298,23 @@ class _Relay:
     def __init__(self, database: AsyncDatabase[Any], batch: int) -> None:
         self._database = database
         settings = Settings(lease_s=3600, batch_max=batch)
-        self._carrier = Carrier(f"relay-{batch}", database.dialect, settings, lambda: 0.5)
+        self._carrier = RelaySession(f"relay-{batch}", database.dialect, settings, lambda: 0.5)
 
     async def enter(self) -> None:
-        await run_async(self._carrier.enter(), self._lane())
+        await run_async(self._carrier.enter(), self._executor())
 
     async def send(self, rows: int) -> int:
         """At least so many, as far as claims bring them; how many it were."""
         total = 0
         while total < rows:
-            sent = await run_async(self._carrier.tick(), self._lane())
+            sent = await run_async(self._carrier.tick(), self._executor())
             if not sent.confirmed:
                 raise SystemExit(f"the relay found nothing to send, and {rows - total} rows should be there")
             total += len(sent.confirmed)
         return total
 
     async def leave(self) -> None:
-        await run_async(self._carrier.leave(), self._lane())
+        await run_async(self._carrier.leave(), self._executor())
 
-    def _lane(self) -> BrokerLane[Any]:
-        return BrokerLane(self._database, NullBroker())
+    def _executor(self) -> BrokerExecutor[Any]:
+        return BrokerExecutor(self._database, NullBroker())

@@ -16,16 +16,16 @@ from benchmarks.load import HOST
 from benchmarks.messages.places import TOPIC
 from benchmarks.messages.wakeup_process import FACES, closed, made, publish
 from benchmarks.wire import counting_proxy
-from onefold._kernel.lanes import BrokerLane, TaskLane
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handling import Inbox
+from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
+from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold.brokers.local import LocalBroker
-from onefold.inbox.flow import Inbox
-from onefold.inbox.model import Consumer
-from onefold.outbox.relay import Carrier, Settings
-from onefold.worker.wakeup import Notifier, ThreadNotifier
 
 #: So often until psycopg has prepared every statement.
 WARM_UP: Final = 8
@@ -88,28 +88,28 @@ class _Way:
     def __init__(self, database: AsyncDatabase[Any], name: str) -> None:
         self._database = database
         self._broker = LocalBroker(database)
-        self._carrier = Carrier(f"relay of {name}", database.dialect, Settings(lease_s=3600), lambda: 0.5)
+        self._carrier = RelaySession(f"relay of {name}", database.dialect, Settings(lease_s=3600), lambda: 0.5)
         consumer = Consumer(name="counted", topics=(TOPIC,), handler=_handle)
         self._inbox = Inbox(consumer, database.dialect, draw=lambda: 0.5)
 
     async def open(self) -> None:
         self._subscription = await self._broker.subscribe(self._inbox.consumer.name, [TOPIC])
-        await run_async(self._carrier.enter(), self._lane())
+        await run_async(self._carrier.enter(), self._executor())
 
     async def go(self) -> None:
-        await run_async(self._carrier.tick(), self._lane())
+        await run_async(self._carrier.tick(), self._executor())
         [delivery] = await self._subscription.receive(10, 0.0)
-        lane: TaskLane[Any] = TaskLane(self._database)
-        await run_async(self._inbox.handle(self._inbox.read(delivery), Transaction(lane)), lane)
+        executor: TaskExecutor[Any] = TaskExecutor(self._database)
+        await run_async(self._inbox.handle(self._inbox.read(delivery), Transaction(executor)), executor)
         await self._subscription.ack([delivery])
 
     async def close(self) -> None:
-        await run_async(self._carrier.leave(), self._lane())
+        await run_async(self._carrier.leave(), self._executor())
         await self._broker.unsubscribe(self._inbox.consumer.name, [TOPIC])
         await self._subscription.close()
 
-    def _lane(self) -> BrokerLane[Any]:
-        return BrokerLane(self._database, self._broker)
+    def _executor(self) -> BrokerExecutor[Any]:
+        return BrokerExecutor(self._database, self._broker)
 
 
 async def _handle(message: Message) -> None:

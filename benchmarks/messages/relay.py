@@ -35,7 +35,7 @@ from benchmarks.messages.places import (
     uniform,
 )
 from onefold import AsyncOnefold
-from onefold._kernel.events import BucketsHeld, Event, Relayed
+from onefold._kernel.telemetry import BucketsHeld, Event, Relayed
 from onefold.brokers.nats import NatsBroker
 
 FLOOR: Final = 4.0

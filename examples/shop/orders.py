@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from examples.shop.database import execute, fetch
 from examples.shop.settings import ACCOUNTS, LEASE_S, broker, database, listener
 from onefold import AsyncOnefold, Message, Request, Transaction
-from onefold.http.fastapi import Tx
+from onefold.fastapi import Tx
 
 TABLES = [
     """

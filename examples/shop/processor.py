@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from examples.shop.settings import LEASE_S, PROCESSOR_DATABASE, listener
 from onefold import AsyncOnefold, single_principal
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http.fastapi import Tx
+from onefold.fastapi import Tx
 
 FAULTS = float(os.environ.get("PROCESSOR_FAULTS", "0"))
 CHANCE = random.Random(int(os.environ.get("PROCESSOR_SEED", "0")))

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from onefold import Event
-from onefold.brokers.connect import BrokerGiven
+from onefold.brokers._connect import BrokerGiven
+from onefold.telemetry import Event
 
 PROCESSOR_URL = os.environ.get("PROCESSOR_URL", "http://127.0.0.1:8001")
 PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")

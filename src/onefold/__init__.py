@@ -1,83 +1,79 @@
-"""onefold: retry it as often as you like; it happens once."""
+"""onefold: retry it as often as you like; it happens once.
 
-from onefold._kernel.deadlines import deadline, no_deadline
-from onefold._kernel.deadlines import left_s as time_left_s
-from onefold._kernel.events import Claimed, Event, Reaped, Released, Settled
-from onefold._kernel.messages import Delivery, Message
-from onefold._kernel.transaction import Transaction
-from onefold.client.conditions import HttpAnswer
-from onefold.client.context import call, intent, options
-from onefold.client.derive import derive
-from onefold.client.fallback import fallback
-from onefold.client.report import CallReport, report_of
-from onefold.client.retrying import Retrying, retrying
-from onefold.errors import OnefoldError
-from onefold.face import AsyncOnefold, Onefold
-from onefold.http.messages import Request
-from onefold.http.policy import Policy, single_principal, trusted_header
-from onefold.http.shedding import Shedding, shed_asgi, shed_wsgi
-from onefold.idempotency.fingerprint import canonical_json, named_strategy, raw_bytes, selected_fields
-from onefold.idempotency.sealing import Keyring
-from onefold.inbox.signature import Depends
-from onefold.policy.backoff import Backoff
-from onefold.policy.breaker import BreakerTerms
-from onefold.policy.budget import BudgetTerms
-from onefold.policy.limiter import LimiterTerms
-from onefold.policy.quota import Quota
-from onefold.policy.retry import Reason, RetryPolicy
+The package's root imports nothing: a name brings its module along when it is first asked for. A client does not pay for
+the server's side, nor a consumer's process for HTTP.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onefold._app import AsyncOnefold, Onefold
+    from onefold._client.context import call, intent
+    from onefold._client.derive import derive
+    from onefold._client.retrying import Retrying, retrying
+    from onefold._http.policy import Policy, single_principal
+    from onefold._http.request import Request
+    from onefold._idempotency.encryption import Keyring
+    from onefold._inbox.handler_signature import Depends
+    from onefold._kernel.deadlines import deadline
+    from onefold._kernel.messages import Message
+    from onefold._kernel.transaction import Transaction
+    from onefold._policy.retry import RetryPolicy
+    from onefold.errors import OnefoldError
 
 __all__ = [
     "AsyncOnefold",
-    "Backoff",
-    "BreakerTerms",
-    "BudgetTerms",
-    "CallReport",
-    "Claimed",
-    "Delivery",
     "Depends",
-    "Event",
-    "HttpAnswer",
     "Keyring",
-    "LimiterTerms",
     "Message",
     "Onefold",
     "OnefoldError",
     "Policy",
-    "Quota",
-    "Reaped",
-    "Reason",
-    "Released",
     "Request",
     "RetryPolicy",
     "Retrying",
-    "Settled",
-    "Shedding",
     "Transaction",
     "call",
-    "canonical_json",
     "deadline",
     "derive",
-    "fallback",
     "intent",
-    "named_strategy",
-    "no_deadline",
-    "options",
-    "raw_bytes",
-    "report_of",
     "retrying",
-    "selected_fields",
-    "shed_asgi",
-    "shed_wsgi",
     "single_principal",
-    "time_left_s",
-    "trusted_header",
 ]
 
+_MODULE_OF = {
+    "AsyncOnefold": "_app",
+    "Depends": "_inbox.handler_signature",
+    "Keyring": "_idempotency.encryption",
+    "Message": "_kernel.messages",
+    "Onefold": "_app",
+    "OnefoldError": "errors",
+    "Policy": "_http.policy",
+    "Request": "_http.request",
+    "RetryPolicy": "_policy.retry",
+    "Retrying": "_client.retrying",
+    "Transaction": "_kernel.transaction",
+    "call": "_client.context",
+    "deadline": "_kernel.deadlines",
+    "derive": "_client.derive",
+    "intent": "_client.context",
+    "retrying": "_client.retrying",
+    "single_principal": "_http.policy",
+}
 
-def __getattr__(name: str) -> str:
-    """`__version__`, looked up when it is asked for: reading the metadata takes longer than all else here."""
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("onefold")
-    raise AttributeError(f"module 'onefold' has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'onefold' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"onefold.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

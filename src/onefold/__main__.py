@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onefold.cli import main
+from onefold._cli import main
 
 if __name__ == "__main__":
     main()

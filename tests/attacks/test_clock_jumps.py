@@ -135,7 +135,7 @@ async def jump(once: AsyncOnefold, ms: int) -> None:
 
 
 async def _shift_postgres(ms: int) -> None:
-    from onefold._kernel.borrow import borrowing
+    from onefold._kernel.checkout import with_connection
 
     async def work() -> None:
         columns = await Fetch(
@@ -149,11 +149,11 @@ async def _shift_postgres(ms: int) -> None:
             moved = f"UPDATE {table} SET {column} = {column} - interval '{ms} milliseconds' WHERE {column} IS NOT NULL"
             await Batch((Boundary.BEGIN, Statement(moved), Boundary.COMMIT))
 
-    await borrowing(work)
+    await with_connection(work)
 
 
 async def _shift_sqlite(ms: int) -> None:
-    from onefold._kernel.borrow import borrowing
+    from onefold._kernel.checkout import with_connection
 
     async def work() -> None:
         columns = await Fetch(
@@ -168,7 +168,7 @@ async def _shift_sqlite(ms: int) -> None:
                 moved = f"UPDATE {table} SET {column} = {column} - {ms} WHERE {column} IS NOT NULL"
                 await Batch((Boundary.BEGIN, Statement(moved), Boundary.COMMIT))
 
-    await borrowing(work)
+    await with_connection(work)
 
 
 def test_the_control_a_jump_moves_what_is_stored(postgres_dsn: str) -> None:

@@ -16,7 +16,7 @@ from onefold import AsyncOnefold, Message, Transaction
 from onefold.brokers.kafka import KafkaBroker
 from onefold.testing.servers import GivenKafka, PrivateKafka
 from tests.brokers.kafka_subject import settings
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
 KEYS, VERSIONS_PER_ROUND, ROUNDS_MAX = 6, 2, 50

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from onefold.brokers.kafka import KafkaBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import GivenKafka, PrivateKafka
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 # The mock waits out a session before it takes anyone into a group that somebody has left. A real Kafka does not, and
 # accepts no session this short.

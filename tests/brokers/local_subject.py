@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from onefold._kernel.borrow import borrowing
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold.brokers.local import LocalBroker
-from onefold.brokers.local.schema import MIGRATIONS
-from onefold.brokers.local.sql import STATEMENTS
-from onefold.db.connect import async_database
-from onefold.db.migrate import migrate
+from onefold.brokers.local._schema import MIGRATIONS
+from onefold.brokers.local._sql import STATEMENTS
+from onefold.db._connect import async_database
+from onefold.db._migrations import migrate
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivatePostgres
 
@@ -27,14 +27,14 @@ LEASE_S = 1.0
 @asynccontextmanager
 async def _subject(address: str) -> AsyncIterator[BrokerSubject]:
     database: AsyncDatabase[Any] = async_database(address)
-    await run_async(migrate(database.dialect, MIGRATIONS[database.dialect]), TaskLane(database))
+    await run_async(migrate(database.dialect, MIGRATIONS[database.dialect]), TaskExecutor(database))
 
     async def inject(topic: str, data: bytes) -> None:
         async def write() -> None:
             row = STATEMENTS[database.dialect].deliver(topic, "foreign", "{}", data)
             await Batch((Boundary.BEGIN, row, Boundary.COMMIT))
 
-        await run_async(borrowing(write), TaskLane(database))
+        await run_async(with_connection(write), TaskExecutor(database))
 
     try:
         yield BrokerSubject(broker=lambda: LocalBroker(database, lease_s=LEASE_S), inject=inject, lease_s=LEASE_S)

@@ -10,7 +10,7 @@ import nats
 from onefold.brokers.nats import NatsBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateNats
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 STREAM = "conformance"
 LEASE_S = 2.0

@@ -12,7 +12,7 @@ import aio_pika
 from onefold.brokers.rabbitmq import QueueType, RabbitBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateRabbitmq
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def rabbitmq_subject(queue_type: QueueType) -> Callable[[PrivateRabbitmq], AbstractAsyncContextManager[BrokerSubject]]:

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from onefold.brokers.redis import RedisBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateValkey
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 LEASE_S = 2.0
 BYTES_MAX = 200_000

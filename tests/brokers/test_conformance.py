@@ -11,7 +11,7 @@ import pytest
 from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerScenario, check
 from onefold.testing.servers import PrivateServer
 from tests.brokers.registry import BROKERS, Entry
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
 
 Mortal = Callable[[str], PrivateServer]

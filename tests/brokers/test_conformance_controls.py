@@ -19,7 +19,7 @@ from onefold.errors import BrokerUnavailable
 from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerSubject, NotConforming, check
 from onefold.testing.servers import PrivateValkey
 from tests.brokers.redis_subject import redis_subject
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 NAMED = {str(scenario): scenario for scenario in (*SCENARIOS, *OUTAGES)}
 #: How long a broker that breaks a promise is waited for.

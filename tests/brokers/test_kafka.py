@@ -15,12 +15,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as Record
 
 from onefold._kernel.messages import Delivery, Message
+from onefold.brokers._kafka_group import KafkaSubscription
 from onefold.brokers.kafka import KafkaBroker, Setting
-from onefold.brokers.kafka_group import KafkaSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import GivenKafka, PrivateKafka
 from tests.brokers.kafka_subject import settings
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 Cluster: TypeAlias = PrivateKafka | GivenKafka
 MakeBroker: TypeAlias = Callable[..., KafkaBroker]

@@ -15,10 +15,10 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
 
 from onefold._kernel.messages import Message
-from onefold.brokers.nats import NatsBroker, NatsSubscription, durables
+from onefold.brokers.nats import NatsBroker, NatsSubscription, _durables
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateNats
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 SAFE: dict[str, Any] = {"storage": StorageType.FILE, "discard": DiscardPolicy.NEW}
 
@@ -169,7 +169,7 @@ async def test_large_messages_are_sent_many_at_a_time(nats: PrivateNats, stream:
 async def test_more_than_may_be_in_flight_is_sent_in_turns(
     nats: PrivateNats, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.brokers.nats.broker._IN_FLIGHT_MAX", 100)
+    monkeypatch.setattr("onefold.brokers.nats._broker._IN_FLIGHT_MAX", 100)
     async with opened(nats, stream) as broker:
         large = message(data=b"x" * 2_000_000)
         messages = [message(number) for number in range(450)]
@@ -401,11 +401,11 @@ async def test_a_topic_that_is_added_while_another_is_dropped_stays(
 async def test_who_died_while_changing_a_consumer_keeps_nobody_from_it(
     nats: PrivateNats, stream: str, jetstream: JetStreamContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.brokers.nats.durables.LOCK_S", 0.3)
+    monkeypatch.setattr("onefold.brokers.nats._durables.LOCK_S", 0.3)
     locked = asyncio.Event()
 
     async def hold(broker: NatsBroker) -> None:
-        async with durables.alone(broker, await broker.link(), "billing"):
+        async with _durables.alone(broker, await broker.link(), "billing"):
             locked.set()
             await asyncio.Event().wait()
 

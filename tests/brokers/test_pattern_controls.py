@@ -15,7 +15,7 @@ from onefold.testing.conformance.brokers import BrokerSubject, NotConforming, ch
 from onefold.testing.servers import PrivateValkey
 from tests.brokers.local_subject import local_on_sqlite
 from tests.brokers.test_conformance_controls import NAMED, SHORT_S, Changes, Wrapped, subject_of
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class Translates(Wrapped):

@@ -18,11 +18,11 @@ from aio_pika.abc import AbstractChannel
 
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.topics import matches
+from onefold.brokers._rabbitmq_queue import binding_key
 from onefold.brokers.rabbitmq import RabbitBroker, RabbitSubscription
-from onefold.brokers.rabbitmq_queue import binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateRabbitmq
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
 
 MEBIBYTE = 1024 * 1024

@@ -15,7 +15,7 @@ from onefold._kernel.messages import Message
 from onefold.brokers.redis import RedisBroker, is_idempotent
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateValkey
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 #: Trim whenever something is acknowledged.
 AT_ONCE_S = 1e-9
@@ -201,7 +201,7 @@ async def test_one_trimming_removes_all_that_is_acknowledged_however_much_it_is(
 async def test_readers_that_are_gone_are_forgotten_but_for_what_they_have(
     valkey: PrivateValkey, prefix: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.brokers.redis_group._FORGET_MS", -1)
+    monkeypatch.setattr("onefold.brokers._redis_group._FORGET_MS", -1)
     async with opened(valkey, prefix, trim_every_s=AT_ONCE_S) as broker:
         holder, done = [await broker.subscribe("billing", ["orders"]) for _ in range(2)]
         await broker.publish([message(), message()])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onefold._kernel.messages import Message, read, write_structured
 from onefold.brokers.webhook import Answer, WebhookBroker, read_webhook, verify_webhook
-from onefold.brokers.webhook.sender import HttpxSender, PublicAddressesOnly, is_public
+from onefold.brokers.webhook._sender import HttpxSender, PublicAddressesOnly, is_public
 from onefold.errors import MessageRefused, MessageUnreadable
 
 SECRET = "whsec_" + base64.b64encode(b"a" * 32).decode()
@@ -64,7 +64,7 @@ async def test_what_the_signature_does_not_cover_is_not_believed(
 
 
 async def test_an_event_under_another_webhooks_id_is_refused() -> None:
-    from onefold.brokers.webhook.signature import read_keys, sign
+    from onefold.brokers.webhook._signature import read_keys, sign
 
     _, body = await captured()
     headers = {"content-type": "application/cloudevents+json"} | sign(read_keys(SECRET), "other", body, now_s=NOW_S)
@@ -73,7 +73,7 @@ async def test_an_event_under_another_webhooks_id_is_refused() -> None:
 
 
 async def test_a_signed_body_that_is_no_json_is_refused_and_nothing_else() -> None:
-    from onefold.brokers.webhook.signature import read_keys, sign
+    from onefold.brokers.webhook._signature import read_keys, sign
 
     body = b"[" * 100_000
     headers = {"content-type": "application/cloudevents+json"} | sign(read_keys(SECRET), "id", body, now_s=NOW_S)
@@ -83,7 +83,7 @@ async def test_a_signed_body_that_is_no_json_is_refused_and_nothing_else() -> No
 
 @pytest.mark.parametrize("member", ['"id": "\\ud800"', '"id": "id", "data": "\\ud800"'])
 async def test_a_signed_body_with_half_a_character_is_refused_and_nothing_else(member: str) -> None:
-    from onefold.brokers.webhook.signature import read_keys, sign
+    from onefold.brokers.webhook._signature import read_keys, sign
 
     body = f'{{"specversion": "1.0", "source": "shop", "type": "order.placed", {member}}}'.encode()
     headers = {"content-type": "application/cloudevents+json"} | sign(read_keys(SECRET), "id", body, now_s=NOW_S)

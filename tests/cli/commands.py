@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from onefold import Onefold
-from tests.cli.zygote import Command, zygote
-from tests.patience import PATIENCE_S
+from tests.cli.fork_server import Command, fork_server
+from tests.support.patience import PATIENCE_S
 
 APPLICATIONS = Path(__file__).with_name("applications")
 
@@ -35,11 +35,11 @@ def onefold(
     """Run a command to its end. `without`: in an interpreter of its own, as if these modules were not installed."""
     # The limits are for what hangs; a busy machine takes its time.
     if without is None:
-        return zygote().run(words, cwd=cwd, environment=surroundings(environment), given=given, within_s=300)
+        return fork_server().run(words, cwd=cwd, environment=surroundings(environment), given=given, within_s=300)
     missing = f"import sys; sys.modules.update(dict.fromkeys({without.split()!r}))"
     return subprocess.run(
         # -P: the working directory is not importable by itself, as for the installed script.
-        [sys.executable, "-P", "-c", f"{missing}; from onefold.cli import main; main()", *words],
+        [sys.executable, "-P", "-c", f"{missing}; from onefold._cli import main; main()", *words],
         capture_output=True,
         text=True,
         env=surroundings(environment),
@@ -99,7 +99,9 @@ def started(*words: str, cwd: Path, **environment: str) -> Iterator[Running]:
     """A command that runs while the block lasts; killed at the end, if it still does."""
     log = cwd / f"{time.monotonic_ns()}.log"
     with Path(os.devnull).open() as nothing, log.open("wb") as file:
-        process = zygote().start(words, cwd=cwd, environment=surroundings(environment), streams=(nothing, file, file))
+        process = fork_server().start(
+            words, cwd=cwd, environment=surroundings(environment), streams=(nothing, file, file)
+        )
     try:
         yield Running(process, log)
     finally:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psycopg
 
-from onefold._kernel.addresses import redact
-from onefold.face import MIGRATIONS
+from onefold._app import MIGRATIONS
+from onefold._kernel.redaction import redact
 from tests.cli.commands import onefold
 
 

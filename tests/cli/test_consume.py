@@ -15,7 +15,7 @@ import pytest
 from onefold import Onefold
 from onefold.testing.servers import PrivateNats
 from tests.cli.commands import Running, Shop, new_shop, one_line, onefold, started, told, until
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def relayed(shop: Shop) -> None:

@@ -101,7 +101,7 @@ def test_the_filters_choose_what_is_listed(shop: Shop, buried: Callable[..., lis
     )
 
     def listed(*words: str) -> set[str]:
-        return {letter["id"] for letter in told(shop.onefold("dlq", "list", *D, "--json", *words))}
+        return {failed_message["id"] for failed_message in told(shop.onefold("dlq", "list", *D, "--json", *words))}
 
     assert listed() == {first, second, third}
     assert listed("--consumer", "pack") == listed("--topic", "order.packed") == listed("--reason", "boxes") == {third}
@@ -262,4 +262,7 @@ def test_on_postgres_a_letter_is_found_by_its_id_and_redriven(postgres: PrivateP
     assert (shown["id"], shown["data"]) == (ids[1], {"order": "b"})
     answer = onefold("dlq", "redrive", ids[1], "-d", dsn, "--json")
     assert json.loads(answer.stdout)["letters"] == 1
-    assert {letter["id"] for letter in told(onefold("dlq", "list", "-d", dsn, "--json"))} == {ids[0], ids[2]}
+    assert {failed_message["id"] for failed_message in told(onefold("dlq", "list", "-d", dsn, "--json"))} == {
+        ids[0],
+        ids[2],
+    }

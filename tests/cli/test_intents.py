@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.lanes import ThreadLane
+from onefold._client.journal import Journal, made_private, prepare
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.client.journal import Journal, made_private, prepare
-from onefold.db.connect import sync_database
+from onefold.db._connect import sync_database
 from tests.cli.commands import one_line, onefold, told
 
 HASH = b"h" * 16
@@ -29,7 +29,7 @@ def fill(database: str | Path, *names: str) -> None:
             journal.leave(names[0], "ReadTimeout after 3 attempts"),
             journal.resolve(names[-1], 201),
         ):
-            ended: Any = run(flow, ThreadLane(opened))
+            ended: Any = run(flow, ThreadExecutor(opened))
             del ended
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from onefold import Onefold
-from onefold.outbox.sql.sqlite import NEVER_MS
+from onefold._outbox.sql.sqlite import NEVER_MS
 from tests.cli.commands import Shop, onefold, told, until
 
 UNROUTED = "no consumer has subscribed to 'order.placed'"

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.commands import one_line, onefold, told
 
 MODULE = """
-from onefold.policy.breaker import BreakerTerms
-from onefold.policy.retry import RetryPolicy
+from onefold._policy.breaker import BreakerTerms
+from onefold._policy.retry import RetryPolicy
 
 good = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerTerms())
 storming = RetryPolicy(budget=None, breaker=None)
@@ -31,7 +31,7 @@ def broken():
 #: the FIFO server of the stalls. A policy that keeps servers busy takes thirteen seconds of computing on all of them.
 ONE_SERVER = """
 from dataclasses import replace
-from onefold.simulate import experiments
+from onefold._simulate import experiments
 
 experiments.QUICK = replace(experiments.QUICK, servers=(experiments.DEADLINES,))
 """

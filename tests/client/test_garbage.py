@@ -10,8 +10,8 @@ import pytest
 import requests
 
 import onefold
-from onefold.testing.scripted import Answer, ScriptedServer
-from tests.collector import left_to_collector
+from onefold.testing.scripted_server import Answer, ScriptedServer
+from tests.support.collector import left_to_collector
 
 CALLS = 5
 

@@ -20,19 +20,19 @@ class Claims:
     """The rows a test is about, and the worlds it runs in."""
 
     rows: tuple[str, ...]
-    worlds: tuple[WorldName, ...]
+    backends: tuple[WorldName, ...]
 
 
 def claims_of(function: Callable[..., Any]) -> Claims:
-    """What `@pytest.mark.contract("C07", worlds=POSTGRES)` says. Worlds are all four unless named."""
+    """What `@pytest.mark.contract("C07", backends=POSTGRES)` says. Worlds are all four unless named."""
     marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "contract"]
     if not marks:
         raise AssertionError(f"{function.__qualname__} has no @pytest.mark.contract: which row is it about?")
     rows = tuple(row for mark in marks for row in mark.args)
-    worlds = [mark.kwargs["worlds"] for mark in marks if "worlds" in mark.kwargs]
-    if len(worlds) > 1:
-        raise AssertionError(f"{function.__qualname__} names its worlds {len(worlds)} times")
-    return Claims(rows, worlds[0] if worlds else ALL)
+    backends = [mark.kwargs["backends"] for mark in marks if "backends" in mark.kwargs]
+    if len(backends) > 1:
+        raise AssertionError(f"{function.__qualname__} names its worlds {len(backends)} times")
+    return Claims(rows, backends[0] if backends else ALL)
 
 
 def contract_tests() -> Iterator[Callable[..., Any]]:
@@ -40,20 +40,20 @@ def contract_tests() -> Iterator[Callable[..., Any]]:
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         module = importlib.import_module(f"tests.contract.{path.stem}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if name.startswith("test_") and "world" in inspect.signature(function).parameters:
+            if name.startswith("test_") and "backend" in inspect.signature(function).parameters:
                 yield function
 
 
 def shortcomings(rows: Mapping[str, Row], claims: list[Claims]) -> list[str]:
     """What is wrong between a table of rows and what the tests claim."""
-    claimed = {(row, world) for claim in claims for row in claim.rows for world in claim.worlds}
+    claimed = {(row, backend) for claim in claims for row in claim.rows for backend in claim.backends}
     found = [f"{row} is claimed by a test but is no row" for row in sorted({row for row, _ in claimed} - rows.keys())]
     for name, row in rows.items():
-        for world in ALL:
-            if world in row.absent and not row.absent[world].strip():
-                found.append(f"{name} is absent from {world} without a reason")
-            elif world in row.absent and (name, world) in claimed:
-                found.append(f"{name} has a test in {world}, which the table calls impossible")
-            elif world not in row.absent and (name, world) not in claimed:
-                found.append(f"{name} has no test in {world}: {row.meaning}")
+        for backend in ALL:
+            if backend in row.absent and not row.absent[backend].strip():
+                found.append(f"{name} is absent from {backend} without a reason")
+            elif backend in row.absent and (name, backend) in claimed:
+                found.append(f"{name} has a test in {backend}, which the table calls impossible")
+            elif backend not in row.absent and (name, backend) not in claimed:
+                found.append(f"{name} has no test in {backend}: {row.meaning}")
     return found

@@ -1,4 +1,4 @@
-"""The `world` fixture: each contract test runs in every world its marker names, all four by default."""
+"""The `backend` fixture: each contract test runs in every world its marker names, all four by default."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
+from tests.contract.backends import AsgiWorld, Backend, WsgiWorld
 from tests.contract.completeness import claims_of
 from tests.contract.rows import ASGI, POSTGRES
 from tests.contract.wire import looping
-from tests.contract.worlds import AsgiWorld, World, WsgiWorld
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "world" in metafunc.fixturenames:
-        metafunc.parametrize("world", claims_of(metafunc.function).worlds, indirect=True)
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", claims_of(metafunc.function).backends, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +34,12 @@ def contract_dsn(postgres: PrivatePostgres) -> str:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop) -> Iterator[World]:
+def backend(
+    request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop
+) -> Iterator[Backend]:
     name: Any = request.param
     address = request.getfixturevalue("contract_dsn") if name in POSTGRES else str(tmp_path / "orders.db")
-    found: World = AsgiWorld(name, address, loop_thread) if name in ASGI else WsgiWorld(name, address)
+    found: Backend = AsgiWorld(name, address, loop_thread) if name in ASGI else WsgiWorld(name, address)
     try:
         yield found
     finally:

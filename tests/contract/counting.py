@@ -6,9 +6,9 @@ import inspect
 import threading
 from typing import Any
 
-from onefold.db.connect import async_database, sync_database
+from onefold.db._connect import async_database, sync_database
+from tests.contract.backends import Backend
 from tests.contract.rows import ASGI
-from tests.contract.worlds import World
 
 
 class Counting:
@@ -34,6 +34,6 @@ class Counting:
         return await self._inner.acquire()
 
 
-def counted(world: World) -> Counting:
+def counted(backend: Backend) -> Counting:
     """The world's own database, counted."""
-    return Counting(async_database(world.database) if world.name in ASGI else sync_database(world.database))
+    return Counting(async_database(backend.database) if backend.name in ASGI else sync_database(backend.database))

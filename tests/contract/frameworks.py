@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from onefold import AsyncOnefold, Onefold
-from onefold.http import asgi, wsgi
-from onefold.http.policy import Settings
+from onefold._http import asgi, wsgi
+from onefold._http.policy import Settings
 from tests.contract.plans import Desk, Plan, driven
 
 if TYPE_CHECKING:
-    from tests.contract.worlds import World
+    from tests.contract.backends import Backend
 
 
 class Rescued(Exception):
@@ -31,12 +31,12 @@ class Rescued(Exception):
         self.answer = answer
 
 
-def starlette_orders(world: World, once: AsyncOnefold, settings: Settings) -> asgi.Application:
+def starlette_orders(backend: Backend, once: AsyncOnefold, settings: Settings) -> asgi.Application:
     @once.idempotent(**settings)
     async def order(request: Request) -> Response:
-        desk = Desk(world.name, request.scope[asgi.TRANSACTION])
+        desk = Desk(backend.name, request.scope[asgi.TRANSACTION])
         return _starlette_answer(
-            await world.handle(desk, "POST", request.url.path, request.headers, await request.body())
+            await backend.handle(desk, "POST", request.url.path, request.headers, await request.body())
         )
 
     async def rescue(request: Request, error: Exception) -> Response:
@@ -54,15 +54,17 @@ def _starlette_answer(plan: Plan) -> Response:
     return Response(plan.body, plan.status, dict(plan.headers), background=background)
 
 
-def flask_orders(world: World, once: Onefold, settings: Settings) -> wsgi.Application:
+def flask_orders(backend: Backend, once: Onefold, settings: Settings) -> wsgi.Application:
     app = Flask("orders")
 
     @app.post("/orders")
     @once.idempotent(**settings)
     def order() -> FlaskResponse:
         headers = {name.lower(): value for name, value in flask_request.headers.items()}
-        desk = Desk(world.name, flask_request.environ[wsgi.TRANSACTION])
-        return _flask_answer(driven(world.handle(desk, "POST", flask_request.path, headers, flask_request.get_data())))
+        desk = Desk(backend.name, flask_request.environ[wsgi.TRANSACTION])
+        return _flask_answer(
+            driven(backend.handle(desk, "POST", flask_request.path, headers, flask_request.get_data()))
+        )
 
     @app.errorhandler(Rescued)
     def rescue(error: Rescued) -> FlaskResponse:

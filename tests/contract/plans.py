@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from onefold._kernel.transaction import Transaction
 from tests.contract.rows import ASGI, WorldName
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
 
 JSON = (("content-type", "application/json"),)
 
 
-class Gate:
+class RequestGuard:
     """Where a handler stops until the test lets it on."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Plan:
     chunks: tuple[bytes, ...] = ()
     writes: bool = True
     acts: Callable[[Desk], Awaitable[None]] | None = None
-    gate: Gate | None = None
+    guard: RequestGuard | None = None
     error: Exception | None = None
     breaks: Exception | None = None
     """Raised in the middle of the answer: after all its parts, when more was promised."""
@@ -75,7 +75,7 @@ class Plan:
 class Desk:
     """What a handler works with. Its methods are awaited in both colours; on a thread they never suspend."""
 
-    world: WorldName
+    backend: WorldName
     tx: Transaction[Any] | None
 
     @property
@@ -91,14 +91,14 @@ class Desk:
             "asgi-postgres": ("$1", values),
             "wsgi-sqlite": ("?", (values,)),
             "wsgi-postgres": ("%s", (values,)),
-        }[self.world]
+        }[self.backend]
         await self.finished(connection.execute(sql.replace(":1", mark), *arguments))
 
-    async def pass_gate(self, gate: Gate) -> None:
-        if self.world in ASGI:
-            await gate.pass_through_async()
+    async def pass_gate(self, guard: RequestGuard) -> None:
+        if self.backend in ASGI:
+            await guard.pass_through_async()
         else:
-            gate.pass_through()
+            guard.pass_through()
 
     @staticmethod
     async def finished(result: Any) -> Any:

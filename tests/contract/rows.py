@@ -33,8 +33,8 @@ class Row:
     level: Level = "silent"
 
 
-def _absent(worlds: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, str]:
-    return dict.fromkeys(worlds, reason)
+def _absent(backends: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, str]:
+    return dict.fromkeys(backends, reason)
 
 
 ROWS: Final[Mapping[str, Row]] = MappingProxyType(

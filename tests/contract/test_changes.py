@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from onefold import canonical_json, named_strategy, raw_bytes, selected_fields
-from onefold.http.policy import Settings
-from onefold.idempotency.fingerprint import Asked, Strategy
-from tests.contract.plans import Gate, Plan
+from onefold._http.policy import Settings
+from onefold._idempotency.fingerprint import Asked, Strategy
+from onefold.policies import canonical_json, named_strategy, raw_bytes, selected_fields
+from tests.contract.backends import Backend
+from tests.contract.plans import Plan, RequestGuard
 from tests.contract.rows import POSTGRES
-from tests.contract.worlds import World
 
 BODY = b'{"item": "book", "cents": 5}'
 REFUNDS = "/orders/17/refunds"
@@ -19,44 +19,44 @@ REFUNDS = "/orders/17/refunds"
 
 @pytest.mark.contract("C41")
 @pytest.mark.parametrize("renamed", ["/orders/{order_id}/refunds", "/orders/{id:path}/refunds"])
-def test_c41_a_parameter_that_is_renamed_does_not_run_keys_again(world: World, renamed: str) -> None:
-    world.serve(routes={"POST /orders/{id}/refunds": {}})
-    first = world.post(REFUNDS, key='"k"', plan=Plan(body=b"refunded"))
-    world.serve(routes={f"POST {renamed}": {}})
-    retry = world.post(REFUNDS, key='"k"')
+def test_c41_a_parameter_that_is_renamed_does_not_run_keys_again(backend: Backend, renamed: str) -> None:
+    backend.serve(routes={"POST /orders/{id}/refunds": {}})
+    first = backend.post(REFUNDS, key='"k"', plan=Plan(body=b"refunded"))
+    backend.serve(routes={f"POST {renamed}": {}})
+    retry = backend.post(REFUNDS, key='"k"')
     assert (retry.status, retry.body, retry.replayed) == (first.status, b"refunded", True)
-    assert world.post("/orders/18/refunds", key='"k"').status == 422
-    assert len(world.calls) == 1
+    assert backend.post("/orders/18/refunds", key='"k"').status == 422
+    assert len(backend.calls) == 1
 
 
 @pytest.mark.contract("C41")
-def test_c41_a_route_that_moves_keeps_its_keys_by_its_operation(world: World) -> None:
-    world.serve(routes={"POST /orders/{id}/refunds": {"operation": "refund"}})
-    world.post(REFUNDS, key='"k"', plan=Plan(body=b"refunded"))
-    world.serve(routes={"POST /v2/refunds/{order}": {"operation": "refund"}})
-    retry = world.post("/v2/refunds/17", key='"k"')
+def test_c41_a_route_that_moves_keeps_its_keys_by_its_operation(backend: Backend) -> None:
+    backend.serve(routes={"POST /orders/{id}/refunds": {"operation": "refund"}})
+    backend.post(REFUNDS, key='"k"', plan=Plan(body=b"refunded"))
+    backend.serve(routes={"POST /v2/refunds/{order}": {"operation": "refund"}})
+    retry = backend.post("/v2/refunds/17", key='"k"')
     assert (retry.body, retry.replayed) == (b"refunded", True)
-    assert world.post("/v2/refunds/18", key='"k"').status == 422
-    assert len(world.calls) == 1
+    assert backend.post("/v2/refunds/18", key='"k"').status == 422
+    assert len(backend.calls) == 1
 
 
 @pytest.mark.contract("C41")
-def test_c41_a_route_may_get_an_operation_later_or_take_its_template_for_one(world: World) -> None:
-    world.serve(routes={"POST /orders/{id}/refunds": {}})
-    world.post(REFUNDS, key='"k"')
-    world.serve(routes={"POST /orders/{id}/refunds": {"operation": "refund"}})
-    assert world.post(REFUNDS, key='"k"').replayed
-    world.serve(routes={"POST /moved/{id}": {"operation": "/orders/{any}/refunds"}})
-    assert world.post("/moved/17", key='"k"').replayed
-    assert len(world.calls) == 1
+def test_c41_a_route_may_get_an_operation_later_or_take_its_template_for_one(backend: Backend) -> None:
+    backend.serve(routes={"POST /orders/{id}/refunds": {}})
+    backend.post(REFUNDS, key='"k"')
+    backend.serve(routes={"POST /orders/{id}/refunds": {"operation": "refund"}})
+    assert backend.post(REFUNDS, key='"k"').replayed
+    backend.serve(routes={"POST /moved/{id}": {"operation": "/orders/{any}/refunds"}})
+    assert backend.post("/moved/17", key='"k"').replayed
+    assert len(backend.calls) == 1
 
 
 @pytest.mark.contract("C23")
-def test_c23_an_operation_belongs_to_a_method(world: World) -> None:
+def test_c23_an_operation_belongs_to_a_method(backend: Backend) -> None:
     shared: Settings = {"operation": "order"}
-    world.serve(routes={"POST /orders": shared, "DELETE /orders": shared})
-    assert not world.post(key='"k"').replayed
-    assert not world.post(key='"k"', method="DELETE").replayed
+    backend.serve(routes={"POST /orders": shared, "DELETE /orders": shared})
+    assert not backend.post(key='"k"').replayed
+    assert not backend.post(key='"k"', method="DELETE").replayed
 
 
 def by_item(asked: Asked) -> bytes:
@@ -80,17 +80,17 @@ ITEM = named_strategy("item", by_item)
     ],
 )
 def test_c41_a_strategy_that_changes_does_not_turn_keys_into_mismatches(
-    world: World, before: Strategy, after: Strategy, other: bytes
+    backend: Backend, before: Strategy, after: Strategy, other: bytes
 ) -> None:
-    world.serve(routes={"POST /orders": {"fingerprint": before}})
-    world.post(body=BODY, key='"k"')
-    world.serve(routes={"POST /orders": {"fingerprint": after, "fingerprint_before": (ITEM,)}})
-    assert world.post(body=BODY, key='"k"').replayed
-    assert world.post(body=other, key='"k"').status == 422, "compared the way the record was made"
-    assert len(world.calls) == 1
+    backend.serve(routes={"POST /orders": {"fingerprint": before}})
+    backend.post(body=BODY, key='"k"')
+    backend.serve(routes={"POST /orders": {"fingerprint": after, "fingerprint_before": (ITEM,)}})
+    assert backend.post(body=BODY, key='"k"').replayed
+    assert backend.post(body=other, key='"k"').status == 422, "compared the way the record was made"
+    assert len(backend.calls) == 1
 
 
-@pytest.mark.contract("C41", worlds=POSTGRES)
+@pytest.mark.contract("C41", backends=POSTGRES)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -101,31 +101,31 @@ def test_c41_a_strategy_that_changes_does_not_turn_keys_into_mismatches(
     ],
 )
 def test_c41_the_same_bytes_in_flight_are_a_conflict_whatever_the_strategies(
-    world: World, before: Strategy, after: Strategy
+    backend: Backend, before: Strategy, after: Strategy
 ) -> None:
-    world.serve(routes={"POST /orders": {"fingerprint": before}})
-    gate = Gate()
-    running = world.start(body=BODY, key='"k"', plan=Plan(gate=gate))
-    gate.await_arrival()
-    world.serve(routes={"POST /orders": {"fingerprint": after}})
-    assert world.post(body=BODY, key='"k"').status == 409
-    assert world.post(body=b'{"item": "pen"}', key='"k"').status == 422
-    gate.open()
+    backend.serve(routes={"POST /orders": {"fingerprint": before}})
+    guard = RequestGuard()
+    running = backend.start(body=BODY, key='"k"', plan=Plan(guard=guard))
+    guard.await_arrival()
+    backend.serve(routes={"POST /orders": {"fingerprint": after}})
+    assert backend.post(body=BODY, key='"k"').status == 409
+    assert backend.post(body=b'{"item": "pen"}', key='"k"').status == 422
+    guard.open()
     assert running.answer().status == 201
 
 
 @pytest.mark.contract("C41")
 def test_c41_a_strategy_that_is_gone_is_said_and_nothing_is_decided(
-    world: World, caplog: pytest.LogCaptureFixture
+    backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.serve(routes={"POST /orders": {"fingerprint": ITEM}})
-    world.post(body=BODY, key='"k"')
-    world.serve(routes={"POST /orders": {}})
-    refused = world.post(body=BODY, key='"k"')
+    backend.serve(routes={"POST /orders": {"fingerprint": ITEM}})
+    backend.post(body=BODY, key='"k"')
+    backend.serve(routes={"POST /orders": {}})
+    refused = backend.post(body=BODY, key='"k"')
     assert (refused.status, refused.json["retryable"]) == (503, True)
     assert "b'citem'" in caplog.text
     assert "fingerprint_before" in caplog.text
-    assert len(world.calls) == 1
+    assert len(backend.calls) == 1
 
 
 def form(boundary: str, item: str = "book") -> bytes:
@@ -137,9 +137,9 @@ def form(boundary: str, item: str = "book") -> bytes:
 
 
 @pytest.mark.contract("C40")
-def test_c40_the_same_form_with_another_boundary_is_a_replay(world: World) -> None:
+def test_c40_the_same_form_with_another_boundary_is_a_replay(backend: Backend) -> None:
     def post(boundary: str, body: bytes) -> tuple[int, bool]:
-        answer = world.post(body=body, key='"k"', media_type=f"multipart/form-data; boundary={boundary}")
+        answer = backend.post(body=body, key='"k"', media_type=f"multipart/form-data; boundary={boundary}")
         return answer.status, answer.replayed
 
     assert post("first", form("first")) == (201, False)
@@ -147,16 +147,16 @@ def test_c40_the_same_form_with_another_boundary_is_a_replay(world: World) -> No
     assert post('"third"', form("third")) == (201, True)
     assert post("fourth", form("fourth", item="pen")) == (422, False)
     assert post("fifth", form("first")) == (422, False)
-    assert len(world.calls) == 1
+    assert len(backend.calls) == 1
 
 
 @pytest.mark.contract("C40")
-def test_c40_the_same_form_in_flight_is_a_conflict_and_no_mismatch(world: World) -> None:
-    gate = Gate()
-    running = world.start(
-        body=form("a"), key='"k"', media_type="multipart/form-data; boundary=a", plan=Plan(gate=gate, writes=False)
+def test_c40_the_same_form_in_flight_is_a_conflict_and_no_mismatch(backend: Backend) -> None:
+    guard = RequestGuard()
+    running = backend.start(
+        body=form("a"), key='"k"', media_type="multipart/form-data; boundary=a", plan=Plan(guard=guard, writes=False)
     )
-    gate.await_arrival()
-    assert world.post(body=form("b"), key='"k"', media_type="multipart/form-data; boundary=b").status == 409
-    gate.open()
+    guard.await_arrival()
+    assert backend.post(body=form("b"), key='"k"', media_type="multipart/form-data; boundary=b").status == 409
+    guard.open()
     assert running.answer().status == 201

@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
+from tests.contract.backends import Backend
 from tests.contract.plans import Desk, Plan
 from tests.contract.rows import ASGI
-from tests.contract.worlds import World
 
 
 async def time_out_in_a_part(desk: Desk) -> None:
@@ -17,7 +17,7 @@ async def time_out_in_a_part(desk: Desk) -> None:
     tx = desk.tx
     assert tx is not None
     with contextlib.suppress(TimeoutError):
-        if desk.world not in ASGI:
+        if desk.backend not in ASGI:
             with tx.savepoint():
                 await desk.execute("INSERT INTO orders (item) VALUES (:1)", "extra")
                 raise TimeoutError
@@ -29,30 +29,30 @@ async def time_out_in_a_part(desk: Desk) -> None:
 
 @pytest.mark.contract("C43")
 @pytest.mark.parametrize("key", ['"k"', None])
-def test_c43_a_part_that_times_out_is_not_kept_and_the_rest_is(world: World, key: str | None) -> None:
-    assert world.post(key=key, plan=Plan(acts=time_out_in_a_part)).status == 201
-    assert world.rows() == ["book"]
+def test_c43_a_part_that_times_out_is_not_kept_and_the_rest_is(backend: Backend, key: str | None) -> None:
+    assert backend.post(key=key, plan=Plan(acts=time_out_in_a_part)).status == 201
+    assert backend.rows() == ["book"]
     if key is not None:
-        assert world.post(key=key).replayed
+        assert backend.post(key=key).replayed
 
 
 @pytest.mark.contract("C43")
-def test_c43_a_refusal_after_a_part_that_timed_out_keeps_nothing(world: World) -> None:
-    assert world.post(key='"k"', plan=Plan(status=402, acts=time_out_in_a_part)).status == 402
-    assert world.rows() == []
-    replay = world.post(key='"k"')
+def test_c43_a_refusal_after_a_part_that_timed_out_keeps_nothing(backend: Backend) -> None:
+    assert backend.post(key='"k"', plan=Plan(status=402, acts=time_out_in_a_part)).status == 402
+    assert backend.rows() == []
+    replay = backend.post(key='"k"')
     assert (replay.status, replay.replayed) == (402, True)
 
 
-@pytest.mark.contract("C43", worlds=ASGI)
-def test_c43_a_part_that_cannot_be_undone_alone_fails_the_request(world: World) -> None:
+@pytest.mark.contract("C43", backends=ASGI)
+def test_c43_a_part_that_cannot_be_undone_alone_fails_the_request(backend: Backend) -> None:
     async def leave_it_open(desk: Desk) -> None:
         assert desk.tx is not None
         await desk.tx.savepoint().__aenter__()
         await desk.execute("INSERT INTO orders (item) VALUES (:1)", "extra")
 
-    answer = world.post(key='"k"', plan=Plan(acts=leave_it_open))
+    answer = backend.post(key='"k"', plan=Plan(acts=leave_it_open))
     assert (answer.status, answer.problem) == (500, "handler-broken")
     assert "tx.savepoint()" in answer.json["detail"]
-    assert (world.rows(), world.records()) == ([], [])
-    assert world.post(key='"k"').status == 201
+    assert (backend.rows(), backend.records()) == ([], [])
+    assert backend.post(key='"k"').status == 201

@@ -6,37 +6,37 @@ import json
 
 import pytest
 
-from onefold import canonical_json, raw_bytes, selected_fields
-from onefold.http.policy import Settings
-from onefold.idempotency.fingerprint import Asked, Strategy
-from tests.contract.plans import Gate, Plan
+from onefold._http.policy import Settings
+from onefold._idempotency.fingerprint import Asked, Strategy
+from onefold.policies import canonical_json, raw_bytes, selected_fields
+from tests.contract.backends import Backend
+from tests.contract.plans import Plan, RequestGuard
 from tests.contract.wire import HeaderLines
-from tests.contract.worlds import World
 
 
 @pytest.mark.contract("C07")
-def test_c07_another_payload_is_refused_and_the_first_answer_stays(world: World) -> None:
-    first = world.post(body={"item": "book"}, key='"k"', plan=Plan(body=b'{"id": 1}'))
-    other = world.post(body={"item": "pen"}, key='"k"', plan=Plan(body=b'{"id": 2}'))
+def test_c07_another_payload_is_refused_and_the_first_answer_stays(backend: Backend) -> None:
+    first = backend.post(body={"item": "book"}, key='"k"', plan=Plan(body=b'{"id": 1}'))
+    other = backend.post(body={"item": "pen"}, key='"k"', plan=Plan(body=b'{"id": 2}'))
     assert (other.status, other.problem, other.json["retryable"]) == (422, "key-reused", False)
-    assert len(world.calls) == 1
-    again = world.post(body={"item": "book"}, key='"k"')
+    assert len(backend.calls) == 1
+    again = backend.post(body={"item": "book"}, key='"k"')
     assert (again.status, again.body, again.replayed) == (first.status, b'{"id": 1}', True)
-    assert world.rows() == ["book"]
+    assert backend.rows() == ["book"]
 
 
 @pytest.mark.contract("C07")
-def test_c07_another_query_is_another_payload(world: World) -> None:
-    world.post(key='"k"', query="currency=eur")
-    assert world.post(key='"k"', query="currency=usd").problem == "key-reused"
-    assert world.post(key='"k"', query="currency=eur").replayed
+def test_c07_another_query_is_another_payload(backend: Backend) -> None:
+    backend.post(key='"k"', query="currency=eur")
+    assert backend.post(key='"k"', query="currency=usd").problem == "key-reused"
+    assert backend.post(key='"k"', query="currency=eur").replayed
 
 
 @pytest.mark.contract("C07")
-def test_c07_a_stored_refusal_keeps_its_key_too(world: World) -> None:
-    world.post(body={"item": "book"}, key='"k"', plan=Plan(status=402))
-    assert world.post(body={"item": "pen"}, key='"k"').status == 422
-    assert len(world.calls) == 1
+def test_c07_a_stored_refusal_keeps_its_key_too(backend: Backend) -> None:
+    backend.post(body={"item": "book"}, key='"k"', plan=Plan(status=402))
+    assert backend.post(body={"item": "pen"}, key='"k"').status == 422
+    assert len(backend.calls) == 1
 
 
 def by_item(asked: Asked) -> bytes:
@@ -55,29 +55,29 @@ def by_item(asked: Asked) -> bytes:
     ids=["canonical JSON", "raw bytes", "selected fields", "custom"],
 )
 def test_c11_a_route_chooses_how_payloads_are_compared(
-    world: World, strategy: Strategy, same: bytes, other: bytes
+    backend: Backend, strategy: Strategy, same: bytes, other: bytes
 ) -> None:
     routes: dict[str, Settings] = {"POST /orders": {"fingerprint": strategy}, "PATCH /orders": {}}
-    world.serve(routes=routes)
-    world.post(body=b'{"item": "book", "cents": 5}', key='"k"')
-    assert world.post(body=same, key='"k"').replayed
-    assert world.post(body=other, key='"k"').status == 422
-    assert len(world.calls) == 1
+    backend.serve(routes=routes)
+    backend.post(body=b'{"item": "book", "cents": 5}', key='"k"')
+    assert backend.post(body=same, key='"k"').replayed
+    assert backend.post(body=other, key='"k"').status == 422
+    assert len(backend.calls) == 1
 
 
 @pytest.mark.contract("C12")
-def test_c12_the_spelling_of_json_does_not_matter(world: World) -> None:
-    world.post(body=b'{"item": "book", "cents": 500}', key='"k"')
+def test_c12_the_spelling_of_json_does_not_matter(backend: Backend) -> None:
+    backend.post(body=b'{"item": "book", "cents": 500}', key='"k"')
     for spelling in (
         b'{"cents":500,"item":"book"}',
         b'\n{ "cents" : 5e2 ,\t"item": "\\u0062ook" }\n',
         b'{"item": "book", "cents": 500.00}',
     ):
-        assert world.post(body=spelling, key='"k"').replayed, spelling
+        assert backend.post(body=spelling, key='"k"').replayed, spelling
 
 
 @pytest.mark.contract("C12")
-def test_c12_every_digit_of_a_number_counts(world: World) -> None:
+def test_c12_every_digit_of_a_number_counts(backend: Backend) -> None:
     neighbours = (
         (b"9223372036854775807", b"9223372036854775806"),
         (b"18446744073709551615", b"18446744073709551614"),
@@ -87,14 +87,14 @@ def test_c12_every_digit_of_a_number_counts(world: World) -> None:
     )
     for number, (value, neighbour) in enumerate(neighbours):
         key = f'"number-{number}"'
-        assert world.post(body=b"[%b]" % value, key=key).status == 201, value
-        assert world.post(body=b"[%b]" % neighbour, key=key).status == 422, neighbour
-        assert world.post(body=b"[%b]" % value, key=key).replayed, value
+        assert backend.post(body=b"[%b]" % value, key=key).status == 201, value
+        assert backend.post(body=b"[%b]" % neighbour, key=key).status == 422, neighbour
+        assert backend.post(body=b"[%b]" % value, key=key).replayed, value
 
 
 @pytest.mark.contract("C13")
-def test_c13_what_differs_on_any_retry_does_not_make_another_request(world: World) -> None:
-    world.post(key='"k"', headers=(("user-agent", "retrying/1.0"), ("date", "Mon, 14 Nov 1994 08:12:31 GMT")))
+def test_c13_what_differs_on_any_retry_does_not_make_another_request(backend: Backend) -> None:
+    backend.post(key='"k"', headers=(("user-agent", "retrying/1.0"), ("date", "Mon, 14 Nov 1994 08:12:31 GMT")))
     differences: tuple[HeaderLines, ...] = (
         (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
         (("date", "Tue, 15 Nov 1994 08:12:31 GMT"), ("user-agent", "retrying/2.0")),
@@ -102,58 +102,58 @@ def test_c13_what_differs_on_any_retry_does_not_make_another_request(world: Worl
         (("content-type", "application/json; charset=utf-8"),),
     )
     for headers in differences:
-        retry = world.post(key='"k"', headers=headers)
+        retry = backend.post(key='"k"', headers=headers)
         assert (retry.status, retry.replayed) == (201, True), headers
-    assert len(world.calls) == 1
+    assert len(backend.calls) == 1
 
 
 @pytest.mark.contract("C19")
 @pytest.mark.parametrize("wait_s", [0.0, 0.3], ids=["at once", "where the route waits"])
-def test_c19_another_payload_while_the_first_is_in_flight_is_a_mismatch(world: World, wait_s: float) -> None:
-    world.serve(settings={"wait_s": wait_s})
-    gate = Gate()
-    first = world.start(body={"item": "book"}, key='"k"', plan=Plan(gate=gate))
-    gate.await_arrival()
-    other = world.post(body={"item": "pen"}, key='"k"')
+def test_c19_another_payload_while_the_first_is_in_flight_is_a_mismatch(backend: Backend, wait_s: float) -> None:
+    backend.serve(settings={"wait_s": wait_s})
+    guard = RequestGuard()
+    first = backend.start(body={"item": "book"}, key='"k"', plan=Plan(guard=guard))
+    guard.await_arrival()
+    other = backend.post(body={"item": "pen"}, key='"k"')
     assert (other.status, other.problem) == (422, "key-reused")
-    gate.open()
+    guard.open()
     assert first.answer().status == 201
-    assert world.rows() == ["book"]
+    assert backend.rows() == ["book"]
 
 
 @pytest.mark.contract("C22")
-def test_c22_two_principals_with_the_same_key_and_body_are_two_executions(world: World) -> None:
-    acme = world.post(key='"k"', account="acme", plan=Plan(body=b"acme's secret"))
-    evil = world.post(key='"k"', account="evil", plan=Plan(body=b"evil's own"))
+def test_c22_two_principals_with_the_same_key_and_body_are_two_executions(backend: Backend) -> None:
+    acme = backend.post(key='"k"', account="acme", plan=Plan(body=b"acme's secret"))
+    evil = backend.post(key='"k"', account="evil", plan=Plan(body=b"evil's own"))
     assert (acme.body, acme.replayed) == (b"acme's secret", False)
     assert (evil.body, evil.replayed) == (b"evil's own", False)
-    assert world.post(key='"k"', account="acme").body == b"acme's secret"
-    assert world.post(key='"k"', account="evil").body == b"evil's own"
-    assert world.rows() == ["book", "book"]
-    assert len(world.records()) == 2
+    assert backend.post(key='"k"', account="acme").body == b"acme's secret"
+    assert backend.post(key='"k"', account="evil").body == b"evil's own"
+    assert backend.rows() == ["book", "book"]
+    assert len(backend.records()) == 2
 
 
 @pytest.mark.contract("C22")
-def test_c22_another_principal_is_neither_told_of_a_request_in_flight_nor_of_a_mismatch(world: World) -> None:
-    gate = Gate()
-    running = world.start(key='"k"', account="acme", plan=Plan(gate=gate, writes=False))
-    gate.await_arrival()
-    assert world.post(key='"k"', account="evil").status == 201
-    assert world.post(body={"item": "pen"}, key='"k2"', account="evil").status == 201
-    gate.open()
+def test_c22_another_principal_is_neither_told_of_a_request_in_flight_nor_of_a_mismatch(backend: Backend) -> None:
+    guard = RequestGuard()
+    running = backend.start(key='"k"', account="acme", plan=Plan(guard=guard, writes=False))
+    guard.await_arrival()
+    assert backend.post(key='"k"', account="evil").status == 201
+    assert backend.post(body={"item": "pen"}, key='"k2"', account="evil").status == 201
+    guard.open()
     assert running.answer().status == 201
 
 
 @pytest.mark.contract("C22")
-def test_c22_principals_that_look_alike_are_not_the_same(world: World) -> None:
+def test_c22_principals_that_look_alike_are_not_the_same(backend: Backend) -> None:
     alike = (("a", '"bc"'), ("ab", '"c"'), ("ab", '"bc"'), ("AB", '"bc"'), ("ab ", '"bc"'))
     for account, key in alike:
-        assert not world.post(key=key, account=account).replayed, (account, key)
-    assert len(world.calls) == len(alike)
+        assert not backend.post(key=key, account=account).replayed, (account, key)
+    assert len(backend.calls) == len(alike)
 
 
 @pytest.mark.contract("C22")
-def test_c22_a_request_without_a_principal_is_turned_away(world: World) -> None:
-    refused = world.post(key='"k"', headers=(("authorization", ""),))
+def test_c22_a_request_without_a_principal_is_turned_away(backend: Backend) -> None:
+    refused = backend.post(key='"k"', headers=(("authorization", ""),))
     assert (refused.status, refused.problem) == (401, "principal-missing")
-    assert not world.calls
+    assert not backend.calls

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from onefold._http.policy import Settings
 from onefold._kernel.ids import RANDOM_BYTES, uuid7
 from onefold.errors import CallerError
-from onefold.http.policy import Settings
-from tests.contract.plans import Gate, Plan
+from tests.contract.backends import Backend
+from tests.contract.plans import Plan, RequestGuard
 from tests.contract.wire import Answer
-from tests.contract.worlds import World
 
 
 @pytest.mark.contract("C10")
-def test_c10_the_specification_names_every_operation_and_its_expiration_policy(world: World) -> None:
+def test_c10_the_specification_names_every_operation_and_its_expiration_policy(backend: Backend) -> None:
     routes: dict[str, Settings] = {
         "POST /orders": {"required": True, "strict": True, "retention_s": 7200},
         "PATCH /orders/{id}": {"expiry": "refuse", "wait_s": 2},
     }
-    world.serve(routes=routes)
-    page = world.get("/onefold/specification")
+    backend.serve(routes=routes)
+    page = backend.get("/onefold/specification")
     assert (page.status, page.header("content-type")) == (200, "text/html; charset=utf-8")
     text = page.body.decode()
     for promise in (
@@ -41,9 +41,9 @@ def test_c10_the_specification_names_every_operation_and_its_expiration_policy(w
 
 
 @pytest.mark.contract("C10")
-def test_c10_every_problem_a_client_can_meet_is_on_the_page(world: World) -> None:
-    world.serve()
-    text = world.get("/onefold/specification").body.decode()
+def test_c10_every_problem_a_client_can_meet_is_on_the_page(backend: Backend) -> None:
+    backend.serve()
+    text = backend.get("/onefold/specification").body.decode()
     named = {kind.slug: kind.status for kind in kinds_of(CallerError) if "slug" in vars(kind)}
     del named[CallerError.slug]
     assert named.keys() >= PROVOKED.keys() - {"handler-broken"}
@@ -57,74 +57,74 @@ def kinds_of(kind: type[CallerError]) -> Iterator[type[CallerError]]:
         yield from kinds_of(narrower)
 
 
-def missing(world: World) -> Answer:
-    world.serve(settings={"required": True})
-    return world.post()
+def missing(backend: Backend) -> Answer:
+    backend.serve(settings={"required": True})
+    return backend.post()
 
 
-def malformed(world: World) -> Answer:
-    return world.post(key='"')
+def malformed(backend: Backend) -> Answer:
+    return backend.post(key='"')
 
 
-def anonymous(world: World) -> Answer:
-    return world.post(key='"k"', account="")
+def anonymous(backend: Backend) -> Answer:
+    return backend.post(key='"k"', account="")
 
 
-def reused(world: World) -> Answer:
-    world.post(key='"k"')
-    return world.post(key='"k"', body=b"other")
+def reused(backend: Backend) -> Answer:
+    backend.post(key='"k"')
+    return backend.post(key='"k"', body=b"other")
 
 
-def in_flight(world: World) -> Answer:
-    gate = Gate()
-    running = world.start(key='"k"', plan=Plan(gate=gate))
-    gate.await_arrival()
-    refused = world.post(key='"k"')
-    gate.open()
+def in_flight(backend: Backend) -> Answer:
+    guard = RequestGuard()
+    running = backend.start(key='"k"', plan=Plan(guard=guard))
+    guard.await_arrival()
+    refused = backend.post(key='"k"')
+    guard.open()
     running.answer()
     return refused
 
 
-def expired(world: World) -> Answer:
-    world.serve(settings={"expiry": "refuse"})
-    return world.post(key=f'"{uuid7(1, os.urandom(RANDOM_BYTES))}"')
+def expired(backend: Backend) -> Answer:
+    backend.serve(settings={"expiry": "refuse"})
+    return backend.post(key=f'"{uuid7(1, os.urandom(RANDOM_BYTES))}"')
 
 
-def not_kept(world: World) -> Answer:
-    world.serve(settings={"response_bytes_max": 3})
-    world.post(key='"k"', plan=Plan(body=b"long"))
-    return world.post(key='"k"')
+def not_kept(backend: Backend) -> Answer:
+    backend.serve(settings={"response_bytes_max": 3})
+    backend.post(key='"k"', plan=Plan(body=b"long"))
+    return backend.post(key='"k"')
 
 
-def encoded(world: World) -> Answer:
-    world.post(key='"k"', plan=Plan(headers=(("content-encoding", "br"), ("content-type", "text/plain"))))
-    return world.post(key='"k"', headers=(("accept-encoding", "gzip"),))
+def encoded(backend: Backend) -> Answer:
+    backend.post(key='"k"', plan=Plan(headers=(("content-encoding", "br"), ("content-type", "text/plain"))))
+    return backend.post(key='"k"', headers=(("accept-encoding", "gzip"),))
 
 
-def too_large(world: World) -> Answer:
-    world.serve(settings={"body_bytes_max": 1})
-    return world.post(key='"k"')
+def too_large(backend: Backend) -> Answer:
+    backend.serve(settings={"body_bytes_max": 1})
+    return backend.post(key='"k"')
 
 
-def too_slow(world: World) -> Answer:
-    world.serve(settings={"body_timeout_s": 0.01})
-    return world.post(key='"k"', arrival="stalls")
+def too_slow(backend: Backend) -> Answer:
+    backend.serve(settings={"body_timeout_s": 0.01})
+    return backend.post(key='"k"', arrival="stalls")
 
 
-def not_migrated(world: World) -> Answer:
-    world.serve()
-    world.sql("ALTER TABLE onefold_record RENAME TO hidden")
-    refused = world.post(key='"k"')
-    world.sql("ALTER TABLE hidden RENAME TO onefold_record")
+def not_migrated(backend: Backend) -> Answer:
+    backend.serve()
+    backend.sql("ALTER TABLE onefold_record RENAME TO hidden")
+    refused = backend.post(key='"k"')
+    backend.sql("ALTER TABLE hidden RENAME TO onefold_record")
     return refused
 
 
-def handler_broken(world: World) -> Answer:
-    world.serve(development=True)
-    return world.post(key='"k"', plan=Plan(writes=False))
+def handler_broken(backend: Backend) -> Answer:
+    backend.serve(development=True)
+    return backend.post(key='"k"', plan=Plan(writes=False))
 
 
-PROVOKED: dict[str, tuple[Callable[[World], Answer], int, bool]] = {
+PROVOKED: dict[str, tuple[Callable[[Backend], Answer], int, bool]] = {
     "key-missing": (missing, 400, False),
     "key-malformed": (malformed, 400, False),
     "principal-missing": (anonymous, 401, False),
@@ -142,9 +142,9 @@ PROVOKED: dict[str, tuple[Callable[[World], Answer], int, bool]] = {
 
 @pytest.mark.contract("C31")
 @pytest.mark.parametrize("name", PROVOKED)
-def test_c31_a_refusal_is_a_problem_with_stable_members(world: World, name: str) -> None:
+def test_c31_a_refusal_is_a_problem_with_stable_members(backend: Backend, name: str) -> None:
     provoke, status, retryable = PROVOKED[name]
-    refused = provoke(world)
+    refused = provoke(backend)
     assert (refused.status, refused.problem) == (status, name)
     assert refused.json.keys() == {"type", "title", "status", "detail", "retryable"}
     assert refused.json["retryable"] is retryable
@@ -157,8 +157,8 @@ def test_c31_a_refusal_is_a_problem_with_stable_members(world: World, name: str)
 
 
 @pytest.mark.contract("C31")
-def test_c31_a_problem_tells_nothing_about_the_store(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    refused = not_migrated(world)
+def test_c31_a_problem_tells_nothing_about_the_store(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    refused = not_migrated(backend)
     assert "onefold migrate" in caplog.text
     assert "onefold migrate" in refused.json["detail"]
     assert "onefold_record" not in refused.body.decode()

@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
+from tests.contract.backends import Backend
 from tests.contract.plans import Plan
-from tests.contract.worlds import World
 
 KEPT = (
     ("content-type", "application/vnd.order+json; charset=utf-8"),
@@ -23,58 +23,58 @@ KEPT = (
 
 
 @pytest.mark.contract("C14")
-def test_c14_a_retry_gets_the_first_answer_byte_for_byte(world: World) -> None:
+def test_c14_a_retry_gets_the_first_answer_byte_for_byte(backend: Backend) -> None:
     body = '{"id": 17, "note": "naïve",  "sum": 1.10}\n'.encode()
-    first = world.post(key='"k"', plan=Plan(status=202, headers=KEPT, body=body))
-    retry = world.post(key='"k"', plan=Plan(status=500))
+    first = backend.post(key='"k"', plan=Plan(status=202, headers=KEPT, body=body))
+    retry = backend.post(key='"k"', plan=Plan(status=500))
     assert (first.status, first.body, first.headers) == (202, body, KEPT)
     assert (retry.status, retry.body) == (202, body)
     added = (("content-length", str(len(body))), ("idempotent-replayed", "true"))
     assert retry.headers == KEPT + added
-    assert world.rows() == ["book"]
+    assert backend.rows() == ["book"]
 
 
 @pytest.mark.contract("C14")
-def test_c14_a_replay_survives_a_restart_of_the_application(world: World) -> None:
-    world.post(key='"k"', plan=Plan(body=b"first"))
-    world.serve()
-    retry = world.post(key='"k"')
+def test_c14_a_replay_survives_a_restart_of_the_application(backend: Backend) -> None:
+    backend.post(key='"k"', plan=Plan(body=b"first"))
+    backend.serve()
+    retry = backend.post(key='"k"')
     assert (retry.body, retry.replayed) == (b"first", True)
 
 
 @pytest.mark.contract("C14")
-def test_c14_a_route_may_keep_headers_of_its_own(world: World) -> None:
-    world.serve(settings={"headers_kept": frozenset({"x-order-id", "X-Trace"})})
+def test_c14_a_route_may_keep_headers_of_its_own(backend: Backend) -> None:
+    backend.serve(settings={"headers_kept": frozenset({"x-order-id", "X-Trace"})})
     own = (("x-order-id", "17"), ("x-trace", "abc"), ("x-other", "gone"))
-    world.post(key='"k"', plan=Plan(headers=own + KEPT[:1]))
-    retry = world.post(key='"k"')
+    backend.post(key='"k"', plan=Plan(headers=own + KEPT[:1]))
+    retry = backend.post(key='"k"')
     assert (retry.header("x-order-id"), retry.header("x-trace"), retry.header("x-other")) == ("17", "abc", None)
 
 
 @pytest.mark.contract("C15")
-def test_c15_a_deterministic_refusal_is_replayed_and_leaves_no_rows(world: World) -> None:
+def test_c15_a_deterministic_refusal_is_replayed_and_leaves_no_rows(backend: Backend) -> None:
     statuses = (400, 402, 404, 405, 409, 410, 412, 418, 422, 451)
     for status in statuses:
-        first = world.post(key=f'"{status}"', plan=Plan(status=status, body=b"no: %d" % status))
-        retry = world.post(key=f'"{status}"', plan=Plan(status=201))
+        first = backend.post(key=f'"{status}"', plan=Plan(status=status, body=b"no: %d" % status))
+        retry = backend.post(key=f'"{status}"', plan=Plan(status=201))
         assert (first.status, first.replayed) == (status, False)
         assert (retry.status, retry.replayed, retry.body) == (status, True, b"no: %d" % status)
-    assert len(world.calls) == len(statuses)
-    assert world.rows() == []
+    assert len(backend.calls) == len(statuses)
+    assert backend.rows() == []
 
 
 @pytest.mark.contract("C15b")
-def test_c15b_an_answer_about_rights_or_pace_is_not_stored(world: World) -> None:
+def test_c15b_an_answer_about_rights_or_pace_is_not_stored(backend: Backend) -> None:
     statuses = (401, 403, 407, 408, 425, 429)
     for status in statuses:
-        assert world.post(key=f'"{status}"', plan=Plan(status=status)).status == status
-        corrected = world.post(key=f'"{status}"')
+        assert backend.post(key=f'"{status}"', plan=Plan(status=status)).status == status
+        corrected = backend.post(key=f'"{status}"')
         assert (corrected.status, corrected.replayed) == (201, False)
-    assert world.rows() == ["book"] * len(statuses)
+    assert backend.rows() == ["book"] * len(statuses)
 
 
 @pytest.mark.contract("C16")
-def test_c16_every_kind_of_answer_replays_exactly(world: World) -> None:
+def test_c16_every_kind_of_answer_replays_exactly(backend: Backend) -> None:
     plain = (("content-type", "text/plain"),)
     packed = gzip.compress(b"a long text " * 100, mtime=0)
     plans = {
@@ -88,41 +88,41 @@ def test_c16_every_kind_of_answer_replays_exactly(world: World) -> None:
         "unusual": Plan(status=299, headers=plain, body=b"made up"),
     }
     for name, plan in plans.items():
-        first = world.post(key=f'"{name}"', plan=plan)
-        retry = world.post(key=f'"{name}"', headers=(("accept-encoding", "br;q=0, gzip"),))
+        first = backend.post(key=f'"{name}"', plan=plan)
+        retry = backend.post(key=f'"{name}"', headers=(("accept-encoding", "br;q=0, gzip"),))
         assert (first.status, first.body, first.headers) == (plan.status, plan.body, plan.headers), name
         assert (retry.status, retry.body, retry.replayed) == (plan.status, plan.body, True), name
         assert retry.headers[: len(plan.headers)] == plan.headers, name
         length = None if plan.status == 204 else str(len(plan.body))
         assert retry.header("content-length") == length, name
-    assert len(world.calls) == len(plans)
+    assert len(backend.calls) == len(plans)
 
 
 @pytest.mark.contract("C17")
-def test_c17_a_server_error_leaves_nothing_and_a_retry_runs(world: World) -> None:
+def test_c17_a_server_error_leaves_nothing_and_a_retry_runs(backend: Backend) -> None:
     for status in (500, 502, 503, 599):
-        assert world.post(key='"k"', plan=Plan(status=status, body=b"broken")).body == b"broken"
-        assert (world.rows(), world.records()) == ([], [])
-    retry = world.post(key='"k"')
+        assert backend.post(key='"k"', plan=Plan(status=status, body=b"broken")).body == b"broken"
+        assert (backend.rows(), backend.records()) == ([], [])
+    retry = backend.post(key='"k"')
     assert (retry.status, retry.replayed) == (201, False)
-    assert world.rows() == ["book"]
+    assert backend.rows() == ["book"]
 
 
 @pytest.mark.contract("C17")
-def test_c17_an_exception_leaves_nothing_rises_as_it_is_and_a_retry_runs(world: World) -> None:
+def test_c17_an_exception_leaves_nothing_rises_as_it_is_and_a_retry_runs(backend: Backend) -> None:
     error = LookupError("no such book")
-    broken = world.post(key='"k"', plan=Plan(error=error))
+    broken = backend.post(key='"k"', plan=Plan(error=error))
     assert (broken.status, broken.error) == (500, error)
-    assert (world.rows(), world.records(), world.status_of('"k"')["state"]) == ([], [], "unknown")
-    assert world.post(key='"k"').status == 201
-    assert world.rows() == ["book"]
+    assert (backend.rows(), backend.records(), backend.status_of('"k"')["state"]) == ([], [], "unknown")
+    assert backend.post(key='"k"').status == 201
+    assert backend.rows() == ["book"]
 
 
 @pytest.mark.contract("C17")
-def test_c17_after_an_error_the_key_is_free_for_another_payload(world: World) -> None:
-    world.post(key='"k"', body={"item": "book"}, plan=Plan(status=500))
-    assert world.post(key='"k"', body={"item": "pen"}).status == 201
-    assert world.rows() == ["pen"]
+def test_c17_after_an_error_the_key_is_free_for_another_payload(backend: Backend) -> None:
+    backend.post(key='"k"', body={"item": "book"}, plan=Plan(status=500))
+    assert backend.post(key='"k"', body={"item": "pen"}).status == 201
+    assert backend.rows() == ["pen"]
 
 
 SECRETS = (
@@ -136,12 +136,12 @@ SECRETS = (
 
 
 @pytest.mark.contract("C25")
-def test_c25_cookies_challenges_and_tokens_reach_the_first_client_only(world: World) -> None:
-    first = world.post(key='"k"', plan=Plan(headers=SECRETS + KEPT[:2]))
+def test_c25_cookies_challenges_and_tokens_reach_the_first_client_only(backend: Backend) -> None:
+    first = backend.post(key='"k"', plan=Plan(headers=SECRETS + KEPT[:2]))
     assert first.headers[: len(SECRETS)] == SECRETS
-    retry = world.post(key='"k"')
+    retry = backend.post(key='"k"')
     assert (retry.replayed, retry.header("location")) == (True, "/orders/17")
     assert not any("s3cr3t" in value for _, value in retry.headers)
-    [record] = world.records()
+    [record] = backend.records()
     assert b"s3cr3t" not in record.headers
-    assert len(world.calls) == 1
+    assert len(backend.calls) == 1

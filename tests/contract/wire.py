@@ -16,8 +16,8 @@ from io import BytesIO
 from typing import Any, Literal, TypeAlias
 from wsgiref.validate import validator
 
-from onefold.http import asgi, wsgi
-from tests.patience import PATIENCE_S
+from onefold._http import asgi, wsgi
+from tests.support.patience import PATIENCE_S
 
 HeaderLines: TypeAlias = tuple[tuple[str, str | bytes], ...]
 Arrival: TypeAlias = Literal["whole", "in pieces", "stalls", "breaks off"]

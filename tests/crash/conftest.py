@@ -1,4 +1,4 @@
-"""One zygote for the campaigns that kill processes; and no garbage collection, which would hide what is held."""
+"""One fork server for the campaigns that kill processes; and no garbage collection, which would hide what is held."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.crash.zygote import Zygote
+from tests.crash.fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as zygote:
-        yield zygote
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(autouse=True)

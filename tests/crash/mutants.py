@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from onefold._idempotency.model import Answer, Ask
+from onefold._idempotency.sql import postgres, sqlite
 from onefold._kernel.dialects import SQLITE_NOW_MS
 from onefold._kernel.effects import Statement
-from onefold.idempotency.model import Answer, Ask
-from onefold.idempotency.sql import postgres, sqlite
 
 _TRY_LOCK = "pg_catalog.pg_try_advisory_xact_lock"
 

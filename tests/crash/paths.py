@@ -6,17 +6,17 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onefold.testing.crash import Act, Crossing, Edge, never_struck, strikes
-from onefold.testing.invariants import FINAL, Attempt, Verdict, violations
+from tests.crash.harness import Harness, Hold, insist
 from tests.crash.shop import DECLINED, PAY, PAY_ONCE, PAY_OR_WAIT, new_key
-from tests.crash.stands import Hold, Stand, insist
+from tests.support.crash import Act, Crossing, Edge, never_struck, strikes
+from tests.support.invariants import FINAL, Attempt, Verdict, violations
 
 
 @dataclass(slots=True)
 class Case:
     """One key on its path: what was asked so far, and whoever else is in flight."""
 
-    stand: Stand
+    harness: Harness
     route: str
     key: str
     history: list[Attempt] = field(default_factory=list)
@@ -48,30 +48,30 @@ class Journey:
 
 def breaks(case: Case) -> None:
     """The handler breaks at its first execution, whenever that is."""
-    case.stand.shop.breaking.add(case.key)
+    case.harness.shop.breaking.add(case.key)
 
 
 def done(case: Case) -> None:
-    case.history.append(case.stand.ask(case.route, case.key, "10 EUR"))
+    case.history.append(case.harness.ask(case.route, case.key, "10 EUR"))
 
 
 def done_elsewhere(case: Case) -> None:
-    case.history.append(case.stand.ask_elsewhere(case.route, case.key, "10 EUR"))
+    case.history.append(case.harness.ask_elsewhere(case.route, case.key, "10 EUR"))
 
 
 def done_with_another(case: Case) -> None:
-    case.history.append(case.stand.ask_elsewhere(case.route, case.key, "99 EUR"))
+    case.history.append(case.harness.ask_elsewhere(case.route, case.key, "99 EUR"))
 
 
 def expired(case: Case) -> None:
     """Used long ago: the record is past its retention, and nobody remembers what it was for."""
-    case.stand.ask_elsewhere(case.route, case.key, "10 EUR")
-    case.stand.books.expire(case.route, case.key)
-    case.stand.books.forget(case.key)
+    case.harness.ask_elsewhere(case.route, case.key, "10 EUR")
+    case.harness.books.expire(case.route, case.key)
+    case.harness.books.forget(case.key)
 
 
 def in_flight(case: Case) -> None:
-    case.hold = case.stand.hold(case.route, case.key, "10 EUR")
+    case.hold = case.harness.hold(case.route, case.key, "10 EUR")
 
 
 def ends_in_time(case: Case, verb: str, edge: Edge) -> None:
@@ -86,11 +86,11 @@ def taken_over(case: Case, verb: str, edge: Edge) -> None:
     On SQLite that is possible, should locks be lost, until the handler holds the write lock; on Postgres until its
     COMMIT.
     """
-    last_chance = "before" if case.stand.dialect == "sqlite" else "after"
+    last_chance = "before" if case.harness.dialect == "sqlite" else "after"
     if not case.taken_over and (verb, edge) == ("insert", last_chance):
         case.taken_over = True
-        case.stand.books.end_lease(case.route, case.key)
-        case.history.append(case.stand.ask_elsewhere(case.route, case.key, "10 EUR"))
+        case.harness.books.end_lease(case.route, case.key)
+        case.history.append(case.harness.ask_elsewhere(case.route, case.key, "10 EUR"))
 
 
 PATHS: dict[str, Path] = {
@@ -107,36 +107,36 @@ PATHS: dict[str, Path] = {
 }
 
 
-def travel(stand: Stand, path: Path, act: Act | None = None, *, then: Act | None = None) -> Journey:
+def travel(harness: Harness, path: Path, act: Act | None = None, *, then: Act | None = None) -> Journey:
     """Prepare a key, strike the request (and then its first retry), retry until it is final."""
-    case = Case(stand, path.route, new_key())
+    case = Case(harness, path.route, new_key())
     path.prepare(case)
-    stand.boundaries.watch = functools.partial(path.meanwhile, case)
-    struck = stand.ask(case.route, case.key, path.payload, act=act)
-    stand.boundaries.watch = lambda verb, edge: None
-    crossings = list(stand.boundaries.crossings)
+    harness.boundaries.watch = functools.partial(path.meanwhile, case)
+    struck = harness.ask(case.route, case.key, path.payload, act=act)
+    harness.boundaries.watch = lambda verb, edge: None
+    crossings = list(harness.boundaries.crossings)
     if case.hold is not None:
         case.history.append(case.hold.ended())
     alone = not any(attempt.verdict in FINAL for attempt in case.history)
     wrong = ["nobody else came by"] if act is None and path.company and alone else []
     if then is not None:
         case.history.append(struck)
-        struck = stand.ask(case.route, case.key, path.payload, act=then)
-    case.history += insist(stand, case.route, case.key, path.payload, struck)
-    wrong += violations(case.history, stand.books.rows(case.key), lease_s=stand.lease_s)
+        struck = harness.ask(case.route, case.key, path.payload, act=then)
+    case.history += insist(harness, case.route, case.key, path.payload, struck)
+    wrong += violations(case.history, harness.books.rows(case.key), lease_s=harness.lease_s)
     if case.history[-1].verdict != path.ends:
         wrong.append(f"the last answer was {case.history[-1].reply}, it should be {path.ends}")
-    return Journey(wrong=wrong + stand.leaks(), crossings=crossings)
+    return Journey(wrong=wrong + harness.leaks(), crossings=crossings)
 
 
-def campaign(stand: Stand, path: Path, act: Act) -> list[str]:
+def campaign(harness: Harness, path: Path, act: Act) -> list[str]:
     """Strike at every crossing in turn: what went wrong first, or which boundaries were never visited."""
-    counted = travel(stand, path)
+    counted = travel(harness, path)
     if counted.wrong:
         return [f"without a fault: {sentence}" for sentence in counted.wrong]
     struck: list[Crossing] = []
     for strike in strikes(act):
-        journey = travel(stand, path, strike)
+        journey = travel(harness, path, strike)
         if journey.wrong:
             return [f"struck at {strike.struck}: {sentence}" for sentence in journey.wrong]
         struck += [strike.struck] if strike.struck is not None else []

@@ -18,14 +18,14 @@ from typing import Any, Protocol, TypeAlias
 import psycopg
 
 from onefold import Onefold, single_principal
+from onefold._http.policy import Policy
+from onefold._http.routes import RouteTable, routes_of
+from onefold._idempotency.model import Scope
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import uuid7
-from onefold.db.sqlite.locks import SUFFIX, lock_file
-from onefold.http.policy import Policy
-from onefold.http.templates import RouteTable, routes_of
-from onefold.idempotency.model import Scope
-from onefold.testing.crash import Boundaries
-from onefold.testing.invariants import Effected
+from onefold.db.sqlite._locks import SUFFIX, lock_file
+from tests.support.crash import Boundaries
+from tests.support.invariants import Effected
 
 PAY = "/payments"
 #: The same, for clients that would rather wait for a request in flight.

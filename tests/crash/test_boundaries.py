@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Effect, Fetch, Now, Release, Sleep, Statement
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConnectionLost
-from onefold.testing.crash import Boundaries, Crossing, lose_connection, never_struck, strikes
-from onefold.testing.schedules import Choices, Stepper, VirtualLane, every_schedule, interleave, some_schedules
+from tests.support.crash import Boundaries, Crossing, lose_connection, never_struck, strikes
+from tests.support.schedules import Choices, Stepper, VirtualExecutor, every_schedule, interleave, some_schedules
 
 INSERT = Statement("INSERT INTO t VALUES (1)")
 COUNT = Fetch(Statement("SELECT count(*) FROM t"))
@@ -49,7 +49,7 @@ async def count() -> int:
 
 def test_every_verb_is_crossed_twice_and_numbered(file: SqliteDatabase) -> None:
     boundaries = Boundaries()
-    run(insert(), ThreadLane(boundaries.around(file)))
+    run(insert(), ThreadExecutor(boundaries.around(file)))
     assert [str(crossing) for crossing in boundaries.crossings] == [
         "crossing 1: before acquire",
         "crossing 2: after acquire",
@@ -64,16 +64,16 @@ def test_every_verb_is_crossed_twice_and_numbered(file: SqliteDatabase) -> None:
 def test_before_a_verb_it_has_not_happened_and_after_it_it_has(file: SqliteDatabase) -> None:
     rows: dict[str, int] = {}
     for strike in strikes(lose_connection):
-        before = run(count(), ThreadLane(file))
+        before = run(count(), ThreadExecutor(file))
         boundaries = Boundaries(strike)
-        lane = ThreadLane(boundaries.around(file))
+        executor = ThreadExecutor(boundaries.around(file))
         try:
-            run(insert(), lane)
+            run(insert(), executor)
         except ConnectionLost:
-            lane.abandon()
+            executor.abandon()
         assert boundaries.out == 0
         if strike.struck is not None:
-            rows[f"{strike.struck.edge} {strike.struck.verb}"] = run(count(), ThreadLane(file)) - before
+            rows[f"{strike.struck.edge} {strike.struck.verb}"] = run(count(), ThreadExecutor(file)) - before
     assert rows == {
         "before acquire": 0,
         "after acquire": 0,
@@ -96,8 +96,8 @@ def test_a_lost_connection_is_really_thrown_away_with_what_it_held(file: SqliteD
         connection.fetch(COUNT.statement)
     with pytest.raises(ConnectionLost, match="lost before"):
         connection.batch((Boundary.COMMIT,))
-    run(insert(), ThreadLane(file))  # the write lock is free again
-    assert run(count(), ThreadLane(file)) == 1
+    run(insert(), ThreadExecutor(file))  # the write lock is free again
+    assert run(count(), ThreadExecutor(file)) == 1
 
 
 def test_a_refusal_is_an_answer_that_can_be_lost_too(file: SqliteDatabase) -> None:
@@ -112,7 +112,7 @@ def test_a_refusal_is_an_answer_that_can_be_lost_too(file: SqliteDatabase) -> No
 def test_what_does_not_count_is_not_struck(file: SqliteDatabase) -> None:
     boundaries = Boundaries(lose_connection)
     boundaries.counts = lambda: False
-    run(insert(), ThreadLane(boundaries.around(file)))
+    run(insert(), ThreadExecutor(boundaries.around(file)))
     assert boundaries.crossings == []
 
 
@@ -145,7 +145,7 @@ def orders(file: SqliteDatabase, sizes: dict[str, int], *, limit: int = 10_000, 
     found = []
     for choices in every_schedule(limit=limit):
         seen: list[str] = []
-        steppers = [Stepper(name, steps(seen, name, size), ThreadLane(file)) for name, size in sizes.items()]
+        steppers = [Stepper(name, steps(seen, name, size), ThreadExecutor(file)) for name, size in sizes.items()]
         assert interleave(steppers, choices, **how) == seen
         assert [stepper.result for stepper in steppers] == list(sizes)
         found.append("".join(seen))
@@ -174,7 +174,7 @@ def test_private_effects_are_no_choice(file: SqliteDatabase) -> None:
     found = []
     for choices in every_schedule(limit=10):
         seen: list[str] = []
-        steppers = [Stepper(name, steps(seen, name, 2), ThreadLane(file)) for name in "ab"]
+        steppers = [Stepper(name, steps(seen, name, 2), ThreadExecutor(file)) for name in "ab"]
         interleave(steppers, choices, private=is_call)
         found.append("".join(seen))
     assert found == ["aabb"]
@@ -187,7 +187,7 @@ def test_more_schedules_than_expected_are_not_dropped_silently(file: SqliteDatab
 
 def test_a_schedule_can_be_repeated(file: SqliteDatabase) -> None:
     def played(choices: Choices) -> list[str]:
-        return interleave([Stepper(name, steps([], name, 5), ThreadLane(file)) for name in "abc"], choices)
+        return interleave([Stepper(name, steps([], name, 5), ThreadExecutor(file)) for name in "abc"], choices)
 
     samples = [played(choices) for choices in some_schedules(range(20))]
     assert samples == [played(choices) for choices in some_schedules(range(20))]
@@ -198,7 +198,7 @@ def test_a_flow_that_fails_ends_and_keeps_its_error(file: SqliteDatabase) -> Non
     async def fails() -> None:
         await Call(lambda: [][0])
 
-    stepper = Stepper("a", fails(), ThreadLane(file))
+    stepper = Stepper("a", fails(), ThreadExecutor(file))
     interleave([stepper], Choices())
     with pytest.raises(IndexError):
         _ = stepper.result
@@ -212,7 +212,7 @@ def test_a_flow_handles_what_its_effect_raises(file: SqliteDatabase) -> None:
             return "handled"
         return "not raised"
 
-    stepper = Stepper("a", handles(), ThreadLane(file))
+    stepper = Stepper("a", handles(), ThreadExecutor(file))
     interleave([stepper], Choices())
     assert stepper.result == "handled"
 
@@ -223,4 +223,4 @@ def test_on_a_virtual_lane_waiting_takes_no_time(file: SqliteDatabase) -> None:
         await Sleep(3600)
         return await Now() - begun
 
-    assert run(waits(), VirtualLane(file, tick_s=1.0)) == 3601.0
+    assert run(waits(), VirtualExecutor(file, tick_s=1.0)) == 3601.0

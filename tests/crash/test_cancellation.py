@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from onefold.testing.crash import cancel_task
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg, AsgiSqlite, AsgiStand
+from tests.crash.asgi_harness import AsgiAsyncpg, AsgiPsycopg, AsgiSqlite, AsgiStand
 from tests.crash.paths import PATHS, campaign
+from tests.support.crash import cancel_task
 
 STANDS: dict[str, Any] = {"sqlite": AsgiSqlite, "asyncpg": AsgiAsyncpg, "psycopg": AsgiPsycopg}
 
@@ -24,18 +24,20 @@ def edges(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module", params=STANDS)
-def stand(request: pytest.FixtureRequest, edges: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiStand]:
+def harness(
+    request: pytest.FixtureRequest, edges: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AsgiStand]:
     where: Any
     if request.param == "sqlite":
         where = tmp_path_factory.mktemp("cancellation") / "shop.db"
     else:
         server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
-    stand: AsgiStand = STANDS[request.param](where, edges=edges)
-    yield stand
-    stand.close()
+    harness: AsgiStand = STANDS[request.param](where, edges=edges)
+    yield harness
+    harness.close()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cancelled_request_leaves_nothing_half_done_and_no_connection_behind(stand: AsgiStand, path: str) -> None:
-    assert not campaign(stand, PATHS[path], cancel_task)
+def test_a_cancelled_request_leaves_nothing_half_done_and_no_connection_behind(harness: AsgiStand, path: str) -> None:
+    assert not campaign(harness, PATHS[path], cancel_task)

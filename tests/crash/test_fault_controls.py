@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from onefold.idempotency.locked import LockedStore
-from onefold.testing.crash import cancel_task, lose_connection
+from onefold._idempotency.claims import LockedStore
 from onefold.testing.servers import PrivatePostgres
 from tests.crash import mutants
-from tests.crash.asgi_stands import AsgiAsyncpg, AsgiSqlite
+from tests.crash.asgi_harness import AsgiAsyncpg, AsgiSqlite
+from tests.crash.harness import gate_for
 from tests.crash.paths import PATHS, campaign, travel
-from tests.crash.stands import gate_for
-from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite
+from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
+from tests.support.crash import cancel_task, lose_connection
 
 
 @pytest.fixture(params=[AsgiSqlite, WsgiSqlite, AsgiAsyncpg, WsgiPsycopg])
@@ -29,15 +29,15 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any,
 
 
 def test_a_row_that_commits_apart_from_its_key_is_found(where: tuple[Any, Any]) -> None:
-    stand, address = where
-    with closing(stand(address, splits=True)) as split:
+    harness, address = where
+    with closing(harness(address, splits=True)) as split:
         wrong = campaign(split, PATHS["first success"], lose_connection)
     assert any("has 2 rows" in sentence for sentence in wrong)
 
 
 def test_a_refusal_that_leaves_its_row_behind_is_found(where: tuple[Any, Any]) -> None:
-    stand, address = where
-    with closing(stand(address, splits=True)) as split:
+    harness, address = where
+    with closing(harness(address, splits=True)) as split:
         assert any("and has a row" in sentence for sentence in travel(split, PATHS["stored refusal"]).wrong)
 
 
@@ -48,26 +48,26 @@ def test_a_split_write_is_found_by_cancelling_too(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_differs_by_one_byte_is_found(where: tuple[Any, Any]) -> None:
-    stand, address = where
-    if stand in (AsgiSqlite, WsgiSqlite):
-        gate = gate_for("sqlite", LockedStore(mutants.SHORTENED_SQLITE))
+    harness, address = where
+    if harness in (AsgiSqlite, WsgiSqlite):
+        guard = gate_for("sqlite", LockedStore(mutants.SHORTENED_SQLITE))
     else:
-        gate = gate_for("postgres", LockedStore(mutants.SHORTENED_POSTGRES))
-    with closing(stand(address, gate=gate)) as forgetful:
+        guard = gate_for("postgres", LockedStore(mutants.SHORTENED_POSTGRES))
+    with closing(harness(address, guard=guard)) as forgetful:
         wrong = travel(forgetful, PATHS["replay"]).wrong
     assert any("and then" in sentence for sentence in wrong)
 
 
 def test_a_late_holder_that_overwrites_its_successor_is_found(tmp_path: Path) -> None:
-    gate = gate_for("sqlite", LockedStore(mutants.OVERWRITING))
-    with closing(WsgiSqlite(tmp_path / "shop.db", gate=gate)) as unfenced:
+    guard = gate_for("sqlite", LockedStore(mutants.OVERWRITING))
+    with closing(WsgiSqlite(tmp_path / "shop.db", guard=guard)) as unfenced:
         wrong = travel(unfenced, PATHS["taken over"]).wrong
     assert any("has 2 rows" in sentence for sentence in wrong)
 
 
 def test_a_connection_that_is_never_given_back_is_found(tmp_path: Path) -> None:
-    with closing(WsgiSqlite(tmp_path / "shop.db")) as stand:
-        forgotten = stand.boundaries.around(stand.database).acquire()
-        assert any("1 connections are out" in sentence for sentence in travel(stand, PATHS["first success"]).wrong)
+    with closing(WsgiSqlite(tmp_path / "shop.db")) as harness:
+        forgotten = harness.boundaries.around(harness.database).acquire()
+        assert any("1 connections are out" in sentence for sentence in travel(harness, PATHS["first success"]).wrong)
         forgotten.release()
-        assert not travel(stand, PATHS["first success"]).wrong
+        assert not travel(harness, PATHS["first success"]).wrong

@@ -7,27 +7,29 @@ from typing import Any
 
 import pytest
 
-from onefold.testing.crash import interrupt_thread
 from onefold.testing.servers import PrivatePostgres
 from tests.crash.paths import PATHS, campaign
-from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite, WsgiStand
+from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite, WsgiStand
+from tests.support.crash import interrupt_thread
 
 STANDS: dict[str, Any] = {"sqlite": WsgiSqlite, "psycopg": WsgiPsycopg}
 
 
 @pytest.fixture(scope="module", params=STANDS)
-def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WsgiStand]:
+def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WsgiStand]:
     where: Any
     if request.param == "sqlite":
         where = tmp_path_factory.mktemp("interruption") / "shop.db"
     else:
         server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
-    stand: WsgiStand = STANDS[request.param](where)
-    yield stand
-    stand.close()
+    harness: WsgiStand = STANDS[request.param](where)
+    yield harness
+    harness.close()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_interrupted_request_leaves_nothing_half_done_and_no_connection_behind(stand: WsgiStand, path: str) -> None:
-    assert not campaign(stand, PATHS[path], interrupt_thread)
+def test_an_interrupted_request_leaves_nothing_half_done_and_no_connection_behind(
+    harness: WsgiStand, path: str
+) -> None:
+    assert not campaign(harness, PATHS[path], interrupt_thread)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from onefold._http.problems import problem
 from onefold.errors import KeyExpired, KeyInFlight, KeyReused, OutcomeUnknown, StoreBusy
-from onefold.http.problems import problem
-from onefold.testing.invariants import Attempt, Effected, Held, Reply, Verdict, fence_violations, violations
+from tests.support.invariants import Attempt, Effected, Held, Reply, Verdict, fence_violations, violations
 
 PAID = Reply(201, ((b"content-type", b"application/json"), (b"location", b"/payments/1")), b'{"payment": 1}')
 PAID_AGAIN = Reply(201, PAID.headers, b'{"payment": 2}')

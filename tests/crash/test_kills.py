@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from onefold.testing.crash import never_struck
-from onefold.testing.invariants import violations
 from onefold.testing.servers import PrivatePostgres
+from tests.crash.fork_server import ForkServer, Order
+from tests.crash.harness import Harness, insist
 from tests.crash.shop import DECLINED, PAY, new_key
-from tests.crash.stands import Stand, insist
-from tests.crash.wsgi_stands import WsgiPsycopg, WsgiSqlite
-from tests.crash.zygote import Order, Zygote
+from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
+from tests.support.crash import never_struck
+from tests.support.invariants import violations
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Stand, Order]]:
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Harness, Order]]:
     """Where the survivors ask, and the order for those who do not survive."""
     blank = Order(route=PAY, key="", payload="10 EUR")
     if request.param == "sqlite":
         path = tmp_path / "shop.db"
-        stand, order = WsgiSqlite(path), replace(blank, sqlite=str(path), settings={"lease_s": 0.2})
-        with closing(stand):
-            yield stand, order
+        harness, order = WsgiSqlite(path), replace(blank, sqlite=str(path), settings={"lease_s": 0.2})
+        with closing(harness):
+            yield harness, order
     else:
         server: PrivatePostgres = request.getfixturevalue("postgres")
         dsn = server.fresh_database()
@@ -36,71 +36,73 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Stand
             yield other, replace(blank, postgres=dsn)
 
 
-def killing(zygote: Zygote, stand: Stand, blank: Order) -> list[str]:
+def killing(fork_server: ForkServer, harness: Harness, blank: Order) -> list[str]:
     """Count the crossings of a request, then kill a process at each of them."""
     wrong: list[str] = []
-    counting = zygote.ask(replace(blank, key=new_key()))
+    counting = fork_server.ask(replace(blank, key=new_key()))
     assert counting.state == "ended"
     assert counting.crossings
     struck = []
     for crossing in counting.crossings:
         order = replace(blank, key=new_key(), act="kill", at=crossing.number)
-        fate = zygote.ask(order)
+        fate = fork_server.ask(order)
         struck += [crossing] if fate.state == "killed" else []
-        history = insist(stand, order.route, order.key, order.payload, fate.attempt)
-        found = violations(history, stand.books.rows(order.key), lease_s=stand.lease_s)
+        history = insist(harness, order.route, order.key, order.payload, fate.attempt)
+        found = violations(history, harness.books.rows(order.key), lease_s=harness.lease_s)
         wrong += [f"killed at {crossing}: {sentence}" for sentence in found]
     return wrong + [f"never killed at {crossing}" for crossing in never_struck(counting.crossings, struck)]
 
 
 def test_a_process_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
-    zygote: Zygote, shop: tuple[Stand, Order]
+    fork_server: ForkServer, shop: tuple[Harness, Order]
 ) -> None:
-    assert not killing(zygote, *shop)
+    assert not killing(fork_server, *shop)
 
 
 def test_a_process_killed_while_its_statements_are_under_way_leaves_a_request_that_can_be_retried(
-    zygote: Zygote, shop: tuple[Stand, Order]
+    fork_server: ForkServer, shop: tuple[Harness, Order]
 ) -> None:
-    stand, order = shop
-    assert not killing(zygote, stand, replace(order, edges=("suspended",)))
+    harness, order = shop
+    assert not killing(fork_server, harness, replace(order, edges=("suspended",)))
 
 
 def test_a_process_killed_while_it_declines_leaves_a_request_that_can_be_retried(
-    zygote: Zygote, shop: tuple[Stand, Order]
+    fork_server: ForkServer, shop: tuple[Harness, Order]
 ) -> None:
-    stand, order = shop
-    assert not killing(zygote, stand, replace(order, payload=DECLINED))
+    harness, order = shop
+    assert not killing(fork_server, harness, replace(order, payload=DECLINED))
 
 
 def test_a_process_killed_while_its_handler_breaks_leaves_a_request_that_can_be_retried(
-    zygote: Zygote, shop: tuple[Stand, Order]
+    fork_server: ForkServer, shop: tuple[Harness, Order]
 ) -> None:
-    stand, order = shop
-    assert not killing(zygote, stand, replace(order, breaks=True))
+    harness, order = shop
+    assert not killing(fork_server, harness, replace(order, breaks=True))
 
 
-def test_the_kills_find_a_row_that_commits_apart_from_its_key(zygote: Zygote, shop: tuple[Stand, Order]) -> None:
-    stand, order = shop
-    assert any("has 2 rows" in found for found in killing(zygote, stand, replace(order, splits=True)))
+def test_the_kills_find_a_row_that_commits_apart_from_its_key(
+    fork_server: ForkServer, shop: tuple[Harness, Order]
+) -> None:
+    harness, order = shop
+    assert any("has 2 rows" in found for found in killing(fork_server, harness, replace(order, splits=True)))
 
 
 @pytest.mark.soak
 def test_a_retry_that_is_killed_too_leaves_a_request_that_can_be_retried(
-    zygote: Zygote, shop: tuple[Stand, Order]
+    fork_server: ForkServer, shop: tuple[Harness, Order]
 ) -> None:
     """All pairs: killed at one boundary, and the retry, which meets what is left, at any of its own."""
-    stand, blank = shop
-    crossings = zygote.ask(replace(blank, key=new_key())).crossings
+    harness, blank = shop
+    crossings = fork_server.ask(replace(blank, key=new_key())).crossings
     wrong = []
     for first in crossings:
         for second in range(1, len(crossings) + 10):
             order = replace(blank, key=new_key(), act="kill", at=first.number)
-            history = [zygote.ask(order).attempt]
-            retry = zygote.ask(replace(order, at=second))
+            history = [fork_server.ask(order).attempt]
+            retry = fork_server.ask(replace(order, at=second))
             history.append(retry.attempt)
-            history += insist(stand, order.route, order.key, order.payload, history.pop())
-            found = violations(history, stand.books.rows(order.key), lease_s=stand.lease_s)
+            history += insist(harness, order.route, order.key, order.payload, history.pop())
+            found = violations(history, harness.books.rows(order.key), lease_s=harness.lease_s)
             wrong += [f"killed at {first} and then at {second}: {sentence}" for sentence in found]
             if retry.state == "ended":
                 break
@@ -109,19 +111,19 @@ def test_a_retry_that_is_killed_too_leaves_a_request_that_can_be_retried(
 
 @pytest.mark.soak
 def test_a_process_killed_at_any_time_leaves_a_request_that_can_be_retried(
-    zygote: Zygote, shop: tuple[Stand, Order]
+    fork_server: ForkServer, shop: tuple[Harness, Order]
 ) -> None:
     """By the clock: also in the middle of a write to the disk."""
-    stand, blank = shop
+    harness, blank = shop
     chance = random.Random(0)
     wrong, acknowledged = [], 0
     for _ in range(1_000):
         after_s = chance.uniform(0.0, 0.04)
         order = replace(blank, key=new_key(), after_s=after_s)
-        fate = zygote.ask(order)
+        fate = fork_server.ask(order)
         acknowledged += fate.attempt.reply is not None
-        history = insist(stand, order.route, order.key, order.payload, fate.attempt)
-        found = violations(history, stand.books.rows(order.key), lease_s=stand.lease_s)
+        history = insist(harness, order.route, order.key, order.payload, fate.attempt)
+        found = violations(history, harness.books.rows(order.key), lease_s=harness.lease_s)
         wrong += [f"killed after {after_s * 1000:.1f} ms: {sentence}" for sentence in found]
     assert not wrong
     assert 50 < acknowledged < 950, "the kills came all too early, or all too late"

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg, AsgiStand
+from tests.crash.asgi_harness import AsgiAsyncpg, AsgiPsycopg, AsgiStand
 from tests.crash.shop import PAY, new_key
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
-@pytest.mark.parametrize("stand", [AsgiAsyncpg, AsgiPsycopg])
+@pytest.mark.parametrize("harness", [AsgiAsyncpg, AsgiPsycopg])
 def test_a_statement_that_a_broken_handler_left_running_costs_no_place_in_the_pool(
-    stand: Any, postgres: PrivatePostgres
+    harness: Any, postgres: PrivatePostgres
 ) -> None:
     left: list[asyncio.Task[Any]] = []
 
@@ -26,7 +26,7 @@ def test_a_statement_that_a_broken_handler_left_running_costs_no_place_in_the_po
         raise RuntimeError("the handler goes without it")
 
     broken: AsgiStand
-    with closing(stand(postgres.fresh_database(), insert=leave_running)) as broken:
+    with closing(harness(postgres.fresh_database(), insert=leave_running)) as broken:
         attempt = broken.ask(PAY, new_key(), "10 EUR")
         broken.runner.run(_ended(left))
         assert attempt.reply is not None

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from onefold._idempotency.claims import LockedStore
 from onefold._kernel.effects import Effect
-from onefold.idempotency.locked import LockedStore
-from onefold.testing.schedules import every_schedule, some_schedules
 from onefold.testing.servers import PrivatePostgres
 from tests.crash import mutants
-from tests.crash.duels import Arena, Fighter, PostgresArena, sqlite_arena
+from tests.crash.interleaving import Arena, Fighter, PostgresArena, sqlite_arena
+from tests.support.schedules import every_schedule, some_schedules
 
 FIRST = Fighter(name="first")
 SECOND = Fighter(name="second")
@@ -42,20 +42,20 @@ def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
         yield arena
 
 
-@pytest.mark.parametrize("duel", DUELS)
-def test_two_requests_with_one_key_end_well_in_every_order(arena: Arena, duel: str) -> None:
+@pytest.mark.parametrize("interleaving", DUELS)
+def test_two_requests_with_one_key_end_well_in_every_order(arena: Arena, interleaving: str) -> None:
     fought = 0
     for choices in every_schedule(limit=LIMIT):
-        assert not arena.fight(DUELS[duel], choices)
+        assert not arena.fight(DUELS[interleaving], choices)
         fought += 1
     assert fought >= 20
 
 
-@pytest.mark.parametrize("duel", ["the same request twice", "the first one's handler breaks"])
-def test_a_lease_that_ends_in_the_middle_of_a_duel_lets_nobody_win_twice(arena: Arena, duel: str) -> None:
+@pytest.mark.parametrize("interleaving", ["the same request twice", "the first one's handler breaks"])
+def test_a_lease_that_ends_in_the_middle_of_a_duel_lets_nobody_win_twice(arena: Arena, interleaving: str) -> None:
     fought = 0
     for choices in every_schedule(limit=LIMIT):
-        assert not arena.fight(DUELS[duel], choices, lease_ends=True, preemptions=2)
+        assert not arena.fight(DUELS[interleaving], choices, lease_ends=True, preemptions=2)
         fought += 1
     assert fought >= 70
 
@@ -71,10 +71,12 @@ def test_three_requests_with_one_key_end_well_in_any_order(arena: Arena) -> None
 # --- controls: planted bugs -----------------------------------------------------------------------------------
 
 
-def found(arena: Arena, duel: str, **how: Any) -> list[str]:
+def found(arena: Arena, interleaving: str, **how: Any) -> list[str]:
     """What all schedules of a duel bring to light."""
     return [
-        sentence for choices in every_schedule(limit=LIMIT) for sentence in arena.fight(DUELS[duel], choices, **how)
+        sentence
+        for choices in every_schedule(limit=LIMIT)
+        for sentence in arena.fight(DUELS[interleaving], choices, **how)
     ]
 
 
@@ -142,15 +144,15 @@ def _nothing_is_private(effect: Effect[Any]) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("duel", DUELS)
-def test_two_requests_end_well_in_every_order_of_every_effect(arena: Arena, duel: str) -> None:
-    assert not found(arena, duel, private=_nothing_is_private)
+@pytest.mark.parametrize("interleaving", DUELS)
+def test_two_requests_end_well_in_every_order_of_every_effect(arena: Arena, interleaving: str) -> None:
+    assert not found(arena, interleaving, private=_nothing_is_private)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("duel", DUELS)
-def test_a_lease_that_ends_at_any_moment_of_a_duel_lets_nobody_win_twice(arena: Arena, duel: str) -> None:
-    assert not found(arena, duel, lease_ends=True, preemptions=4)
+@pytest.mark.parametrize("interleaving", DUELS)
+def test_a_lease_that_ends_at_any_moment_of_a_duel_lets_nobody_win_twice(arena: Arena, interleaving: str) -> None:
+    assert not found(arena, interleaving, lease_ends=True, preemptions=4)
 
 
 @pytest.mark.soak

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from onefold.testing.crash import Crossing, lose_connection
-from onefold.testing.invariants import Attempt, violations
-from onefold.testing.proxy import HOST, Direction, FaultProxy
+from onefold.testing.fault_proxy import HOST, Direction, FaultProxy
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_stands import AsgiAsyncpg, AsgiPsycopg
+from tests.crash.asgi_harness import AsgiAsyncpg, AsgiPsycopg
+from tests.crash.harness import Harness, insist
 from tests.crash.paths import PATHS, campaign
 from tests.crash.shop import PAY, new_key
-from tests.crash.sqlalchemy_stands import AsgiSqlalchemyPostgres, WsgiSqlalchemyPostgres
-from tests.crash.stands import Stand, insist
-from tests.crash.wsgi_stands import WsgiPsycopg
+from tests.crash.sqlalchemy_harness import AsgiSqlalchemyPostgres, WsgiSqlalchemyPostgres
+from tests.crash.wsgi_harness import WsgiPsycopg
+from tests.support.crash import Crossing, lose_connection
+from tests.support.invariants import Attempt, violations
 
 STANDS: dict[str, Any] = {"asgi-asyncpg": AsgiAsyncpg, "wsgi-psycopg": WsgiPsycopg}
 
@@ -36,8 +36,8 @@ def test_a_server_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
         mortal_postgres.kill()
         mortal_postgres.restart()
 
-    with closing(STANDS[name](mortal_postgres.fresh_database())) as stand:
-        assert not campaign(stand, PATHS["first success"], kill_and_restart)
+    with closing(STANDS[name](mortal_postgres.fresh_database())) as harness:
+        assert not campaign(harness, PATHS["first success"], kill_and_restart)
 
 
 def test_while_the_server_is_gone_after_commit_the_outcome_is_said_to_be_unknown(
@@ -48,17 +48,17 @@ def test_while_the_server_is_gone_after_commit_the_outcome_is_said_to_be_unknown
             mortal_postgres.kill()
             lose_connection(crossing)
 
-    with closing(AsgiAsyncpg(mortal_postgres.fresh_database())) as stand:
+    with closing(AsgiAsyncpg(mortal_postgres.fresh_database())) as harness:
         key = new_key()
         try:
-            attempt = stand.ask(PAY, key, "10 EUR", act=kill)
+            attempt = harness.ask(PAY, key, "10 EUR", act=kill)
         finally:
             mortal_postgres.restart()
         assert attempt.reply is not None
         assert attempt.reply.status == 503
         assert b"outcome-unknown" in attempt.reply.body
-        history = insist(stand, PAY, key, "10 EUR", attempt)
-        assert not violations(history, stand.books.rows(key))
+        history = insist(harness, PAY, key, "10 EUR", attempt)
+        assert not violations(history, harness.books.rows(key))
         assert history[-1].verdict == "done"
 
 
@@ -84,73 +84,75 @@ class Scissors:
             self.proxy.cut_after(*self.plan)
 
 
-def cut(stand: Stand, scissors: Scissors, direction: Direction, offset: int) -> tuple[Attempt, list[str]]:
+def cut(harness: Harness, scissors: Scissors, direction: Direction, offset: int) -> tuple[Attempt, list[str]]:
     key, cuts = new_key(), scissors.proxy.traffic.cuts
     scissors.plan = (direction, offset)
-    attempt = stand.ask(PAY, key, "10 EUR", act=scissors)
-    history = insist(stand, PAY, key, "10 EUR", attempt)
-    wrong = violations(history, stand.books.rows(key)) + stand.leaks()
+    attempt = harness.ask(PAY, key, "10 EUR", act=scissors)
+    history = insist(harness, PAY, key, "10 EUR", attempt)
+    wrong = violations(history, harness.books.rows(key)) + harness.leaks()
     if scissors.proxy.traffic.cuts != cuts + 1:
         wrong.append("nothing was cut")
     return attempt, [f"cut after {offset} bytes {direction}: {sentence}" for sentence in wrong]
 
 
-def cuts(stand: Stand, scissors: Scissors, direction: Direction, offsets: Iterable[int]) -> list[str]:
+def cuts(harness: Harness, scissors: Scissors, direction: Direction, offsets: Iterable[int]) -> list[str]:
     """Cut the settle after so many bytes: what its client was told each time."""
     told: list[str] = []
     wrong: list[str] = []
     for offset in offsets:
         if direction == "up":  # on a connection that has just been cut, more would be sent than was measured
-            assert stand.ask(PAY, new_key(), "10 EUR").verdict == "done"
-        attempt, found = cut(stand, scissors, direction, offset)
+            assert harness.ask(PAY, new_key(), "10 EUR").verdict == "done"
+        attempt, found = cut(harness, scissors, direction, offset)
         wrong += found
         told.append(attempt.verdict)
     assert not wrong
     return told
 
 
-def proxied(stand: Any, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+def proxied(harness: Any, postgres: PrivatePostgres) -> Iterator[tuple[Harness, Scissors]]:
     dsn = postgres.fresh_database()
-    with FaultProxy(HOST, postgres.port) as proxy, closing(stand(dsn, through=proxy.dsn(dsn))) as stand:
+    with FaultProxy(HOST, postgres.port) as proxy, closing(harness(dsn, through=proxy.dsn(dsn))) as harness:
         scissors = Scissors(proxy)
         for _ in range(2):  # the first one also prepares its statements
-            assert stand.ask(PAY, new_key(), "10 EUR", act=scissors).verdict == "done"
-        yield stand, scissors
+            assert harness.ask(PAY, new_key(), "10 EUR", act=scissors).verdict == "done"
+        yield harness, scissors
 
 
 @pytest.fixture(params=STANDS)
-def behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+def behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Harness, Scissors]]:
     yield from proxied(STANDS[request.param], postgres)
 
 
 @pytest.fixture(params=[AsgiPsycopg, AsgiSqlalchemyPostgres, WsgiSqlalchemyPostgres])
-def other_behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Stand, Scissors]]:
+def other_behind_a_proxy(
+    request: pytest.FixtureRequest, postgres: PrivatePostgres
+) -> Iterator[tuple[Harness, Scissors]]:
     yield from proxied(request.param, postgres)
 
 
-def test_an_answer_to_commit_that_is_cut_off_is_looked_up(behind_a_proxy: tuple[Stand, Scissors]) -> None:
-    stand, scissors = behind_a_proxy
+def test_an_answer_to_commit_that_is_cut_off_is_looked_up(behind_a_proxy: tuple[Harness, Scissors]) -> None:
+    harness, scissors = behind_a_proxy
     assert scissors.bytes["down"] > 20
-    told = cuts(stand, scissors, "down", range(scissors.bytes["down"]))
+    told = cuts(harness, scissors, "down", range(scissors.bytes["down"]))
     assert set(told) == {"done"}, "it was committed each time, and the store could be asked"
 
 
 def test_a_settle_that_is_cut_off_on_its_way_leaves_nothing_or_all_of_it(
-    behind_a_proxy: tuple[Stand, Scissors],
+    behind_a_proxy: tuple[Harness, Scissors],
 ) -> None:
-    stand, scissors = behind_a_proxy
+    harness, scissors = behind_a_proxy
     assert scissors.bytes["up"] > 100
     size = scissors.bytes["up"]
-    told = cuts(stand, scissors, "up", [*range(0, size, size // 12), *range(size - LAST_BYTES, size)])
+    told = cuts(harness, scissors, "up", [*range(0, size, size // 12), *range(size - LAST_BYTES, size)])
     assert set(told) == {"again", "done"}
     assert told == sorted(told), "a COMMIT that never arrived was not executed; one that arrived was, and is found"
     assert told[-LAST_BYTES:] == ["done"] * LAST_BYTES
 
 
 @pytest.mark.soak
-def test_every_byte_of_a_settle_can_be_the_last_one(other_behind_a_proxy: tuple[Stand, Scissors]) -> None:
-    stand, scissors = other_behind_a_proxy
-    down = cuts(stand, scissors, "down", range(scissors.bytes["down"]))
+def test_every_byte_of_a_settle_can_be_the_last_one(other_behind_a_proxy: tuple[Harness, Scissors]) -> None:
+    harness, scissors = other_behind_a_proxy
+    down = cuts(harness, scissors, "down", range(scissors.bytes["down"]))
     assert "done" in down, "it was committed, and the store could be asked"
-    up = cuts(stand, scissors, "up", range(scissors.bytes["up"]))
+    up = cuts(harness, scissors, "up", range(scissors.bytes["up"]))
     assert "again" in up, "a COMMIT that never arrived was not executed"

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from onefold.testing.crash import cancel_task, lose_connection
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_stands import AsgiStand
+from tests.crash.asgi_harness import AsgiStand
+from tests.crash.harness import Harness
 from tests.crash.paths import PATHS, campaign
-from tests.crash.sqlalchemy_stands import (
+from tests.crash.sqlalchemy_harness import (
     AsgiSqlalchemyPostgres,
     AsgiSqlalchemySqlite,
     WsgiSqlalchemyPostgres,
     WsgiSqlalchemySqlite,
 )
-from tests.crash.stands import Stand
+from tests.support.crash import cancel_task, lose_connection
 
 ASGI: dict[str, Any] = {"asgi-postgres": AsgiSqlalchemyPostgres, "asgi-sqlite": AsgiSqlalchemySqlite}
 STANDS: dict[str, Any] = {**ASGI, "wsgi-postgres": WsgiSqlalchemyPostgres, "wsgi-sqlite": WsgiSqlalchemySqlite}
@@ -25,31 +25,31 @@ STANDS: dict[str, Any] = {**ASGI, "wsgi-postgres": WsgiSqlalchemyPostgres, "wsgi
 
 def standing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, **options: Any
-) -> Iterator[Stand]:
+) -> Iterator[Harness]:
     where: Any
     if "sqlite" in request.param:
         where = tmp_path_factory.mktemp("engines") / "shop.db"
     else:
         server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
-    stand: Stand = STANDS[request.param](where, **options)
-    yield stand
-    stand.close()
+    harness: Harness = STANDS[request.param](where, **options)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(scope="module", params=STANDS)
-def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     yield from standing(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=ASGI)
-def suspended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def suspended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     yield from standing(request, tmp_path_factory, edges=("suspended",))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_connection_lost_at_any_crossing_leaves_a_request_that_can_be_retried(stand: Stand, path: str) -> None:
-    assert not campaign(stand, PATHS[path], lose_connection)
+def test_a_connection_lost_at_any_crossing_leaves_a_request_that_can_be_retried(harness: Harness, path: str) -> None:
+    assert not campaign(harness, PATHS[path], lose_connection)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class Gate:

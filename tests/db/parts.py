@@ -9,31 +9,31 @@ from functools import partial
 from typing import Any, Final
 
 from onefold import AsyncOnefold
-from onefold._kernel.borrow import borrowing
+from onefold._client.journal import Journal, counts, forget, intent_of, intents
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
+from onefold._inbox import failed_messages, pausing, redrive, registry
+from onefold._inbox.consumer import Consumer, Order
+from onefold._inbox.handling import Inbox
+from onefold._inbox.retention import reap
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Flow, Statement
-from onefold._kernel.events import DeadLettered, Failed, InboxEvent
-from onefold._kernel.lanes import BrokerLane, TaskLane
+from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
 from onefold._kernel.transaction import Transaction
+from onefold._outbox import status_report
+from onefold._outbox.relay_session import RelaySession, Settings, release_due
+from onefold._outbox.retention import forget as forget_published
+from onefold._outbox.schedules import Recurring, Timetable, schedules
+from onefold._outbox.sql import STATEMENTS
+from onefold._outbox.write import Outbox
+from onefold._worker import wakeup
 from onefold.brokers.local import LocalBroker
-from onefold.client.journal import Journal, counts, forget, intent_of, intents
 from onefold.errors import StatementRefused
-from onefold.idempotency.locked import LockedStore
-from onefold.idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
-from onefold.inbox import letters, members, pausing, redrive
-from onefold.inbox.flow import Inbox
-from onefold.inbox.model import Consumer, Order
-from onefold.inbox.retention import reap
-from onefold.outbox import report
-from onefold.outbox.recurring import Recurring, Timetable, schedules
-from onefold.outbox.relay import Carrier, Settings, release_due
-from onefold.outbox.retention import forget as forget_published
-from onefold.outbox.sql import STATEMENTS
-from onefold.outbox.write import Outbox
-from onefold.worker import wakeup
-from tests.inbox.worlds import delivery, message
+from tests.inbox.backends import delivery, message
 
 Part = Callable[[AsyncDatabase[Any]], Awaitable[None]]
 
@@ -41,7 +41,7 @@ _ANSWER = Answer(201, b"{}", b"done")
 
 
 async def _run(database: AsyncDatabase[Any], flow: Flow[Any]) -> Any:
-    return await run_async(flow, TaskLane(database))
+    return await run_async(flow, TaskExecutor(database))
 
 
 async def _count(statement: Statement) -> int:
@@ -54,22 +54,22 @@ async def requests(database: AsyncDatabase[Any]) -> None:
     plain = Ask(b"k" * 16, b"k" * 32, "POST /payments", 30.0, 1e9)
     dated = plain._replace(digest=b"d" * 16, key_ms=1_700_000_000_000)
     for ask in (plain, dated, plain._replace(digest=b"s" * 16, isolation="serializable")):
-        lane: TaskLane[Any] = TaskLane(database)
-        claim = await run_async(store.claim(ask), lane)
+        executor: TaskExecutor[Any] = TaskExecutor(database)
+        claim = await run_async(store.claim(ask), executor)
         assert isinstance(claim, Run)
         assert isinstance(await _run(database, LockedStore().claim(ask)), InFlight)
         assert isinstance(await _run(database, store.claim(ask._replace(fingerprint=b"g" * 32))), Mismatch)
         assert (await _run(database, store.status(ask.digest))).state == "in_flight"
-        assert await run_async(store.settle(ask, claim, _ANSWER, keep_rows=True), lane) is None
+        assert await run_async(store.settle(ask, claim, _ANSWER, keep_rows=True), executor) is None
         assert (await _run(database, store.status(ask.digest))).state == "done"
         for other in (store, LockedStore()):  # one that remembers the key, and one that does not
             assert isinstance(await _run(database, other.claim(ask)), Replay)
     brief = Ask(b"b" * 16, b"b" * 32, "POST /payments", 30.0, 0.001)
     for _ in range(2):  # the second finds the first one's record expired
-        lane = TaskLane(database)
-        while not isinstance(claim := await run_async(LockedStore().claim(brief), lane), Run):
+        executor = TaskExecutor(database)
+        while not isinstance(claim := await run_async(LockedStore().claim(brief), executor), Run):
             pass  # for a millisecond
-        assert await run_async(store.settle(brief, claim, _ANSWER, keep_rows=False), lane) is None
+        assert await run_async(store.settle(brief, claim, _ANSWER, keep_rows=False), executor) is None
 
 
 async def reaper(database: AsyncDatabase[Any]) -> None:
@@ -88,7 +88,7 @@ async def events(database: AsyncDatabase[Any]) -> None:
             await tx.publish("unheard", {"n": 3}, key="ord-1")
             await tx.publish("placed", {"n": 4}, not_before=datetime.now(UTC))
     await once._notifier.close()
-    await _run(database, borrowing(lambda: _count(Statement(wakeup._NOTIFY, ("a sender",)))))
+    await _run(database, with_connection(lambda: _count(Statement(wakeup._NOTIFY, ("a sender",)))))
 
 
 async def cancellations(database: AsyncDatabase[Any]) -> None:
@@ -97,7 +97,7 @@ async def cancellations(database: AsyncDatabase[Any]) -> None:
     async with once.transaction() as tx:
         assert await tx.cancel("no such id") is False
     await once._notifier.close()
-    assert await _run(database, report.cancel("postgres", ["no such id"])) == 0
+    assert await _run(database, status_report.cancel("postgres", ["no such id"])) == 0
 
 
 async def clock(database: AsyncDatabase[Any]) -> None:
@@ -122,31 +122,31 @@ async def relay(database: AsyncDatabase[Any], broker: LocalBroker | None = None)
     broker = broker or LocalBroker(database)
 
     async def live(flow: Flow[Any]) -> Any:
-        return await run_async(flow, BrokerLane(database, broker))
+        return await run_async(flow, BrokerExecutor(database, broker))
 
-    dead = Carrier("a", "postgres", Settings(), random.random)
+    dead = RelaySession("a", "postgres", Settings(), random.random)
     await live(dead.enter())
-    assert await live(borrowing(lambda: dead._claim(2)))
-    assert await live(borrowing(lambda: _count(STATEMENTS["postgres"].renew("a", 0.0))))
-    carrier = Carrier("b", "postgres", Settings(keep_published_s=1), random.random)
+    assert await live(with_connection(lambda: dead._claim(2)))
+    assert await live(with_connection(lambda: _count(STATEMENTS["postgres"].renew("a", 0.0))))
+    carrier = RelaySession("b", "postgres", Settings(keep_published_s=1), random.random)
     await live(carrier.enter())
-    assert (await live(carrier.tend())).buckets == 64
+    assert (await live(carrier.renew_and_rebalance())).buckets == 64
     await live(release_due("postgres"))
     failures = 0
     while (sent := await live(carrier.tick())).claimed:
         failures += len(sent.failures)
     assert failures
-    found = await live(report.report("postgres"))
+    found = await live(status_report.report("postgres"))
     for stopped in found.stopped:
         if "StatementRefused" in (stopped.error or ""):
             raise StatementRefused(stopped.error)  # it would count as the broker's refusal of an event
-    assert await live(report.retry("postgres", [found.stopped[0].id])) == 1
+    assert await live(status_report.retry("postgres", [found.stopped[0].id])) == 1
     await live(carrier.tick())
-    assert await live(report.retry_topics("postgres", ["unheard"])) == 1
-    plain = Carrier("b", "postgres", Settings(), random.random)
+    assert await live(status_report.retry_topics("postgres", ["unheard"])) == 1
+    plain = RelaySession("b", "postgres", Settings(), random.random)
     await live(plain.tick())
-    found = await live(report.report("postgres"))
-    assert await live(report.discard("postgres", [found.stopped[0].id])) == 1
+    found = await live(status_report.report("postgres"))
+    assert await live(status_report.discard("postgres", [found.stopped[0].id])) == 1
     assert await live(plain.tick())
     assert await live(forget_published("postgres", keep_s=0.0))
     await live(carrier.leave())
@@ -156,7 +156,7 @@ async def subscriber(database: AsyncDatabase[Any], *others: str) -> None:
     """A consumer's end of the local broker. `others` are topics besides the one that there may be messages of."""
 
     async def awaited(topics: Sequence[str]) -> None:
-        await _run(database, report.retry_topics("postgres", topics))
+        await _run(database, status_report.retry_topics("postgres", topics))
 
     broker = LocalBroker(database, awaited=awaited)
     await broker.unsubscribe("billing", ["dropped"])
@@ -178,10 +178,10 @@ async def consumers(database: AsyncDatabase[Any]) -> None:
         await _consumer(database, order)
     await _batches(database)
     for process in ("a", "b"):
-        await _run(database, members.register("postgres", "strict", process, ["t"]))
-    await _run(database, members.leave("postgres", "strict", "a"))
-    standing = members.judge(await _run(database, members.members("postgres", "strict")))
-    await _run(database, members.forget("postgres", "strict", standing.outdated))
+        await _run(database, registry.register("postgres", "strict", process, ["t"]))
+    await _run(database, registry.leave("postgres", "strict", "a"))
+    standing = registry.judge(await _run(database, registry.members("postgres", "strict")))
+    await _run(database, registry.forget("postgres", "strict", standing.outdated))
 
 
 async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
@@ -197,8 +197,8 @@ async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
     outbox = Outbox(dialect="postgres", source="shop")
 
     async def hand(flow: Callable[[Transaction[Any]], Flow[InboxEvent]]) -> None:
-        lane: TaskLane[Any] = TaskLane(database)
-        found = await run_async(flow(Transaction(lane, outbox.outgoing)), lane)
+        executor: TaskExecutor[Any] = TaskExecutor(database)
+        found = await run_async(flow(Transaction(executor, outbox.outgoing)), executor)
         if isinstance(found, Failed | DeadLettered) and "StatementRefused" in found.reason:
             raise StatementRefused(found.reason)  # it would count as the handler's own failure
 
@@ -212,11 +212,11 @@ async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
         given = delivery(message(name, key="k", version=version), redelivered=again)
         await hand(lambda tx, given=given: inbox.handle(given, tx))  # type: ignore[misc]
     for suspects in (False, True):
-        await _run(database, letters.next_due(inbox))
-        for letter in await _run(database, letters.take(inbox, 10, suspects=suspects)):
-            await hand(lambda tx, letter=letter: inbox.run_letter(letter, tx))  # type: ignore[misc]
-    await _run(database, borrowing(lambda: _count(inbox.sql.unstart(order, "m2"))))
-    await _run(database, borrowing(lambda: _count(inbox.sql.bury(order, "died", 0))))
+        await _run(database, failed_messages.next_due(inbox))
+        for failed_message in await _run(database, failed_messages.take(inbox, 10, suspects=suspects)):
+            await hand(lambda tx, failed_message=failed_message: inbox.run_letter(failed_message, tx))  # type: ignore[misc]
+    await _run(database, with_connection(lambda: _count(inbox.sql.unstart(order, "m2"))))
+    await _run(database, with_connection(lambda: _count(inbox.sql.bury(order, "died", 0))))
     await _run(database, reap("postgres", consumer.name, consumer.retention_s))
     await _run(database, pausing.pauses("postgres", consumer.name))
 
@@ -225,16 +225,16 @@ async def _batches(database: AsyncDatabase[Any]) -> None:
     inbox = Inbox(
         Consumer(name="batch", topics=("t",), handler=lambda messages, tx: None, batch=2), "postgres", draw=lambda: 0.0
     )
-    lane: TaskLane[Any] = TaskLane(database)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
     given = [delivery(message(name)) for name in ("m1", "m2")]
-    assert await run_async(inbox.handle_batch(given, Transaction(lane)), lane)
+    assert await run_async(inbox.handle_batch(given, Transaction(executor)), executor)
 
 
 async def operators(database: AsyncDatabase[Any]) -> None:
     """What people do with dead letters. There are some, of the consumer `strict`."""
     chosen = redrive.Filter(consumer="strict", topic="order.placed", reason="m", since=datetime(2020, 1, 1, tzinfo=UTC))
-    await _run(database, letters.tallied("postgres"))
-    dead = [letter.id for letter in await _run(database, letters.listed("postgres", "strict"))]
+    await _run(database, failed_messages.tallied("postgres"))
+    dead = [failed_message.id for failed_message in await _run(database, failed_messages.listed("postgres", "strict"))]
     assert dead
     await _run(database, redrive.preview("postgres", chosen))
     job = await _run(database, redrive.redrive("postgres", chosen, actor="ada"))
@@ -249,9 +249,9 @@ async def administrators(database: AsyncDatabase[Any]) -> None:
     """The end of a consumer. There is one, `none`."""
     assert await _run(database, pausing.pause("postgres", "strict", "ada"))
     assert await _run(database, pausing.resume("postgres", "strict", "ada"))
-    await _run(database, members.members("postgres"))
-    assert "strict" in await _run(database, members.named("postgres"))
-    await _run(database, members.end("postgres", "none", "ada", "by the test"))
+    await _run(database, registry.members("postgres"))
+    assert "strict" in await _run(database, registry.named("postgres"))
+    await _run(database, registry.end("postgres", "none", "ada", "by the test"))
 
 
 async def client(database: AsyncDatabase[Any]) -> None:

@@ -13,10 +13,10 @@ import asyncpg
 import pytest
 
 from onefold._kernel.effects import Boundary, Statement
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY, at timestamptz DEFAULT statement_timestamp())")
@@ -237,15 +237,15 @@ async def test_a_session_s_reset_is_spared_once_and_not_for_those_who_come_after
 
 async def test_a_cancelled_request_gives_up_its_locks_before_its_statement_ends(postgres_dsn: str) -> None:
     database = AsyncpgDatabase(postgres_dsn)
-    lane: TaskLane[Any] = TaskLane(database)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
 
     async def request() -> None:
-        await lane.acquire()
+        await executor.acquire()
         try:
-            await lane.batch((BEGIN, Statement("SELECT pg_advisory_xact_lock(42)")))
-            await lane.connection.handle.execute("SELECT pg_sleep(60)")
+            await executor.batch((BEGIN, Statement("SELECT pg_advisory_xact_lock(42)")))
+            await executor.connection.handle.execute("SELECT pg_sleep(60)")
         except asyncio.CancelledError:
-            lane.abandon()
+            executor.abandon()
             raise
 
     watch = await asyncpg.connect(postgres_dsn)
@@ -308,14 +308,14 @@ async def pool_of_one(postgres_dsn: str) -> AsyncIterator[Any]:
 
 async def test_a_discard_that_is_cancelled_costs_no_place_in_the_pool(pool_of_one: Any) -> None:
     database = AsyncpgDatabase(pool_of_one, acquire_timeout_s=PATIENCE_S)
-    lane: TaskLane[Any] = TaskLane(database)
-    await lane.acquire()
-    statement = asyncio.ensure_future(lane.connection.handle.execute("SELECT pg_sleep(60)"))
+    executor: TaskExecutor[Any] = TaskExecutor(database)
+    await executor.acquire()
+    statement = asyncio.ensure_future(executor.connection.handle.execute("SELECT pg_sleep(60)"))
     await asyncio.sleep(0.01)
     statement.cancel()
     with pytest.raises(asyncio.CancelledError):
         await statement
-    leaving = asyncio.ensure_future(lane.discard())
+    leaving = asyncio.ensure_future(executor.discard())
     await asyncio.sleep(0)  # it waits until the server has heard of the cancellation
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -18,11 +18,11 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, single_principal
+from onefold._http.fastapi import Tx
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.errors import ConfigurationError
-from onefold.http.fastapi import Tx
 from tests.http.stages import calling, problem, replayed
 
 TYPES = ("bool", "int2", "int4", "int8", "text", "bytea", "name", "json", "timestamptz")

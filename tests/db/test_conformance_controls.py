@@ -15,11 +15,11 @@ from psycopg_pool import AsyncConnectionPool
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.ports import Connection
+from onefold.db._threaded import ThreadedConnection, ThreadedDatabase
 from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
-from onefold.db.sqlite.guarded import GuardedConnection
-from onefold.db.sqlite.link import Link
-from onefold.db.threads import ThreadedConnection, ThreadedDatabase
+from onefold.db.sqlite._file import Link
+from onefold.db.sqlite._guarded_connection import GuardedConnection
 from onefold.errors import OnefoldError
 from onefold.testing.conformance import SCENARIOS, NotConforming, Subject, check, check_cancellation
 from tests.db.drivers import sqlite

@@ -18,14 +18,14 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
+from onefold.db._connect import async_database, dialect_of, sync_database
+from onefold.db._threaded import ThreadedDatabase
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.connect import async_database, dialect_of, sync_database
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
-from onefold.db.threads import ThreadedDatabase
 from onefold.errors import ConfigurationError
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 DSN = "postgresql://me:hunter2@host:5432/name"
 
@@ -169,7 +169,7 @@ import sys
 
 function, given, *missing = sys.argv[1:]
 sys.modules.update(dict.fromkeys(missing))
-from onefold.db import connect
+from onefold.db import _connect
 from onefold.errors import ConfigurationError
 
 try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 #: What each program begins with: `opened` makes the database, `ask` asks for the number of its session.
 PRELUDE = """
@@ -179,7 +179,7 @@ def test_a_pool_of_the_application_that_its_worker_opens_is_used(postgres_dsn: s
 
 def test_the_journal_of_a_client_is_opened_anew(postgres_dsn: str) -> None:
     opening = (
-        "from onefold.client.store import JournalStore\n"
+        "from onefold._client.journal_store import JournalStore\n"
         "store = JournalStore(address, retention_s=60)\ndatabase = store.threads"
     )
     before, children, after = run((opening, False, ""), RUN, postgres_dsn)

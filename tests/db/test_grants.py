@@ -15,13 +15,13 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from onefold._kernel.lanes import TaskLane
+from onefold._app import MIGRATIONS
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
 from onefold.brokers.local import LocalBroker
+from onefold.db._migrations import migrate, newer
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate, newer
 from onefold.errors import OnefoldError, SchemaMissing, StatementRefused
-from onefold.face import MIGRATIONS
 from onefold.testing.servers import PrivatePostgres
 from tests.db import parts
 from tests.db.roles import create_login, dsn_of
@@ -68,9 +68,9 @@ def _alone(*works: parts.Part) -> Work:
 
 
 async def _migration(database: AsyncpgDatabase, owner: AsyncpgDatabase) -> None:
-    assert await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(database))
-    assert not await run_async(newer("postgres", MIGRATIONS["postgres"]), TaskLane(database))
-    assert not await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(database))
+    assert await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
+    assert not await run_async(newer("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
+    assert not await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
 
 
 async def _relay_elsewhere(database: AsyncpgDatabase, owner: AsyncpgDatabase) -> None:

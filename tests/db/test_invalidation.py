@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
-from onefold.testing.crash import Boundaries, Suspensions, cancel_task, strikes
+from tests.support.crash import Boundaries, Suspensions, cancel_task, strikes
 
 STATEMENTS = {
     "rows": "SELECT * FROM thing",

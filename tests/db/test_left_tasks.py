@@ -18,7 +18,7 @@ from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import TransactionMisused
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ENDLESS = {
     "asyncpg": "SELECT pg_sleep(3600)",
@@ -56,7 +56,7 @@ def address(request: pytest.FixtureRequest, sqlite_path: Path) -> tuple[str, str
 async def test_the_end_of_a_transaction_waits_for_a_statement_only_so_long(
     end: Boundary, address: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("onefold.db.sqlalchemy.handed_out.END_S", 0.1)
+    monkeypatch.setattr("onefold.db.sqlalchemy._handle.END_S", 0.1)
     async with asyncio.timeout(PATIENCE_S), left(*address) as (connection, task):
         with pytest.raises(TransactionMisused, match="still uses"):
             await connection.batch((end,))
@@ -76,7 +76,7 @@ async def test_a_connection_that_is_given_back_waits_for_no_statement(address: t
 @pytest.fixture
 async def over_psycopg(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncPsycopgConnection]:
     """A connection of psycopg's in the transaction of a request."""
-    monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
+    monkeypatch.setattr("onefold.db._psycopg_handle.END_S", 0.1)
     database = AsyncPsycopgDatabase(postgres_dsn)
     async with asyncio.timeout(PATIENCE_S):
         connection = await database.acquire()

@@ -25,7 +25,7 @@ from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.errors import TransactionMisused
 from tests.db.gates import Gate
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ROUNDS = 5
 BLOCKED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -129,7 +129,7 @@ def test_a_connection_is_thrown_away_while_a_thread_is_inside(scene: str, postgr
 def test_a_stream_that_is_not_read_on_holds_up_neither_the_end_nor_the_closing(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
+    monkeypatch.setattr("onefold.db._psycopg_handle.END_S", 0.1)
     database = PsycopgDatabase(postgres_dsn)
     connection = database.acquire()
     connection.batch((Boundary.BEGIN,))
@@ -164,7 +164,7 @@ def test_psycopg_s_connection_is_void_from_the_handler_s_end_on(proof: Any, post
 def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("onefold.db.handed_out.END_S", 0.1)
+    monkeypatch.setattr("onefold.db._psycopg_handle.END_S", 0.1)
     database = PsycopgDatabase(postgres_dsn)
     connection = database.acquire()
     connection.batch((Boundary.BEGIN, Boundary.SAVEPOINT))

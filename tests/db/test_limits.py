@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from onefold import AsyncOnefold
+from onefold._idempotency.model import Replay
 from onefold.errors import StoreUnavailable
-from onefold.idempotency.model import Replay
 from tests.db.test_tenants import DRIVERS, Opened, migrated, request
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 SLOW = """
 CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep({seconds}); RETURN NEW; END $$;

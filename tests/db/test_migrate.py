@@ -16,17 +16,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from onefold._idempotency.schema import MIGRATIONS as IDEMPOTENCY
 from onefold._kernel.effects import Boundary, Step
-from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run, run_async
+from onefold.db._connect import sync_database
+from onefold.db._migrations import migrate, newer, script
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.connect import sync_database
-from onefold.db.migrate import migrate, newer, script
 from onefold.errors import ConfigurationError, OnefoldError, StatementRefused, StoreReadOnly, StoreUnavailable
-from onefold.idempotency.schema import MIGRATIONS as IDEMPOTENCY
 from onefold.testing.servers import PrivatePostgres
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ONE = {1: ("CREATE TABLE first (id integer PRIMARY KEY)", "CREATE INDEX first_id ON first (id)")}
 TWO = {**ONE, 2: ("CREATE TABLE second (id integer PRIMARY KEY)", "INSERT INTO second VALUES (2)")}
@@ -46,11 +46,11 @@ def database(address: str) -> Iterator[Database[object]]:
 
 
 def migrated(database: Database[object], migrations: Mapping[int, tuple[str, ...]]) -> list[int]:
-    lane = ThreadLane(database)
+    executor = ThreadExecutor(database)
     try:
-        return run(migrate(database.dialect, migrations), lane)
+        return run(migrate(database.dialect, migrations), executor)
     finally:
-        lane.abandon()
+        executor.abandon()
 
 
 def rows(address: str, sql: str) -> list[tuple[object, ...]]:
@@ -78,7 +78,7 @@ def test_all_that_is_missing_is_applied_together(database: Database[object]) -> 
 async def test_the_same_on_asyncio(postgres_dsn: str) -> None:
     database = AsyncpgDatabase(postgres_dsn)
     for applied in ([1, 2], []):
-        assert await run_async(migrate(database.dialect, TWO), TaskLane(database)) == applied
+        assert await run_async(migrate(database.dialect, TWO), TaskExecutor(database)) == applied
     await database.close()
 
 
@@ -95,18 +95,18 @@ def test_a_database_that_a_newer_onefold_migrated_is_fine_and_left_alone(
 ) -> None:
     migrated(database, TWO)
     assert migrated(database, ONE) == []
-    assert run(newer(database.dialect, ONE), ThreadLane(database)) == [2]
-    assert run(newer(database.dialect, TWO), ThreadLane(database)) == []
+    assert run(newer(database.dialect, ONE), ThreadExecutor(database)) == [2]
+    assert run(newer(database.dialect, TWO), ThreadExecutor(database)) == []
     assert rows(address, "SELECT version FROM onefold_migration ORDER BY version") == [(1,), (2,)]
 
 
 PROCESS = """
 import json, sys
 from onefold._kernel.effects import Boundary, Step
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadLane
 from onefold._kernel.runners import run
-from onefold.db.connect import sync_database
-from onefold.db.migrate import migrate
+from onefold.db._connect import sync_database
+from onefold.db._migrations import migrate
 
 database = sync_database(sys.argv[1])
 migrations = {int(version): tuple(statements) for version, statements in json.loads(sys.argv[2]).items()}
@@ -141,7 +141,7 @@ def test_who_waited_for_the_lock_sees_what_was_done_meanwhile(postgres_dsn: str)
         with closing(sync_database(postgres_dsn)) as database:
             late.append(migrated(database, ONE))
 
-    class Early(ThreadLane[object]):
+    class Early(ThreadExecutor[object]):
         """Commits only when the other one has looked, found nothing, and waits."""
 
         def batch(self, steps: Sequence[Step]) -> int:

@@ -14,28 +14,28 @@ from typing import Any
 import psycopg
 import pytest
 
+from onefold._app import MIGRATIONS
+from onefold._client.journal import schema as journal_schema
+from onefold._client.journal import sql as journal
+from onefold._idempotency.model import Answer, Ask
+from onefold._idempotency.sql import postgres as idempotency
+from onefold._inbox import sql as inbox
 from onefold._kernel import dialects
-from onefold._kernel.catalog import FUNCTIONS, qualified
 from onefold._kernel.effects import Statement
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
+from onefold._kernel.pg_catalog import FUNCTIONS, qualified
 from onefold._kernel.runners import run
+from onefold._outbox import sql as outbox
+from onefold._outbox.sql import postgres as outbox_postgres
+from onefold._worker import wakeup
 from onefold.brokers.local import sql as local
-from onefold.client.journal import schema as journal_schema
-from onefold.client.journal import sql as journal
 from onefold.db import migrate as migrations
 from onefold.db import postgres as db_postgres
+from onefold.db._migrations import migrate
+from onefold.db._postgres import placed
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate
-from onefold.db.postgres import placed
 from onefold.db.psycopg import PsycopgDatabase
-from onefold.face import MIGRATIONS
-from onefold.idempotency.model import Answer, Ask
-from onefold.idempotency.sql import postgres as idempotency
-from onefold.inbox import sql as inbox
-from onefold.outbox import sql as outbox
-from onefold.outbox.sql import postgres as outbox_postgres
 from onefold.testing.servers import PrivatePostgres
-from onefold.worker import wakeup
 from tests.db.parts import PARTS
 
 TYPES = (
@@ -88,7 +88,7 @@ def invaded(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> str:
                 connection.execute(plant.encode())
         connection.execute(f"ALTER DATABASE {database} SET search_path = {path}".encode())
     opened = PsycopgDatabase(dsn)
-    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadLane(opened))
+    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))
     opened.close()
     return dsn
 
@@ -201,7 +201,7 @@ def _unqualified(sql: str) -> str:
 
 def test_a_qualified_statement_is_planned_as_it_would_be_without(postgres_dsn: str) -> None:
     opened = PsycopgDatabase(postgres_dsn)
-    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadLane(opened))
+    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))
     opened.close()
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         for sql in sorted(_statements()):
@@ -216,7 +216,7 @@ def test_every_table_of_ours_is_put_in_its_schema_and_nothing_else_is(postgres_d
     texts = [*_statements(), *(sql for statements in MIGRATIONS["postgres"].values() for sql in statements)]
     found = {name for sql in texts for name in re.findall(r'"ours"\.(\w+)', placed(sql, "ours"))}
     opened = PsycopgDatabase(postgres_dsn)
-    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadLane(opened))
+    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))
     opened.close()
     with psycopg.connect(postgres_dsn) as connection:
         tables = connection.execute("SELECT relname FROM pg_class WHERE relname LIKE 'onefold%' AND relkind = 'r'")

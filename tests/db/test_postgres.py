@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._kernel.effects import Statement, Value
-from onefold.db.postgres import checked_dsn, inlined, literals, script
+from onefold.db._postgres import checked_dsn, inlined, literals, script
 from onefold.errors import ConfigurationError, StatementRefused
 from onefold.testing.servers import PrivatePostgres
 

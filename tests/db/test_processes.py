@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from onefold.db import processes, sqlite
-from onefold.db.processes import PerLoop, Process
+from onefold.db import _fork_and_loop, sqlite
+from onefold.db._fork_and_loop import PerLoop, Process
 from onefold.db.sqlite import SqliteDatabase
-from onefold.db.sqlite.link import Shared
+from onefold.db.sqlite._file import Shared
 from onefold.errors import ConfigurationError
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on this is another process."""
-    monkeypatch.setattr(processes, "getpid", lambda: os.getpid() + 1)
+    monkeypatch.setattr(_fork_and_loop, "getpid", lambda: os.getpid() + 1)
 
 
 def test_no_thread_of_a_child_goes_on_with_what_another_one_is_just_replacing(

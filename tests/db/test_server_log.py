@@ -14,17 +14,17 @@ import asyncpg
 import psycopg
 import pytest
 
+from onefold._app import MIGRATIONS
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.model import Answer, Ask, Replay, Run
 from onefold._kernel.effects import Statement
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
+from onefold._outbox.write import Outbox
+from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate
 from onefold.errors import OnefoldError
-from onefold.face import MIGRATIONS
-from onefold.idempotency.locked import LockedStore
-from onefold.idempotency.model import Answer, Ask, Replay, Run
-from onefold.outbox.write import Outbox
 from onefold.testing.servers import PrivatePostgres
 from tests.db.test_tenants import DRIVERS
 
@@ -62,15 +62,15 @@ OPENED = {**DRIVERS, "asyncpg without statement cache": without_cache}
 
 
 async def settled(database: AsyncDatabase[Any], execute: Any, ask: Ask, *statements: str) -> Any:
-    lane: TaskLane[Any] = TaskLane(database)
-    claim = await run_async(LockedStore().claim(ask), lane)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
+    claim = await run_async(LockedStore().claim(ask), executor)
     assert isinstance(claim, Run)
     for sql in statements:
-        await execute(lane.connection.handle, sql)
+        await execute(executor.connection.handle, sql)
     outgoing = Outbox(dialect="postgres", source="shop").outgoing()
     for key in ("hunter2-stream", None):
         outgoing.add("paid", {"x": "hunter2-event"}, key=key, headers={}, content_type=None, not_before=None)
-    return await run_async(LockedStore().settle(ask, claim, ANSWER, keep_rows=True, also=outgoing.flush()), lane)
+    return await run_async(LockedStore().settle(ask, claim, ANSWER, keep_rows=True, also=outgoing.flush()), executor)
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -82,7 +82,7 @@ async def test_a_refused_settle_leaves_no_value_in_the_log(talkative: PrivatePos
     before = len(log_of(talkative))
     ask = Ask(b"k" * 16, b"f" * 32, "POST /payments", 30.0, 1e6)
     async with OPENED[name](dsn) as (database, execute):
-        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(database))
+        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
         for number in range(2):  # with statements that the session has not seen yet, and with those that it has
             with pytest.raises(OnefoldError):  # COMMIT fails
                 await settled(database, execute, ask, "INSERT INTO child VALUES (1)")
@@ -100,11 +100,11 @@ async def test_a_refused_settle_leaves_no_value_in_the_log(talkative: PrivatePos
         lost_to = await settled(database, steal_it, ask, steal)
         await other.close()
         assert isinstance(lost_to, Replay)
-        lane: TaskLane[Any] = TaskLane(database)
-        await lane.acquire()
+        executor: TaskExecutor[Any] = TaskExecutor(database)
+        await executor.acquire()
         with pytest.raises(OnefoldError):  # a statement that goes alone
-            await lane.batch((Statement("SELECT 1/0 WHERE $1::text <> ''", ("hunter2-letter",)),))
-        await lane.discard()
+            await executor.batch((Statement("SELECT 1/0 WHERE $1::text <> ''", ("hunter2-letter",)),))
+        await executor.discard()
     log = log_of(talkative)[before:]
     assert "violates foreign key constraint" in log
     assert "duplicate key value" in log

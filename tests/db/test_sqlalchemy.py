@@ -28,7 +28,7 @@ from onefold.db.sqlalchemy import (
     join_async_session,
     join_session,
 )
-from onefold.db.sqlite.locks import lock_file
+from onefold.db.sqlite._locks import lock_file
 from onefold.errors import (
     ConfigurationError,
     OnefoldError,

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
-from onefold.db.sqlite.connection import SqliteConnection
+from onefold.db.sqlite._connection import SqliteConnection
 from onefold.errors import (
     ConfigurationError,
     StatementRefused,

@@ -18,7 +18,7 @@ from onefold.db.sqlite import async_sqlite
 from onefold.errors import TransactionMisused
 from tests.db.drivers import SQLITE_ASYNC
 from tests.db.gates import Gate
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n) "
 STATEMENTS = {"read": ENDLESS + "SELECT count(*) FROM n", "write": ENDLESS + "INSERT INTO thing SELECT count(*) FROM n"}

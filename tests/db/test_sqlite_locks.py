@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
-from onefold.db.sqlite.locks import SUFFIX, lock_file
+from onefold.db.sqlite._locks import SUFFIX, lock_file
 from onefold.errors import TransactionMisused
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")

@@ -12,12 +12,12 @@ from flask import Flask, abort
 from sqlalchemy import create_engine
 
 from onefold import Onefold, single_principal
+from onefold._http.flask import current_transaction
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase
-from onefold.db.sqlite.connection import SqliteConnection
+from onefold.db.sqlite._connection import SqliteConnection
 from onefold.errors import TransactionEnded
-from onefold.http.flask import current_transaction
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 

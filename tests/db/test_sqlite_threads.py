@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from onefold._kernel.effects import Boundary, Statement, Step
-from onefold.db import leaving
+from onefold.db import _left_running
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
-from onefold.db.sqlite.connection import SqliteConnection
+from onefold.db.sqlite._connection import SqliteConnection
 from onefold.errors import StoreBusy, TransactionMisused
 from tests.db.gates import Gate, wait_until_stuck
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 INSERT = "INSERT INTO thing VALUES (?)"
@@ -174,7 +174,7 @@ def test_a_thread_that_waits_for_the_handle_while_its_request_ends_does_not_get_
 def test_a_function_that_does_not_return_costs_its_own_connection_only(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "TIMES", 2)
+    monkeypatch.setattr(_left_running, "TIMES", 2)
     opened(str(sqlite_path)).close()
     database = SqliteDatabase(sqlite_path, busy_timeout_s=0.1)
     connection, gate = database.acquire(), Gate()

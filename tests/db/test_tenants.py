@@ -15,24 +15,24 @@ from psycopg_pool import AsyncConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Transaction
-from onefold._kernel.events import Handled
-from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._app import MIGRATIONS
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.model import Answer, Ask, Replay, Run
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handling import Inbox
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run, run_async
+from onefold._kernel.telemetry import Handled
+from onefold._outbox.write import Outbox
+from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import StatementRefused, StoreError
-from onefold.face import MIGRATIONS
-from onefold.idempotency.locked import LockedStore
-from onefold.idempotency.model import Answer, Ask, Replay, Run
-from onefold.inbox.flow import Inbox
-from onefold.inbox.model import Consumer
-from onefold.outbox.write import Outbox
 from onefold.testing.servers import PrivatePostgres
 from tests.db.roles import create_login
-from tests.inbox.worlds import delivery, message
+from tests.inbox.backends import delivery, message
 
 ASK = Ask(b"k" * 16, b"f" * 32, "POST /payments", 30.0, 1e6)
 ANSWER = Answer(201, b"{}", b"done")
@@ -86,7 +86,7 @@ def built(server: PrivatePostgres) -> House:
 
 def migrated(dsn: str) -> None:
     database = PsycopgDatabase(dsn)
-    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadLane(database))
+    run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(database))
     database.close()
 
 
@@ -129,16 +129,16 @@ def driver(request: pytest.FixtureRequest) -> Callable[[str], AbstractAsyncConte
 
 async def request(database: AsyncDatabase[Any], execute: Execute, *statements: str) -> Any:
     """A keyed request whose handler executes these, publishes and is settled; what came of it."""
-    lane: TaskLane[Any] = TaskLane(database)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
     store = LockedStore()
-    claim = await run_async(store.claim(ASK), lane)
+    claim = await run_async(store.claim(ASK), executor)
     if not isinstance(claim, Run):
         return claim
     for sql in statements:
-        await execute(lane.connection.handle, sql)
+        await execute(executor.connection.handle, sql)
     outgoing = Outbox(dialect="postgres", source="shop").outgoing()
     outgoing.add("paid", {}, key="k", headers={}, content_type=None, not_before=None)
-    return await run_async(store.settle(ASK, claim, ANSWER, keep_rows=True, also=outgoing.flush()), lane)
+    return await run_async(store.settle(ASK, claim, ANSWER, keep_rows=True, also=outgoing.flush()), executor)
 
 
 @pytest.mark.parametrize("path", [TENANT, NO_SCHEMA], ids=["another schema", "none"])
@@ -167,10 +167,10 @@ async def test_a_path_that_a_handler_leaves_in_the_session_changes_nothing_for_t
     house: House, driver: Any
 ) -> None:
     async with driver(house.dsn) as (database, execute):
-        lane: TaskLane[Any] = TaskLane(database)
-        await run_async(LockedStore().claim(ASK._replace(digest=b"o" * 16)), lane)
-        await execute(lane.connection.handle, "SET search_path = tenant")
-        await run_async(LockedStore().release(ASK, Run()), lane)
+        executor: TaskExecutor[Any] = TaskExecutor(database)
+        await run_async(LockedStore().claim(ASK._replace(digest=b"o" * 16)), executor)
+        await execute(executor.connection.handle, "SET search_path = tenant")
+        await run_async(LockedStore().release(ASK, Run()), executor)
         assert await request(database, execute) is None
 
 
@@ -226,10 +226,10 @@ async def test_a_consumer_s_handler_may_take_a_role_and_a_path(house: House, dri
             Consumer(name="billing", topics=("t",), handler=handle, order="strict"), "postgres", draw=lambda: 0.5
         )
         for number in (1, 2):
-            lane: TaskLane[Any] = TaskLane(database)
-            tx = Transaction(lane, Outbox(dialect="postgres", source="shop").outgoing)
+            executor: TaskExecutor[Any] = TaskExecutor(database)
+            tx = Transaction(executor, Outbox(dialect="postgres", source="shop").outgoing)
             given = delivery(message(f"m{number}", key="k", version=number))
-            assert isinstance(await run_async(inbox.handle(given, tx), lane), Handled)
+            assert isinstance(await run_async(inbox.handle(given, tx), executor), Handled)
     assert house.rows("SELECT DISTINCT who FROM tenant.payment") == [(house.tenant,)]
 
 
@@ -255,7 +255,7 @@ async def test_what_the_application_deferred_runs_as_it_would_without_us(
 async def test_another_session_authorization_is_refused_with_the_way_out(house: House) -> None:
     async with asyncpg.create_pool(house.owner, min_size=0, max_size=1) as pool:
         database = AsyncpgDatabase(pool)
-        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(database))
+        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
         with pytest.raises(StatementRefused, match="SESSION AUTHORIZATION"):
             await request(
                 database,

@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.guards import counted_hops
 from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold.db._threaded import IDLE_MAX, LANES_MAX, ThreadedDatabase
 from onefold.db.sqlite import async_sqlite
-from onefold.db.threads import IDLE_MAX, LANES_MAX, ThreadedDatabase
 from onefold.errors import StoreUnavailable
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class SlowConnection:
@@ -149,7 +149,7 @@ class CountingConnection(SlowConnection):
 
 
 async def test_many_at_once_take_turns_and_leave_few_threads_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.db.threads._ROOM_S", 60)  # a slow machine lets nobody in early
+    monkeypatch.setattr("onefold.db._threaded._ROOM_S", 60)  # a slow machine lets nobody in early
     counting = CountingDatabase()
     database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
     before = threading.active_count()
@@ -166,7 +166,7 @@ async def test_many_at_once_take_turns_and_leave_few_threads_behind(monkeypatch:
 
 
 async def test_one_too_many_is_let_in_rather_than_kept_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onefold.db.threads._ROOM_S", 0.01)
+    monkeypatch.setattr("onefold.db._threaded._ROOM_S", 0.01)
     counting = CountingDatabase()
     database: ThreadedDatabase[str, str] = ThreadedDatabase(counting, lambda connection, _: connection.handle)
     held = [await database.acquire() for _ in range(LANES_MAX + 1)]

@@ -15,7 +15,7 @@ import pytest
 
 from examples.shop.clients import Customers, Intent
 from examples.shop.ledger import Books, Entry, Order, faults
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("-m", "examples.shop.demo", "--seed", "7")

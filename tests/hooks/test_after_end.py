@@ -15,13 +15,13 @@ import pytest
 from fastapi import BackgroundTasks, FastAPI, HTTPException
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
-from onefold._kernel.events import DeadLettered, Handled
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
+from onefold._kernel.telemetry import DeadLettered, Handled
 from onefold.errors import ConnectionLost, OnefoldError, ProgrammerError
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
 from tests.db.drivers import POSTGRES, POSTGRES_ASYNC, SQLITE, SQLITE_ASYNC
 from tests.http.stages import account_of, calling
-from tests.inbox.worlds import World, message
+from tests.inbox.backends import Backend, message
 
 
 class Refused(Exception):
@@ -300,7 +300,7 @@ def test_a_commit_that_fails_calls_the_rollback_hooks_and_one_that_is_lost_neith
         def fail(*_: Any) -> None:
             raise error
 
-        monkeypatch.setattr(tx._lane, "_connection", Failing(tx._lane.connection, fail))
+        monkeypatch.setattr(tx._executor, "_connection", Failing(tx._executor.connection, fail))
     assert heard == told
     once.close()
 
@@ -344,7 +344,7 @@ async def test_a_savepoint_that_rolls_back_takes_its_commit_hooks_and_calls_its_
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_consumer_s_handler_has_hooks(once: AsyncOnefold, fails: bool) -> None:
-    world, told = World(once._database), list[str]()
+    backend, told = Backend(once._database), list[str]()
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         tx.after_commit(told.append, "kept")
@@ -352,6 +352,6 @@ async def test_a_consumer_s_handler_has_hooks(once: AsyncOnefold, fails: bool) -
         if fails:
             raise Refused
 
-    event = await world.deliver(world.inbox(handler, attempts=1), message("m1"))
+    event = await backend.deliver(backend.inbox(handler, attempts=1), message("m1"))
     assert isinstance(event, DeadLettered if fails else Handled)
     assert told == ["undone" if fails else "kept"]

@@ -13,15 +13,15 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
-from onefold._kernel import lanes
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
+from onefold._kernel import executors
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ProgrammerError
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
-from onefold.testing.crash import Boundaries, Crossing, cancel_task, interrupt_thread, strikes
 from tests.http.stages import account_of, calling
-from tests.inbox.worlds import World, message, world_of
-from tests.patience import PATIENCE_S
+from tests.inbox.backends import Backend, message, world_of
+from tests.support.crash import Boundaries, Crossing, cancel_task, interrupt_thread, strikes
+from tests.support.patience import PATIENCE_S
 
 #: What hooks are told of each end; None: nobody knows.
 TOLD = {True: ["kept"], False: ["undone"], None: []}
@@ -86,22 +86,22 @@ class User:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    async with world_of(request) as world:
-        yield world
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    async with world_of(request) as backend:
+        yield backend
 
 
-Work = Callable[[World, AsyncOnefold, User], Awaitable[object]]
+Work = Callable[[Backend, AsyncOnefold, User], Awaitable[object]]
 
 
-async def in_request(world: World, once: AsyncOnefold, user: User, *, key: str | None) -> None:
+async def in_request(backend: Backend, once: AsyncOnefold, user: User, *, key: str | None) -> None:
     app = FastAPI()
 
     @app.post("/orders")
     @once.idempotent()
     async def endpoint(tx: Tx[Any]) -> None:
         user.begin(tx)
-        await world.write(tx, user.name)
+        await backend.write(tx, user.name)
         await user.end_async()
 
     once.install(app)
@@ -109,36 +109,36 @@ async def in_request(world: World, once: AsyncOnefold, user: User, *, key: str |
         await client.post("/orders", key=key)
 
 
-async def in_keyed_request(world: World, once: AsyncOnefold, user: User) -> None:
-    await in_request(world, once, user, key=f'"{user.name}"')
+async def in_keyed_request(backend: Backend, once: AsyncOnefold, user: User) -> None:
+    await in_request(backend, once, user, key=f'"{user.name}"')
 
 
-async def in_unkeyed_request(world: World, once: AsyncOnefold, user: User) -> None:
-    await in_request(world, once, user, key=None)
+async def in_unkeyed_request(backend: Backend, once: AsyncOnefold, user: User) -> None:
+    await in_request(backend, once, user, key=None)
 
 
-async def in_transaction(world: World, once: AsyncOnefold, user: User) -> None:
+async def in_transaction(backend: Backend, once: AsyncOnefold, user: User) -> None:
     async with once.transaction() as tx:
         user.begin(tx)
-        await world.write(tx, user.name)
+        await backend.write(tx, user.name)
         await user.end_async()
 
 
-async def in_handling(world: World, once: AsyncOnefold, user: User) -> None:
+async def in_handling(backend: Backend, once: AsyncOnefold, user: User) -> None:
     async with once.handling("mail", user.name) as tx:
         assert tx is not None
         user.begin(tx)
-        await world.write(tx, user.name)
+        await backend.write(tx, user.name)
         await user.end_async()
 
 
-async def in_consumer(world: World, once: AsyncOnefold, user: User) -> None:
+async def in_consumer(backend: Backend, once: AsyncOnefold, user: User) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         user.begin(tx)
-        await world.write(tx, user.name)
+        await backend.write(tx, user.name)
         await user.end_async()
 
-    await World(once._database).deliver(world.inbox(handler), message(user.name))
+    await Backend(once._database).deliver(backend.inbox(handler), message(user.name))
 
 
 WORKS = [in_keyed_request, in_unkeyed_request, in_transaction, in_handling, in_consumer]
@@ -147,28 +147,28 @@ WORKS = [in_keyed_request, in_unkeyed_request, in_transaction, in_handling, in_c
 async def leave() -> None:
     """Wait for what was left to be done in the background."""
     async with asyncio.timeout(PATIENCE_S):
-        while lanes._leaving:
-            await asyncio.wait(set(lanes._leaving))
+        while executors._leaving:
+            await asyncio.wait(set(executors._leaving))
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
 @pytest.mark.parametrize("work", WORKS)
 async def test_wherever_its_task_is_cancelled_a_transaction_is_concluded_once_and_truly(
-    world: World, work: Work, fails: bool
+    backend: Backend, work: Work, fails: bool
 ) -> None:
-    await AsyncOnefold(world.database).migrate()
+    await AsyncOnefold(backend.database).migrate()
     wrong, struck = [], 0
     for strike in strikes(cancel_task):
         boundaries = Boundaries(strike, edges=("before", "during", "after"))
-        once = AsyncOnefold(boundaries.around_async(world.database), source="shop", principal=account_of)
+        once = AsyncOnefold(boundaries.around_async(backend.database), source="shop", principal=account_of)
         user = User(f"work {strike.number}", fails=fails)
-        task = asyncio.ensure_future(work(world, once, user))
+        task = asyncio.ensure_future(work(backend, once, user))
         boundaries.counts = lambda task=task: asyncio.current_task() is task  # type: ignore[misc]
         await asyncio.wait({task})
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Refused):
             raise error
         await leave()
-        wrong += user.complaints(await world.effects(), strike.struck)
+        wrong += user.complaints(await backend.effects(), strike.struck)
         struck += strike.struck is not None
         assert boundaries.out == 0
     assert wrong == []
@@ -182,29 +182,33 @@ async def cancel_itself() -> None:
     await asyncio.sleep(PATIENCE_S)
 
 
-async def be_cancelled(world: World, work: Work, user: User) -> None:
+async def be_cancelled(backend: Backend, work: Work, user: User) -> None:
     """Work whose own code cancels it."""
-    once = AsyncOnefold(world.database, source="shop", principal=account_of)
+    once = AsyncOnefold(backend.database, source="shop", principal=account_of)
     await once.migrate()
-    task = asyncio.ensure_future(work(world, once, user))
+    task = asyncio.ensure_future(work(backend, once, user))
     await asyncio.wait({task})
     assert task.cancelled()
     await leave()
 
 
 @pytest.mark.parametrize("work", WORKS)
-async def test_cancelled_inside_its_handler_a_transaction_is_rolled_back_and_says_so(world: World, work: Work) -> None:
+async def test_cancelled_inside_its_handler_a_transaction_is_rolled_back_and_says_so(
+    backend: Backend, work: Work
+) -> None:
     class Waiting(User):
         async def end_async(self) -> None:
             await cancel_itself()
 
     user = Waiting("waiting", fails=False)
-    await be_cancelled(world, work, user)
-    assert (user.ends, user.heard, await world.effects()) == ([False], ["undone"], [])
+    await be_cancelled(backend, work, user)
+    assert (user.ends, user.heard, await backend.effects()) == ([False], ["undone"], [])
 
 
 @pytest.mark.parametrize("work", WORKS)
-async def test_a_hook_that_is_cancelled_keeps_none_of_the_others_from_being_called(world: World, work: Work) -> None:
+async def test_a_hook_that_is_cancelled_keeps_none_of_the_others_from_being_called(
+    backend: Backend, work: Work
+) -> None:
     class Stuck(User):
         def begin(self, tx: Transaction[Any]) -> None:
             tx.after_commit(self.heard.append, "first")
@@ -212,8 +216,8 @@ async def test_a_hook_that_is_cancelled_keeps_none_of_the_others_from_being_call
             super().begin(tx)
 
     user = Stuck("stuck", fails=False)
-    await be_cancelled(world, work, user)
-    assert (user.ends, user.heard, await world.effects()) == ([True], ["first", "kept"], ["stuck"])
+    await be_cancelled(backend, work, user)
+    assert (user.ends, user.heard, await backend.effects()) == ([True], ["first", "kept"], ["stuck"])
 
 
 # --- threads --------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from onefold import AsyncOnefold, Onefold
+from onefold._http import asgi
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http import asgi
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
 from tests.http.stages import Client, Orders, account_of, calling, replayed
 
 

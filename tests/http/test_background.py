@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
 from tests.http.stages import Orders, account_of, calling, problem, replayed
 
 

@@ -13,8 +13,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from onefold import AsyncOnefold
+from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http.fastapi import Tx
 from tests.http.stages import Orders, account_of, calling, replayed
 from tests.http.test_background import Buffering, PassingOn, Rewriting
 

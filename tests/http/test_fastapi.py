@@ -18,9 +18,9 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request as StarletteRequest
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
+from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase, async_sqlite
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.http.fastapi import Tx
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
 
 if TYPE_CHECKING:  # generic for the type checker only

@@ -14,8 +14,8 @@ from werkzeug.test import Client as WerkzeugClient
 from werkzeug.test import TestResponse
 
 from onefold import Onefold
+from onefold._http.flask import current_transaction
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.http.flask import current_transaction
 from tests.http.stages import Orders, account_of
 
 

@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from onefold import AsyncOnefold, single_principal
+from onefold._http.fastapi import Tx
 from onefold._kernel.effects import Statement
-from onefold.http.fastapi import Tx
 from onefold.testing.conformance import Subject
 from tests.db.drivers import over_asyncpg, over_psycopg_async, sqlite_async
 from tests.http.stages import Client, calling, problem
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 

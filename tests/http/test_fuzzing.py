@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from onefold import Onefold
-from onefold.http.keys import MalformedKey, key_schema, parse_key
-from onefold.http.openapi import describe
+from onefold._http.keys import MalformedKey, key_schema, parse_key
+from onefold._http.openapi import describe
 
 #: How many requests are tried: enough for the control to be found many times over.
 FEW, MANY = 50, 500

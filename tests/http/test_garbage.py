@@ -15,9 +15,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold
-from onefold.http import asgi, wsgi
-from tests.collector import left_to_collector
+from onefold._http import asgi, wsgi
 from tests.http.stages import account_of
+from tests.support.collector import left_to_collector
 
 REQUESTS = 10
 OPERATION = "POST /orders"

@@ -14,10 +14,10 @@ import pytest
 from fastapi import FastAPI, Response
 
 from onefold import AsyncOnefold, Transaction
+from onefold._http.fastapi import Tx
 from onefold._kernel.effects import Statement
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold.errors import OnefoldError
-from onefold.http.fastapi import Tx
 from onefold.testing.conformance import Subject
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
 from tests.http.stages import Client, account_of, calling, problem, replayed
@@ -54,10 +54,10 @@ class Shop:
         await self.subject.execute(tx.connection, SLOW[self.subject.database.dialect])
 
     async def fetch(self, sql: str) -> list[Any]:
-        lane: TaskLane[Any] = TaskLane(self.subject.database)  # type: ignore[arg-type]
-        await lane.acquire()
-        found = await lane.fetch(Statement(sql))
-        await lane.release()
+        executor: TaskExecutor[Any] = TaskExecutor(self.subject.database)  # type: ignore[arg-type]
+        await executor.acquire()
+        found = await executor.fetch(Statement(sql))
+        await executor.release()
         return [row[0] for row in found]
 
     @property
@@ -80,10 +80,10 @@ async def shop(request: pytest.FixtureRequest, sqlite_path: Path) -> AsyncIterat
         once.install(app)
         async with calling(app) as client:
             found = Shop(subject, once, client, app)
-            lane: TaskLane[Any] = TaskLane(subject.database)  # type: ignore[arg-type]
-            await lane.acquire()
-            await lane.batch((Statement("CREATE TABLE orders (item text)"),))
-            await lane.release()
+            executor: TaskExecutor[Any] = TaskExecutor(subject.database)  # type: ignore[arg-type]
+            await executor.acquire()
+            await executor.batch((Statement("CREATE TABLE orders (item text)"),))
+            await executor.release()
             yield found
         await once.close()
 

@@ -22,10 +22,10 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi import Tx
+from onefold._http.policy import Settings
 from onefold._kernel.effects import Isolation
 from onefold.errors import ConfigurationError, TransactionMisused
-from onefold.http.fastapi import Tx
-from onefold.http.policy import Settings
 from tests.http.stages import Client, account_of, calling, problem, replayed
 
 PATIENCE_S = 60.0

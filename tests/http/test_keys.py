@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onefold.http.keys import LENGTH_MAX, MalformedKey, parse_key
+from onefold._http.keys import LENGTH_MAX, MalformedKey, parse_key
 
 BOTH_MODES = pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
@@ -338,7 +338,7 @@ def test_arbitrary_bytes_give_a_bounded_key_or_malformed(values: list[bytes], st
 
 
 def reference_string(value: bytes) -> str | None:
-    """RFC 9651, 4.2.5, letter by letter; None where it says to fail. Knows no parameters."""
+    """RFC 9651, 4.2.5, failed message by failed message; None where it says to fail. Knows no parameters."""
     characters = list(value.strip(b" ").decode("latin-1"))
     if not characters or characters.pop(0) != '"':
         return None

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold
-from onefold.http.fastapi import Tx
+from onefold._http.fastapi import Tx
 from onefold.testing.servers import PrivatePostgres
 from tests.http.stages import Client, account_of, calling, problem
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 INSERT = "INSERT INTO orders DEFAULT VALUES"
 

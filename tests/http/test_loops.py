@@ -13,9 +13,9 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from onefold import Onefold
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
 from onefold.errors import ProgrammerError
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
 from tests.http.stages import Orders, account_of, calling
 
 REFUSED = r"AsyncOnefold.*`def`"

@@ -13,13 +13,14 @@ import flask
 import pytest
 from fastapi import BackgroundTasks, FastAPI, Response
 
-from onefold import AsyncOnefold, Onefold, Settled
+from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
-from onefold.testing.crash import Boundaries, Crossing, lose_connection
+from onefold.telemetry import Settled
 from tests.http.stages import account_of, calling, replayed
+from tests.support.crash import Boundaries, Crossing, lose_connection
 
 
 @pytest.fixture(params=["sqlite", "asyncpg"])

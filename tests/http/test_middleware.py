@@ -11,8 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from onefold import AsyncOnefold
+from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http.fastapi import Tx
 from tests.http.stages import Orders, calling, problem, replayed
 
 TEXT = "a long text " * 100

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from flask import Flask
 
 from onefold import AsyncOnefold, Onefold
+from onefold._http.policy import Settings
+from onefold._http.request_identity import operations_of
+from onefold._http.routes import routes_of
 from onefold.errors import ConfigurationError
-from onefold.http.naming import operations_of
-from onefold.http.policy import Settings
-from onefold.http.templates import routes_of
 from tests.http.stages import account_of, calling, problem, replayed
 
 

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from onefold import AsyncOnefold, Keyring, Request, Retrying, RetryPolicy, intent
-from onefold.http.fastapi import Tx
+from onefold._http.fastapi import Tx
 
 BEARER = "bearer-hunter2"
 COOKIE = "cookie-hunter2"

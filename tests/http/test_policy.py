@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from onefold import Onefold, single_principal
+from onefold._http.policy import Policy, Settings
 from onefold.errors import ConfigurationError
-from onefold.http.policy import Policy, Settings
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from starlette.routing import Route
 
 import onefold
 from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi import authorize_from, principal_from
 from onefold.errors import ConfigurationError, StoreUnavailable
-from onefold.http.fastapi import authorize_from, principal_from
 from tests.http.stages import calling, problem, replayed
 
 STATUS = "/onefold/status?operation=POST%20/orders"

@@ -15,14 +15,16 @@ from fastapi import BackgroundTasks, FastAPI, HTTPException
 from flask import Flask, Response, abort
 from starlette.requests import Request as StarletteRequest
 
-from onefold import AsyncOnefold, Claimed, Onefold, Quota
-from onefold._kernel.events import Event
+from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
+from onefold._kernel.telemetry import Event
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConfigurationError, StoreUnavailable
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
+from onefold.policies import Quota
+from onefold.telemetry import Claimed
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class Shop:

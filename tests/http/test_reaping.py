@@ -20,10 +20,11 @@ from flask import Flask
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from onefold import AsyncOnefold, Event, Onefold, Reaped, single_principal
+from onefold import AsyncOnefold, Onefold, single_principal
 from onefold.errors import ConfigurationError
+from onefold.telemetry import Event, Reaped
 from tests.http.stages import calling
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 FACES = (AsyncOnefold, Onefold)
 

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from onefold import AsyncOnefold
+from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http.fastapi import Tx
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
 
 

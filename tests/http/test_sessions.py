@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from onefold import AsyncOnefold, Onefold
-from onefold.http.sessions import AsyncSessionTx, SessionTx
+from onefold._http.fastapi_sessions import AsyncSessionTx, SessionTx
 from tests.http.stages import Client, account_of, calling, problem, replayed
 
 

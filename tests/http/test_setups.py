@@ -20,9 +20,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Host, Mount, Route
 
 import onefold
-from onefold import AsyncOnefold, Onefold, Quota
+from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi import Tx
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.http.fastapi import Tx
+from onefold.policies import Quota
 from tests.http.stages import calling, replayed
 
 
@@ -79,7 +80,7 @@ def refused_by_flask(app: flask.Flask) -> str:
     return str(refused.value)
 
 
-# --- a marked handler outside of a passage -------------------------------------------------------------------
+# --- a marked handler outside of a guarded request -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{}, {"required": True}])

@@ -22,12 +22,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
+from onefold._http import asgi
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
 from onefold.errors import ProgrammerError
-from onefold.http import asgi
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
 from tests.http.stages import Orders, account_of, calling, replayed
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class Tables(DeclarativeBase):

@@ -10,8 +10,8 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite
-from onefold.http.fastapi import Tx
 
 if TYPE_CHECKING:  # generic for the type checker only
     AsyncpgConnection = asyncpg.Connection[asyncpg.Record]

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
+from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite
 from onefold.errors import ConfigurationError
-from onefold.http.fastapi import Tx
 from tests.http.stages import calling
 
 OFFERED = r"tx: Tx\[\.\.\.\].*onefold\.http\.fastapi"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onefold.idempotency.fingerprint import (
+from onefold._idempotency.fingerprint import (
     NESTING_MAX,
     Asked,
     Strategy,

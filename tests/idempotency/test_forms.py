@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold import named_strategy
-from onefold.errors import ConfigurationError
-from onefold.http.naming import content_type_of
-from onefold.idempotency.fingerprint import (
+from onefold._http.request_identity import content_type_of
+from onefold._idempotency.fingerprint import (
     CANONICAL_BYTES_MAX,
     VALUES_MAX,
     Asked,
@@ -19,7 +17,9 @@ from onefold.idempotency.fingerprint import (
     raw_bytes,
     selected_fields,
 )
-from onefold.idempotency.multipart import HEAD_BYTES_MAX, PARTS_MAX
+from onefold._idempotency.multipart import HEAD_BYTES_MAX, PARTS_MAX
+from onefold.errors import ConfigurationError
+from onefold.policies import named_strategy
 
 KEY = b"k" * 16
 

@@ -7,13 +7,14 @@ from itertools import product
 
 import pytest
 
-from onefold import Keyring, canonical_json, raw_bytes
-from onefold.http.messages import Request
-from onefold.http.naming import Naming, ask_of
-from onefold.http.policy import Policy, Route, single_principal
-from onefold.idempotency.fingerprint import Asked, earlier_fingerprint, fingerprint
-from onefold.idempotency.model import Ask, Record, Scope
-from onefold.idempotency.sealing import peppers_of
+from onefold import Keyring
+from onefold._http.policy import Policy, Route, single_principal
+from onefold._http.request import Request
+from onefold._http.request_identity import Naming, ask_of
+from onefold._idempotency.encryption import peppers_of
+from onefold._idempotency.fingerprint import Asked, earlier_fingerprint, fingerprint
+from onefold._idempotency.model import Ask, Record, Scope
+from onefold.policies import canonical_json, raw_bytes
 
 #: BIN and last four are known; what is between is guessed.
 CARD = "4242420000004242"

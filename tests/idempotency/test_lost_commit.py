@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from onefold._idempotency.claims import LOOKUP_PAUSES_S, LOOKUP_S_MAX, LockedStore
+from onefold._idempotency.model import Answer, Ask, Record, Replay, Run
 from onefold._kernel.effects import Acquire, Batch, Discard, Effect, Fetch, Now, Release, Sleep
 from onefold.errors import ConnectionLost, OutcomeUnknown, StoreUnavailable
-from onefold.idempotency.locked import LOOKUP_PAUSES_S, LOOKUP_S_MAX, LockedStore
-from onefold.idempotency.model import Answer, Ask, Record, Replay, Run
-from onefold.testing.scripts import Turn, play
+from tests.support.scripts import Turn, play
 
 ASK = Ask(b"d" * 16, b"f" * 16, "POST /payments", 60.0, 3600.0)
 CREATED = Answer(201, b"\x00:run-1", b"\x00{}")

@@ -10,8 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from onefold import AsyncOnefold, Event, Onefold, Reaped, single_principal
-from tests.patience import PATIENCE_S
+from onefold import AsyncOnefold, Onefold, single_principal
+from onefold.telemetry import Event, Reaped
+from tests.support.patience import PATIENCE_S
 
 DAY_MS = 24 * 3600 * 1000
 

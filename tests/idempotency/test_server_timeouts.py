@@ -9,19 +9,19 @@ from typing import Any
 import asyncpg
 import pytest
 
+from onefold._app.migrations import MIGRATIONS
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.model import Ask
+from onefold._idempotency.unkeyed import UnkeyedStore, unkeyed_ask
+from onefold._inbox.ledger_entry import Entry
 from onefold._kernel.effects import Flow
-from onefold._kernel.lanes import TaskLane
-from onefold._kernel.plain import PlainTransaction
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.runners import run_async
+from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate
-from onefold.face.tables import MIGRATIONS
-from onefold.idempotency.locked import LockedStore
-from onefold.idempotency.model import Ask
-from onefold.idempotency.unkeyed import UnkeyedStore, unkeyed_ask
-from onefold.inbox.entry import Entry
 from onefold.testing.servers import PrivatePostgres
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def with_key(lease_s: float) -> Flow[Any]:
@@ -40,7 +40,7 @@ def of_a_message(lease_s: float) -> Flow[Any]:
 every_transaction = pytest.mark.parametrize("opening", [with_key, without_key, of_a_message])
 
 
-class World:
+class Backend:
     """A migrated database, and a connection that watches the others."""
 
     def __init__(self, dsn: str, watcher: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -67,47 +67,47 @@ TIMEOUTS = ("transaction_timeout", "idle_in_transaction_session_timeout")
 
 
 @pytest.fixture(params=["postgres", "postgres_16"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     server: PrivatePostgres = request.getfixturevalue(request.param)
     dsn = server.fresh_database()
     database = AsyncpgDatabase(dsn)
-    await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(database))
+    await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
     await database.close()
     watcher = await asyncpg.connect(dsn)
-    yield World(dsn, watcher)
+    yield Backend(dsn, watcher)
     await watcher.close()
 
 
 @every_transaction
 async def test_a_transaction_ends_with_its_lease_where_the_server_grants_more(
-    world: World, opening: Callable[[float], Flow[Any]]
+    backend: Backend, opening: Callable[[float], Flow[Any]]
 ) -> None:
-    await world.set_defaults("1h")
-    database = AsyncpgDatabase(world.dsn)
-    lane: TaskLane[Any] = TaskLane(database)
-    await run_async(opening(0.2), lane)
-    pid: int = lane.connection.handle.get_server_pid()
+    await backend.set_defaults("1h")
+    database = AsyncpgDatabase(backend.dsn)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
+    await run_async(opening(0.2), executor)
+    pid: int = executor.connection.handle.get_server_pid()
     async with asyncio.timeout(PATIENCE_S):
-        while await world.age_s(pid) is not None:
+        while await backend.age_s(pid) is not None:
             pass
-    await lane.discard()
+    await executor.discard()
     await database.close()
 
 
 @every_transaction
 async def test_a_transaction_lasts_for_its_lease_where_the_server_grants_less(
-    world: World, opening: Callable[[float], Flow[Any]]
+    backend: Backend, opening: Callable[[float], Flow[Any]]
 ) -> None:
-    await world.set_defaults("300ms")
-    database = AsyncpgDatabase(world.dsn)
-    lane: TaskLane[Any] = TaskLane(database)
-    await run_async(opening(600.0), lane)
-    handle = lane.connection.handle
+    await backend.set_defaults("300ms")
+    database = AsyncpgDatabase(backend.dsn)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
+    await run_async(opening(600.0), executor)
+    handle = executor.connection.handle
     pid: int = handle.get_server_pid()
     async with asyncio.timeout(PATIENCE_S):
-        while (age_s := await world.age_s(pid)) is not None and age_s < 1.0:
+        while (age_s := await backend.age_s(pid)) is not None and age_s < 1.0:
             pass
     assert age_s is not None, "the server has ended it by its own time-out"
     assert await handle.fetchval("SELECT 1") == 1
-    await lane.discard()
+    await executor.discard()
     await database.close()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from onefold import Onefold, single_principal
+from onefold._idempotency.model import SCHEMA_VERSION, Answer, Ask
+from onefold._idempotency.sql import sqlite
 from onefold._kernel.effects import Statement
-from onefold.idempotency.model import SCHEMA_VERSION, Answer, Ask
-from onefold.idempotency.sql import sqlite
 
 ASK = Ask(digest=b"d" * 16, fingerprint=b"f" * 16, operation="POST /orders", lease_s=60.0, retention_s=3600.0)
 RETENTION_MS = 3_600_000

@@ -15,17 +15,17 @@ from typing import Any
 import asyncpg
 import pytest
 
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
+from onefold._idempotency.schema import MIGRATIONS
+from onefold._idempotency.sql import postgres
 from onefold._kernel.effects import Boundary, Isolation, Statement
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
+from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate
 from onefold.errors import ConnectionLost, SerializationFailed, TransactionMisused
-from onefold.idempotency.locked import LockedStore
-from onefold.idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
-from onefold.idempotency.schema import MIGRATIONS
-from onefold.idempotency.sql import postgres
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 CREATED = Answer(201, b"", b"made")
 
@@ -35,29 +35,29 @@ class Desk:
 
     def __init__(self, store: LockedStore, database: AsyncpgDatabase, ask: Ask) -> None:
         self.store = store
-        self.lane: TaskLane[Any] = TaskLane(database)
+        self.executor: TaskExecutor[Any] = TaskExecutor(database)
         self.ask = ask
         self.run = Run()
         #: In the product every run stores an answer that tells it from all others.
         self.answer = CREATED
 
     async def claim(self) -> Claim:
-        claim = await run_async(self.store.claim(self.ask), self.lane)
+        claim = await run_async(self.store.claim(self.ask), self.executor)
         if isinstance(claim, Run):
             self.run = claim
         return claim
 
     async def pay(self) -> None:
-        await self.lane.connection.handle.execute("INSERT INTO payments VALUES (1)")
+        await self.executor.connection.handle.execute("INSERT INTO payments VALUES (1)")
 
     async def settle(self, *, keep_rows: bool = True) -> Claim | None:
-        return await run_async(self.store.settle(self.ask, self.run, self.answer, keep_rows=keep_rows), self.lane)
+        return await run_async(self.store.settle(self.ask, self.run, self.answer, keep_rows=keep_rows), self.executor)
 
     async def release(self, *, touched: bool = False) -> None:
-        await run_async(self.store.release(self.ask, self.run, touched=touched), self.lane)
+        await run_async(self.store.release(self.ask, self.run, touched=touched), self.executor)
 
 
-class World:
+class Backend:
     """A migrated database with a payments table."""
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
@@ -91,12 +91,12 @@ class World:
 
 
 @pytest.fixture
-async def world(postgres_dsn: str) -> AsyncIterator[World]:
+async def backend(postgres_dsn: str) -> AsyncIterator[Backend]:
     async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=8) as pool:
-        world = World(pool)
-        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(world.database))
+        backend = Backend(pool)
+        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(backend.database))
         await pool.execute("CREATE TABLE payments (amount int)")
-        yield world
+        yield backend
 
 
 def planted(**changes: Callable[..., Statement]) -> Any:
@@ -141,12 +141,12 @@ def _look_at_what_the_lock_saw(ask: Ask) -> Statement:
     ],
 )
 async def test_a_claim_sees_what_was_settled_while_it_waited_for_its_lock(
-    world: World, sql: Any, expected: type
+    backend: Backend, sql: Any, expected: type
 ) -> None:
-    first, second = world.desk(), world.desk(sql)
+    first, second = backend.desk(), backend.desk(sql)
     assert isinstance(await first.claim(), Run)
     await first.pay()
-    async with _gate(world) as someone_waits:
+    async with _gate(backend) as someone_waits:
         waiting = asyncio.create_task(second.claim())
         await someone_waits()
         assert await first.settle() is None
@@ -180,12 +180,12 @@ def _reversed_lock(ask: Ask) -> Statement:
     ],
 )
 async def test_an_equal_request_that_has_only_begun_to_lock_is_never_called_a_mismatch(
-    world: World, sql: Any, order: tuple[str, ...], false_mismatch: bool
+    backend: Backend, sql: Any, order: tuple[str, ...], false_mismatch: bool
 ) -> None:
     seen = []
     for held in range(1, len(order) + 1):
-        desk = world.desk(sql)
-        async with world.pool.acquire() as other, other.transaction():
+        desk = backend.desk(sql)
+        async with backend.pool.acquire() as other, other.transaction():
             for name in order[:held]:
                 await other.execute("SELECT pg_advisory_xact_lock($1)", getattr(desk.ask, name))
             seen.append(await desk.claim())
@@ -193,8 +193,8 @@ async def test_an_equal_request_that_has_only_begun_to_lock_is_never_called_a_mi
     assert isinstance(seen[-1], InFlight), "with both locks held by an equal request"
 
 
-async def test_another_payload_in_flight_is_a_mismatch_and_not_in_flight(world: World) -> None:
-    first, other = world.desk(payload="a"), world.desk(payload="b")
+async def test_another_payload_in_flight_is_a_mismatch_and_not_in_flight(backend: Backend) -> None:
+    first, other = backend.desk(payload="a"), backend.desk(payload="b")
     assert isinstance(await first.claim(), Run)
     assert isinstance(await other.claim(), Mismatch)
     await first.release()
@@ -222,14 +222,14 @@ def _settle_quietly(ask: Ask, answer: Answer) -> Statement:
         pytest.param(planted(lock=_lock_nothing, settle=_settle_quietly), 2, id="planted-row-count-after-commit"),
     ],
 )
-async def test_the_loser_of_a_race_keeps_no_rows_even_without_locks(world: World, sql: Any, rows: int) -> None:
-    winner, loser = world.desk(sql), world.desk(sql)
+async def test_the_loser_of_a_race_keeps_no_rows_even_without_locks(backend: Backend, sql: Any, rows: int) -> None:
+    winner, loser = backend.desk(sql), backend.desk(sql)
     for desk in (winner, loser):
         assert isinstance(await desk.claim(), Run)
         await desk.pay()
     assert await winner.settle() is None
     lost_to = await loser.settle()
-    assert await world.payments() == rows
+    assert await backend.payments() == rows
     if rows == 1:
         assert isinstance(lost_to, Replay)
         assert lost_to.record.answer == CREATED
@@ -250,8 +250,10 @@ def _lock_without_lease(ask: Ask) -> Statement:
         pytest.param(planted(lock=_lock_without_lease), False, id="planted-no-lease"),
     ],
 )
-async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(world: World, sql: Any, freed: bool) -> None:
-    stopped, retry = world.desk(sql, lease_s=0.3), world.desk(sql)
+async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(
+    backend: Backend, sql: Any, freed: bool
+) -> None:
+    stopped, retry = backend.desk(sql, lease_s=0.3), backend.desk(sql)
     stopped.answer = Answer(201, b"another run", b"made")
     assert isinstance(await stopped.claim(), Run)
     await stopped.pay()
@@ -268,52 +270,52 @@ async def test_a_peer_that_stopped_holds_its_key_no_longer_than_its_lease(world:
         assert lost_to.record.answer == CREATED
     else:
         await stopped.release()
-    assert await world.payments() == (1 if freed else 0)
+    assert await backend.payments() == (1 if freed else 0)
 
 
 # --- a swallowed SQL error -------------------------------------------------------------------------------
 
 
-async def test_an_sql_error_that_the_handler_swallowed_stores_nothing_and_says_so(world: World) -> None:
-    desk = world.desk()
+async def test_an_sql_error_that_the_handler_swallowed_stores_nothing_and_says_so(backend: Backend) -> None:
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
     with pytest.raises(asyncpg.UndefinedTableError):
-        await desk.lane.connection.handle.execute("INSERT INTO nowhere VALUES (1)")
+        await desk.executor.connection.handle.execute("INSERT INTO nowhere VALUES (1)")
     with pytest.raises(TransactionMisused, match="swallowed an SQL error"):
         await desk.settle()
-    assert (await world.payments(), await world.records()) == (0, 0)
+    assert (await backend.payments(), await backend.records()) == (0, 0)
 
 
-async def test_control_a_bare_commit_of_an_aborted_transaction_reports_no_error(world: World) -> None:
+async def test_control_a_bare_commit_of_an_aborted_transaction_reports_no_error(backend: Backend) -> None:
     """Why the record's INSERT stands in front of COMMIT: alone, COMMIT answers ROLLBACK and nobody notices."""
-    async with world.pool.acquire() as connection:
+    async with backend.pool.acquire() as connection:
         await connection.execute("BEGIN; INSERT INTO payments VALUES (1)")
         with pytest.raises(asyncpg.UndefinedTableError):
             await connection.execute("INSERT INTO nowhere VALUES (1)")
         assert await connection.execute("COMMIT") == "ROLLBACK"
-    assert await world.payments() == 0
+    assert await backend.payments() == 0
 
 
-async def test_a_refusal_after_an_sql_error_is_stored_because_its_rows_are_rolled_back_anyway(world: World) -> None:
-    desk = world.desk()
+async def test_a_refusal_after_an_sql_error_is_stored_because_its_rows_are_rolled_back_anyway(backend: Backend) -> None:
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
     with pytest.raises(asyncpg.UndefinedTableError):
-        await desk.lane.connection.handle.execute("INSERT INTO nowhere VALUES (1)")
+        await desk.executor.connection.handle.execute("INSERT INTO nowhere VALUES (1)")
     assert await desk.settle(keep_rows=False) is None
-    assert (await world.payments(), await world.records()) == (0, 1)
+    assert (await backend.payments(), await backend.records()) == (0, 1)
 
 
-async def test_where_there_is_a_timeout_for_transactions_the_lease_bounds_a_busy_handler_too(world: World) -> None:
-    desk = world.desk(lease_s=0.2)
+async def test_where_there_is_a_timeout_for_transactions_the_lease_bounds_a_busy_handler_too(backend: Backend) -> None:
+    desk = backend.desk(lease_s=0.2)
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
-        await desk.lane.connection.handle.execute("SELECT pg_sleep(30)")
+        await desk.executor.connection.handle.execute("SELECT pg_sleep(30)")
     with pytest.raises(ConnectionLost, match=r"lease_s=0\.2"):
         await desk.release(touched=True)
-    assert (await world.payments(), await world.records()) == (0, 0)
+    assert (await backend.payments(), await backend.records()) == (0, 0)
 
 
 # --- a commit behind our back ----------------------------------------------------------------------------
@@ -322,46 +324,46 @@ async def test_where_there_is_a_timeout_for_transactions_the_lease_bounds_a_busy
 @pytest.mark.parametrize(
     "words", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN", "COMMIT; BEGIN; SAVEPOINT its_own"]
 )
-async def test_a_handler_that_ends_the_transaction_itself_is_refused(world: World, words: str) -> None:
-    desk = world.desk()
+async def test_a_handler_that_ends_the_transaction_itself_is_refused(backend: Backend, words: str) -> None:
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
-    await desk.lane.connection.handle.execute(words)
+    await desk.executor.connection.handle.execute(words)
     with pytest.raises(TransactionMisused, match="by itself"):
         await desk.settle()
-    assert await world.records() == 0
+    assert await backend.records() == 0
 
 
 @pytest.mark.parametrize("words", ["COMMIT", "COMMIT; BEGIN"])
-async def test_a_handler_that_commits_and_then_fails_does_not_go_unnoticed(world: World, words: str) -> None:
-    desk = world.desk()
+async def test_a_handler_that_commits_and_then_fails_does_not_go_unnoticed(backend: Backend, words: str) -> None:
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
-    await desk.lane.connection.handle.execute(words)
+    await desk.executor.connection.handle.execute(words)
     with pytest.raises(TransactionMisused, match="by itself"):
         await desk.release(touched=True)
-    assert (await world.payments(), await world.records()) == (1, 0)
+    assert (await backend.payments(), await backend.records()) == (1, 0)
 
 
 @pytest.mark.parametrize("words", ["SELECT 1", "SELECT 1/0"], ids=["intact", "aborted"])
-async def test_a_handler_that_fails_in_its_transaction_is_released_without_a_word(world: World, words: str) -> None:
-    desk = world.desk()
+async def test_a_handler_that_fails_in_its_transaction_is_released_without_a_word(backend: Backend, words: str) -> None:
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
     with suppress(asyncpg.PostgresError):
-        await desk.lane.connection.handle.execute(words)
+        await desk.executor.connection.handle.execute(words)
     await desk.release(touched=True)
-    assert (await world.payments(), await world.records()) == (0, 0)
+    assert (await backend.payments(), await backend.records()) == (0, 0)
 
 
-async def test_control_without_the_proof_a_handler_s_commit_goes_unnoticed(world: World) -> None:
-    desk = world.desk()
+async def test_control_without_the_proof_a_handler_s_commit_goes_unnoticed(backend: Backend) -> None:
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
-    await desk.lane.connection.handle.execute("COMMIT; BEGIN")
-    await desk.lane.batch((postgres.settle(desk.ask, CREATED), Boundary.COMMIT))
-    await desk.lane.release()
-    assert await world.records() == 1
+    await desk.executor.connection.handle.execute("COMMIT; BEGIN")
+    await desk.executor.batch((postgres.settle(desk.ask, CREATED), Boundary.COMMIT))
+    await desk.executor.release()
+    assert await backend.records() == 1
 
 
 # --- stricter isolation ----------------------------------------------------------------------------------
@@ -379,12 +381,12 @@ strict_levels = pytest.mark.parametrize("level", ["repeatable read", "serializab
     ],
 )
 async def test_what_was_committed_between_snapshot_and_lock_is_not_run_again(
-    world: World, level: Isolation, sql: Any, twice: bool
+    backend: Backend, level: Isolation, sql: Any, twice: bool
 ) -> None:
-    first, second = world.desk(isolation=level), world.desk(sql, isolation=level)
+    first, second = backend.desk(isolation=level), backend.desk(sql, isolation=level)
     assert isinstance(await first.claim(), Run)
     await first.pay()
-    async with _gate(world) as someone_waits:
+    async with _gate(backend) as someone_waits:
         waiting = asyncio.create_task(second.claim())
         await someone_waits()
         assert await first.settle() is None
@@ -396,74 +398,78 @@ async def test_what_was_committed_between_snapshot_and_lock_is_not_run_again(
     else:
         assert isinstance(claim, Replay)
         assert claim.record.answer == CREATED
-    assert (await world.payments(), await world.records()) == (1, 1)
+    assert (await backend.payments(), await backend.records()) == (1, 1)
 
 
 @strict_levels
 async def test_what_is_stored_under_an_earlier_name_is_found_in_one_snapshot_too(
-    world: World, level: Isolation
+    backend: Backend, level: Isolation
 ) -> None:
-    old = world.desk(isolation=level, key=b"e" * 16)
+    old = backend.desk(isolation=level, key=b"e" * 16)
     assert isinstance(await old.claim(), Run)
-    new = world.desk(planted(lock=_slow_lock), isolation=level, key=b"n" * 16)
+    new = backend.desk(planted(lock=_slow_lock), isolation=level, key=b"n" * 16)
     new.ask = new.ask._replace(earlier=(b"e" * 16, b"f" * 16), same=lambda record: True)
-    async with _gate(world) as someone_waits:
+    async with _gate(backend) as someone_waits:
         waiting = asyncio.create_task(new.claim())
         await someone_waits()
         assert await old.settle() is None
     assert isinstance(await waiting, Replay)
-    await world.pool.execute("DELETE FROM onefold_record")
+    await backend.pool.execute("DELETE FROM onefold_record")
     assert isinstance(await new.claim(), Run)
     assert await new.settle() is None
     live = "SELECT digest, status FROM onefold_record WHERE expires_at > now() ORDER BY status"
-    assert [tuple(row) for row in await world.pool.fetch(live)] == [(b"e" * 16, 0), (b"n" * 16, 201)]
+    assert [tuple(row) for row in await backend.pool.fetch(live)] == [(b"e" * 16, 0), (b"n" * 16, 201)]
 
 
-async def _chosen_by_database(world: World, level: str) -> None:
-    name = await world.pool.fetchval("SELECT current_database()")
-    await world.pool.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level}'")
-    await world.pool.expire_connections()
+async def _chosen_by_database(backend: Backend, level: str) -> None:
+    name = await backend.pool.fetchval("SELECT current_database()")
+    await backend.pool.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level}'")
+    await backend.pool.expire_connections()
 
 
 @strict_levels
-async def test_the_level_that_the_database_chose_is_found_out_and_kept(world: World, level: str) -> None:
-    await _chosen_by_database(world, level)
-    first, second = world.desk(), world.desk(planted(lock=_slow_lock))
+async def test_the_level_that_the_database_chose_is_found_out_and_kept(backend: Backend, level: str) -> None:
+    await _chosen_by_database(backend, level)
+    first, second = backend.desk(), backend.desk(planted(lock=_slow_lock))
     assert isinstance(await first.claim(), Run)
-    handle = first.lane.connection.handle
+    handle = first.executor.connection.handle
     assert await handle.fetchval("SELECT current_setting('transaction_isolation')") == level
-    async with _gate(world) as someone_waits:
+    async with _gate(backend) as someone_waits:
         waiting = asyncio.create_task(second.claim())
         await someone_waits()
         assert await first.settle() is None
     assert isinstance(await waiting, Replay)
-    third = world.desk()
+    third = backend.desk()
     assert isinstance(await third.claim(), Replay)
 
 
 @strict_levels
-async def test_a_stricter_transaction_may_store_a_refusal_and_forgets_what_expired(world: World, level: str) -> None:
-    await _chosen_by_database(world, level)
+async def test_a_stricter_transaction_may_store_a_refusal_and_forgets_what_expired(
+    backend: Backend, level: str
+) -> None:
+    await _chosen_by_database(backend, level)
     for _ in range(2):
-        desk = world.desk()
+        desk = backend.desk()
         assert isinstance(await desk.claim(), Run)
         await desk.pay()
         assert await desk.settle(keep_rows=False) is None
-        assert (await world.payments(), await world.records()) == (0, 1)
-        assert isinstance(await world.desk().claim(), Replay)
-        await world.pool.execute("UPDATE onefold_record SET expires_at = now() - interval '1 s'")
+        assert (await backend.payments(), await backend.records()) == (0, 1)
+        assert isinstance(await backend.desk().claim(), Replay)
+        await backend.pool.execute("UPDATE onefold_record SET expires_at = now() - interval '1 s'")
 
 
 @strict_levels
-async def test_a_handler_that_commits_by_itself_is_found_out_and_its_key_stays_free(world: World, level: str) -> None:
-    await _chosen_by_database(world, level)
-    desk = world.desk()
+async def test_a_handler_that_commits_by_itself_is_found_out_and_its_key_stays_free(
+    backend: Backend, level: str
+) -> None:
+    await _chosen_by_database(backend, level)
+    desk = backend.desk()
     assert isinstance(await desk.claim(), Run)
     await desk.pay()
-    await desk.lane.connection.handle.execute("COMMIT")
+    await desk.executor.connection.handle.execute("COMMIT")
     with pytest.raises(TransactionMisused):
         await desk.settle()
-    again = world.desk()
+    again = backend.desk()
     assert isinstance(await again.claim(), Run)
     await again.release()
 
@@ -476,19 +482,19 @@ async def test_a_handler_that_commits_by_itself_is_found_out_and_its_key_stays_f
     ],
 )
 async def test_serializable_requests_that_have_nothing_in_common_do_not_disturb_each_other(
-    world: World, sql: Any, failed: int
+    backend: Backend, sql: Any, failed: int
 ) -> None:
-    desks = [world.desk(sql, isolation="serializable", key=bytes([number]) * 16) for number in range(6)]
+    desks = [backend.desk(sql, isolation="serializable", key=bytes([number]) * 16) for number in range(6)]
     assert [isinstance(await desk.claim(), Run) for desk in desks] == [True] * 6
     for desk in desks:
         await desk.pay()
     ends = [await asyncio.gather(desk.settle(), return_exceptions=True) for desk in desks]
     assert sum(isinstance(end, SerializationFailed) for [end] in ends) == failed
-    assert await world.payments() == await world.records() == 6 - failed
+    assert await backend.payments() == await backend.records() == 6 - failed
 
 
 @asynccontextmanager
-async def _gate(world: World) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def _gate(backend: Backend) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Whoever pauses waits until the block ends. What it yields waits until someone pauses."""
 
     async def someone_waits() -> None:
@@ -499,7 +505,7 @@ async def _gate(world: World) -> AsyncIterator[Callable[[], Awaitable[None]]]:
                     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
                 )
 
-    async with world.pool.acquire() as connection:
+    async with backend.pool.acquire() as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", _GATE)
         yield someone_waits
         await connection.execute("SELECT pg_advisory_unlock($1)", _GATE)

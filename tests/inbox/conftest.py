@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.inbox.worlds import World, postgres_world, world_of
+from tests.inbox.backends import Backend, postgres_world, world_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    async with world_of(request) as world:
-        yield world
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    async with world_of(request) as backend:
+        yield backend
 
 
 @pytest.fixture
-async def on_postgres(postgres_dsn: str) -> AsyncIterator[World]:
-    async with postgres_world(postgres_dsn) as world:
-        yield world
+async def on_postgres(postgres_dsn: str) -> AsyncIterator[Backend]:
+    async with postgres_world(postgres_dsn) as backend:
+        yield backend

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.events import Duplicate, Failed, Handled, Parked
+from onefold._inbox import handling
+from onefold._inbox.catching_up import put_back, run_in_one_go
+from onefold._inbox.failed_messages import take, take_run
+from onefold._inbox.handling import FailedMessage
+from onefold._inbox.stored_message import received
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
 from onefold.errors import StoreError
-from onefold.inbox import flow
-from onefold.inbox.catching_up import put_back, run_in_one_go
-from onefold.inbox.flow import Letter
-from onefold.inbox.letters import take, take_run
-from onefold.inbox.parcel import received
-from onefold.testing.crash import Act, Boundaries, lose_connection, never_struck, strikes
+from tests.inbox.backends import Backend, delivery, message
 from tests.inbox.test_crash import Killed, forget, kill
-from tests.inbox.worlds import World, delivery, message
+from tests.support.crash import Act, Boundaries, lose_connection, never_struck, strikes
 
 
 def version(number: int) -> Message:
@@ -32,14 +32,14 @@ def names(last: int, first: int = 1) -> list[str]:
 class Stage:
     """A strict consumer whose second message fails for as long as it is told to, and what is parked behind it."""
 
-    def __init__(self, world: World, **settings: Any) -> None:
-        self.world = world
+    def __init__(self, backend: Backend, **settings: Any) -> None:
+        self.backend = backend
         self.bad = {"k002"}
-        self.inbox = world.inbox(self._handler, order="strict", **settings)
+        self.inbox = backend.inbox(self._handler, order="strict", **settings)
 
     async def _handler(self, given: Message, tx: Transaction[Any]) -> None:
-        self.world.calls.append(given.id)
-        await self.world.write(tx, given.id)
+        self.backend.calls.append(given.id)
+        await self.backend.write(tx, given.id)
         await tx.publish("done", given.id, key="all")
         if given.id in self.bad:
             raise RuntimeError("as you wish")
@@ -47,76 +47,81 @@ class Stage:
     async def park(self, last: int) -> None:
         """Version 1 is handled, 2 fails, and the others wait for it."""
         for number in range(1, last + 1):
-            await self.world.deliver(self.inbox, version(number))
-        assert sorted(await self.world.letters()) == names(last, 2)
+            await self.backend.deliver(self.inbox, version(number))
+        assert sorted(await self.backend.failed_messages()) == names(last, 2)
         self.bad.clear()
-        self.world.calls.clear()
+        self.backend.calls.clear()
 
-    async def recover(self) -> Letter:
+    async def recover(self) -> FailedMessage:
         """Version 2 is tried again, and handled."""
-        await self.world.hours_pass()
-        letter: Letter = (await self.world.flow(take(self.inbox, 1)))[0]
-        lane, tx = self.world.lane()
-        assert isinstance(await run_async(self.inbox.run_letter(letter, tx), lane), Handled)
-        return letter
+        await self.backend.hours_pass()
+        failed_message: FailedMessage = (await self.backend.flow(take(self.inbox, 1)))[0]
+        executor, tx = self.backend.executor()
+        assert isinstance(await run_async(self.inbox.run_letter(failed_message, tx), executor), Handled)
+        return failed_message
 
-    async def take(self, last: Letter) -> list[Letter]:
-        taken: list[Letter] = await self.world.flow(take_run(self.inbox, last.parcel))
+    async def take(self, last: FailedMessage) -> list[FailedMessage]:
+        taken: list[FailedMessage] = await self.backend.flow(take_run(self.inbox, last.stored_message))
         return taken
 
-    async def run(self, letters: list[Letter], database: Any = None) -> list[Any]:
-        lane, tx = self.world.lane(database)
-        return await run_async(run_in_one_go(self.inbox, letters, tx), lane)
+    async def run(self, failed_messages: list[FailedMessage], database: Any = None) -> list[Any]:
+        executor, tx = self.backend.executor(database)
+        return await run_async(run_in_one_go(self.inbox, failed_messages, tx), executor)
 
     async def published(self) -> list[Any]:
-        return await self.world.rows("SELECT version FROM onefold_outbox ORDER BY version")
+        return await self.backend.rows("SELECT version FROM onefold_outbox ORDER BY version")
 
 
-async def test_successive_versions_run_in_one_transaction_and_in_their_order(world: World) -> None:
-    stage = Stage(world)
+async def test_successive_versions_run_in_one_transaction_and_in_their_order(backend: Backend) -> None:
+    stage = Stage(backend)
     await stage.park(12)
-    letters = await stage.take(await stage.recover())
-    assert [letter.parcel.id for letter in letters] == names(12, 3)
-    events = await stage.run(letters)
+    failed_messages = await stage.take(await stage.recover())
+    assert [failed_message.stored_message.id for failed_message in failed_messages] == names(12, 3)
+    events = await stage.run(failed_messages)
     assert [type(event) for event in events] == [Handled] * 10
-    assert (world.calls, await world.effects(), await world.ledger()) == (names(12, 2), names(12), names(12))
-    assert (await world.letters(), await world.rows("SELECT version FROM onefold_progress")) == ({}, [(12,)])
+    assert (backend.calls, await backend.effects(), await backend.ledger()) == (names(12, 2), names(12), names(12))
+    assert (await backend.failed_messages(), await backend.rows("SELECT version FROM onefold_progress")) == (
+        {},
+        [(12,)],
+    )
     assert len(await stage.published()) == 12
-    if world.dialect == "postgres":
-        xids = await world.rows("SELECT count(DISTINCT xmin::text) FROM effects WHERE id > 'k002'")
+    if backend.dialect == "postgres":
+        xids = await backend.rows("SELECT count(DISTINCT xmin::text) FROM effects WHERE id > 'k002'")
         assert xids == [(1,)]
-    assert await world.deliver(stage.inbox, version(13)) == Handled("billing", "order.placed")
+    assert await backend.deliver(stage.inbox, version(13)) == Handled("billing", "order.placed")
 
 
-async def test_a_run_ends_at_a_gap_and_at_one_that_has_a_time_of_its_own(world: World) -> None:
-    stage = Stage(world)
+async def test_a_run_ends_at_a_gap_and_at_one_that_has_a_time_of_its_own(backend: Backend) -> None:
+    stage = Stage(backend)
     await stage.park(9)
-    await world.change("DELETE FROM onefold_letter WHERE message_id = 'k007'")
+    await backend.change("DELETE FROM onefold_letter WHERE message_id = 'k007'")
     head = await stage.recover()
-    letters = await stage.take(head)
-    assert [letter.parcel.id for letter in letters] == names(6, 3)
-    await world.flow(put_back(stage.inbox, letters))
-    await world.change("UPDATE onefold_letter SET failed = 1, started = 1 WHERE message_id = 'k004'")
-    later = "now() + interval '1 hour'" if world.dialect == "postgres" else "32503680000000"
-    column = "due_at" if world.dialect == "postgres" else "due_at_ms"
-    await world.change(f"UPDATE onefold_letter SET {column} = {later} WHERE message_id = 'k004'")
-    assert [letter.parcel.id for letter in await stage.take(head)] == ["k003"]
+    failed_messages = await stage.take(head)
+    assert [failed_message.stored_message.id for failed_message in failed_messages] == names(6, 3)
+    await backend.flow(put_back(stage.inbox, failed_messages))
+    await backend.change("UPDATE onefold_letter SET failed = 1, started = 1 WHERE message_id = 'k004'")
+    later = "now() + interval '1 hour'" if backend.dialect == "postgres" else "32503680000000"
+    column = "due_at" if backend.dialect == "postgres" else "due_at_ms"
+    await backend.change(f"UPDATE onefold_letter SET {column} = {later} WHERE message_id = 'k004'")
+    assert [failed_message.stored_message.id for failed_message in await stage.take(head)] == ["k003"]
 
 
-async def test_if_one_of_a_run_fails_nothing_of_it_stays_and_one_by_one_only_that_one_has_failed(world: World) -> None:
-    stage = Stage(world)
+async def test_if_one_of_a_run_fails_nothing_of_it_stays_and_one_by_one_only_that_one_has_failed(
+    backend: Backend,
+) -> None:
+    stage = Stage(backend)
     await stage.park(8)
-    letters = await stage.take(await stage.recover())
+    failed_messages = await stage.take(await stage.recover())
     stage.bad.add("k005")
-    assert await stage.run(letters) == []
-    assert await world.effects() == names(2)
+    assert await stage.run(failed_messages) == []
+    assert await backend.effects() == names(2)
     events: list[Any] = []
-    while letters and not (events and isinstance(events[-1], Failed)):
-        lane, tx = world.lane()
-        events.append(await run_async(stage.inbox.run_letter(letters.pop(0), tx), lane))
-    await world.flow(put_back(stage.inbox, letters))
+    while failed_messages and not (events and isinstance(events[-1], Failed)):
+        executor, tx = backend.executor()
+        events.append(await run_async(stage.inbox.run_letter(failed_messages.pop(0), tx), executor))
+    await backend.flow(put_back(stage.inbox, failed_messages))
     assert [type(event) for event in events] == [Handled, Handled, Failed]
-    kept = await world.letters()
+    kept = await backend.failed_messages()
     assert {name: (kept[name].started, kept[name].failed, kept[name].due_in_s is None) for name in kept} == {
         "k005": (1, 1, False),
         "k006": (0, 0, True),
@@ -124,132 +129,139 @@ async def test_if_one_of_a_run_fails_nothing_of_it_stays_and_one_by_one_only_tha
         "k008": (0, 0, True),
     }
     stage.bad.clear()
-    await world.hours_pass()
-    await world.run_due(stage.inbox)
-    assert (await world.effects(), await world.letters()) == (names(8), {})
+    await backend.hours_pass()
+    await backend.run_due(stage.inbox)
+    assert (await backend.effects(), await backend.failed_messages()) == (names(8), {})
 
 
 async def test_what_there_was_no_time_for_is_parked_again_and_runs_next(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "RUN_S_MAX", 0.0)
-    stage = Stage(world)
+    monkeypatch.setattr(handling, "RUN_S_MAX", 0.0)
+    stage = Stage(backend)
     await stage.park(6)
-    letters = await stage.take(await stage.recover())
-    assert len(await stage.run(letters)) == 1
-    kept = await world.letters()
-    assert {name: (letter.started, letter.due_in_s is None) for name, letter in kept.items()} == {
+    failed_messages = await stage.take(await stage.recover())
+    assert len(await stage.run(failed_messages)) == 1
+    kept = await backend.failed_messages()
+    assert {
+        name: (failed_message.started, failed_message.due_in_s is None) for name, failed_message in kept.items()
+    } == {
         "k004": (0, False),
         "k005": (0, True),
         "k006": (0, True),
     }
-    await world.run_due(stage.inbox)
-    assert (world.calls, await world.letters()) == (names(6, 2), {})
+    await backend.run_due(stage.inbox)
+    assert (backend.calls, await backend.failed_messages()) == (names(6, 2), {})
 
 
-async def test_a_run_whose_turn_is_past_does_nothing_and_its_letters_are_known_one_by_one(world: World) -> None:
+async def test_a_run_whose_turn_is_past_does_nothing_and_its_letters_are_known_one_by_one(backend: Backend) -> None:
     """Its lease ran out, and another process has handled them meanwhile."""
-    stage = Stage(world)
+    stage = Stage(backend)
     await stage.park(5)
-    letters = await stage.take(await stage.recover())
-    await world.change("UPDATE onefold_letter SET started = started - 1")
-    await world.hours_pass()
-    await world.run_due(stage.inbox)
-    assert await stage.run(letters) == []
-    for letter in letters:
-        lane, tx = world.lane()
-        assert isinstance(await run_async(stage.inbox.run_letter(letter, tx), lane), Duplicate)
-    assert await world.effects() == names(5)
+    failed_messages = await stage.take(await stage.recover())
+    await backend.change("UPDATE onefold_letter SET started = started - 1")
+    await backend.hours_pass()
+    await backend.run_due(stage.inbox)
+    assert await stage.run(failed_messages) == []
+    for failed_message in failed_messages:
+        executor, tx = backend.executor()
+        assert isinstance(await run_async(stage.inbox.run_letter(failed_message, tx), executor), Duplicate)
+    assert await backend.effects() == names(5)
 
 
-async def test_letters_put_back_are_woken_if_what_they_waited_for_was_handled_meanwhile(world: World) -> None:
-    stage = Stage(world)
+async def test_letters_put_back_are_woken_if_what_they_waited_for_was_handled_meanwhile(backend: Backend) -> None:
+    stage = Stage(backend)
     await stage.park(6)
-    letters = await stage.take(await stage.recover())
-    lane, tx = world.lane()
-    await run_async(stage.inbox.run_letter(letters[0], tx), lane)
-    await world.flow(put_back(stage.inbox, letters[1:]))
-    await world.run_due(stage.inbox)
-    assert (await world.effects(), await world.letters()) == (names(6), {})
+    failed_messages = await stage.take(await stage.recover())
+    executor, tx = backend.executor()
+    await run_async(stage.inbox.run_letter(failed_messages[0], tx), executor)
+    await backend.flow(put_back(stage.inbox, failed_messages[1:]))
+    await backend.run_due(stage.inbox)
+    assert (await backend.effects(), await backend.failed_messages()) == (names(6), {})
 
 
-async def test_what_arrives_behind_a_key_that_stands_is_parked_in_one_transaction(world: World) -> None:
-    stage = Stage(world)
+async def test_what_arrives_behind_a_key_that_stands_is_parked_in_one_transaction(backend: Backend) -> None:
+    stage = Stage(backend)
     for number in (1, 2, 3):
-        await world.deliver(stage.inbox, version(number))
+        await backend.deliver(stage.inbox, version(number))
     assert stage.inbox.behind == {received(delivery(version(3))).stream}
     given = [delivery(version(number)) for number in (3, 4, 5, 5, 7)]
-    lane, tx = world.lane()
-    events = await run_async(stage.inbox.handle_batch(given, tx), lane)
+    executor, tx = backend.executor()
+    events = await run_async(stage.inbox.handle_batch(given, tx), executor)
     assert events is not None
     assert [type(event) for event in events] == [Duplicate, Parked, Parked, Duplicate, Parked]
-    assert sorted(await world.letters()) == ["k002", "k003", "k004", "k005", "k007"]
-    if world.dialect == "postgres":
-        xids = await world.rows("SELECT count(DISTINCT xmin::text) FROM onefold_letter WHERE message_id > 'k003'")
+    assert sorted(await backend.failed_messages()) == ["k002", "k003", "k004", "k005", "k007"]
+    if backend.dialect == "postgres":
+        xids = await backend.rows("SELECT count(DISTINCT xmin::text) FROM onefold_letter WHERE message_id > 'k003'")
         assert xids == [(1,)]
 
 
 @pytest.mark.parametrize("parked", [True, False])
-async def test_what_may_be_in_its_turn_is_not_parked_with_others(world: World, parked: bool) -> None:
-    stage = Stage(world)
+async def test_what_may_be_in_its_turn_is_not_parked_with_others(backend: Backend, parked: bool) -> None:
+    stage = Stage(backend)
     stage.bad = {"k002"} if parked else set()
     for number in (1, 2, 3):
-        await world.deliver(stage.inbox, version(number))
+        await backend.deliver(stage.inbox, version(number))
     given = [delivery(version(number)) for number in ((2, 4) if parked else (4, 5))]
-    lane, tx = world.lane()
-    assert await run_async(stage.inbox.handle_batch(given, tx), lane) is None
+    executor, tx = backend.executor()
+    assert await run_async(stage.inbox.handle_batch(given, tx), executor) is None
 
 
-async def test_a_stream_is_no_longer_behind_when_a_delivery_of_it_was_in_its_turn(world: World) -> None:
-    stage = Stage(world)
+async def test_a_stream_is_no_longer_behind_when_a_delivery_of_it_was_in_its_turn(backend: Backend) -> None:
+    stage = Stage(backend)
     await stage.park(3)
     await stage.run(await stage.take(await stage.recover()))
     assert stage.inbox.behind
-    await world.deliver(stage.inbox, version(4))
+    await backend.deliver(stage.inbox, version(4))
     assert not stage.inbox.behind
 
 
 @pytest.mark.parametrize("act", [lose_connection, kill], ids=["lost", "killed"])
 async def test_wherever_a_run_is_struck_each_of_its_messages_has_its_effect_once_and_in_order(
-    world: World, act: Act
+    backend: Backend, act: Act
 ) -> None:
     struck, counted = [], []
     for strike in strikes(act):
-        await forget(world)
-        stage = Stage(world)
+        await forget(backend)
+        stage = Stage(backend)
         await stage.park(5)
-        letters = await stage.take(await stage.recover())
+        failed_messages = await stage.take(await stage.recover())
         boundaries = Boundaries(strike)
         try:
-            await stage.run(letters, boundaries.around_async(world.database))
+            await stage.run(failed_messages, boundaries.around_async(backend.database))
         except (StoreError, Killed):
             for _ in names(5):  # they are suspects now: each is run alone when its lease is over
-                await world.hours_pass()
-                await world.run_due(stage.inbox)
+                await backend.hours_pass()
+                await backend.run_due(stage.inbox)
         if strike.struck is None:
             counted = boundaries.crossings
         else:
             struck.append(strike.struck)
-        seen = (await world.effects(), await world.ledger(), await world.letters(), len(await stage.published()))
+        seen = (
+            await backend.effects(),
+            await backend.ledger(),
+            await backend.failed_messages(),
+            len(await stage.published()),
+        )
         assert seen == (names(5), names(5), {}, 5), strike.struck
-        assert await world.rows("SELECT version FROM onefold_progress") == [(5,)]
+        assert await backend.rows("SELECT version FROM onefold_progress") == [(5,)]
     assert never_struck(counted, struck) == []
     assert len(struck) >= 8
 
 
 async def test_control_a_run_that_leaves_its_ledger_rows_out_is_found(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(world)
+    stage = Stage(backend)
     await stage.park(5)
-    letters = await stage.take(await stage.recover())
+    failed_messages = await stage.take(await stage.recover())
     runs = stage.inbox.sql.runs
     monkeypatch.setattr(runs, "write", lambda consumer, ids: runs.known(consumer, ids))
-    await stage.run(letters)
-    assert await world.ledger() != names(5)
+    await stage.run(failed_messages)
+    assert await backend.ledger() != names(5)
 
 
-async def test_a_letter_that_is_started_is_not_started_again_when_its_turn_comes(world: World) -> None:
+async def test_a_letter_that_is_started_is_not_started_again_when_its_turn_comes(backend: Backend) -> None:
     """Two of one key are started together, as when both were made due: the first one's end must not take the second
     one's lease, which would start it once more, as what its process has died of."""
 
@@ -257,13 +269,13 @@ async def test_a_letter_that_is_started_is_not_started_again_when_its_turn_comes
         raise RuntimeError
 
     for number in (1, 2):
-        await world.deliver(world.inbox(failing, order="strict"), message(f"m{number}", key="k", version=number))
-    column, past = ("due_at", "now()") if world.dialect == "postgres" else ("due_at_ms", "1")
-    await world.change(f"UPDATE onefold_letter SET {column} = {past}")
-    inbox = world.inbox(order="strict")
-    first, second = await world.flow(take(inbox, 10))
-    lane, tx = world.lane()
-    assert isinstance(await run_async(inbox.run_letter(first, tx), lane), Handled)
-    assert await world.flow(take(inbox, 10, suspects=True)) == []
-    lane, tx = world.lane()
-    assert isinstance(await run_async(inbox.run_letter(second, tx), lane), Handled)
+        await backend.deliver(backend.inbox(failing, order="strict"), message(f"m{number}", key="k", version=number))
+    column, past = ("due_at", "now()") if backend.dialect == "postgres" else ("due_at_ms", "1")
+    await backend.change(f"UPDATE onefold_letter SET {column} = {past}")
+    inbox = backend.inbox(order="strict")
+    first, second = await backend.flow(take(inbox, 10))
+    executor, tx = backend.executor()
+    assert isinstance(await run_async(inbox.run_letter(first, tx), executor), Handled)
+    assert await backend.flow(take(inbox, 10, suspects=True)) == []
+    executor, tx = backend.executor()
+    assert isinstance(await run_async(inbox.run_letter(second, tx), executor), Handled)

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
+from onefold._inbox.failed_messages import give_up, take
+from onefold._inbox.handling import FailedMessage, Inbox, _Go
+from onefold._inbox.stored_message import StoredMessage
 from onefold._kernel.effects import Batch, Boundary
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
 from onefold.errors import StoreError
-from onefold.inbox.flow import Inbox, Letter, _Go
-from onefold.inbox.letters import give_up, take
-from onefold.inbox.parcel import Parcel
-from onefold.testing.crash import Act, Boundaries, Crossing, lose_connection, never_struck, strikes
-from tests.inbox.worlds import World, delivery, message
+from tests.inbox.backends import Backend, delivery, message
+from tests.support.crash import Act, Boundaries, Crossing, lose_connection, never_struck, strikes
 
 
 class Killed(BaseException):
@@ -36,9 +36,9 @@ def kill(crossing: Crossing) -> None:
 
 @dataclass
 class Life:
-    """One message on its way from a broker that delivers until it is acknowledged, then as a letter."""
+    """One message on its way from a broker that delivers until it is acknowledged, then as a failed message."""
 
-    world: World
+    backend: Backend
     inbox: Inbox
     database: AsyncDatabase[Any]
     given: Message
@@ -50,36 +50,36 @@ class Life:
             while at_broker:
                 at_broker = not self.acks_first
                 try:
-                    await self.world.hand(
+                    await self.backend.hand(
                         self.inbox, replace(delivery(self.given), redelivered=redelivered), self.database
                     )
                     at_broker = False
                 except (StoreError, Killed):
                     redelivered = True
-            if not await self.world.letters():
+            if not await self.backend.failed_messages():
                 return
-            await self.world.hours_pass()
+            await self.backend.hours_pass()
             try:
-                await self._letters()
+                await self._failed_messages()
             except (StoreError, Killed):
                 continue
 
-    async def _letters(self) -> None:
-        await run_async(give_up(self.inbox), TaskLane(self.database))
+    async def _failed_messages(self) -> None:
+        await run_async(give_up(self.inbox), TaskExecutor(self.database))
         for suspects in (False, True):
-            for letter in await run_async(take(self.inbox, 10, suspects=suspects), TaskLane(self.database)):
-                lane, tx = self.world.lane(self.database)
-                await run_async(self.inbox.run_letter(letter, tx), lane)
+            for failed_message in await run_async(take(self.inbox, 10, suspects=suspects), TaskExecutor(self.database)):
+                executor, tx = self.backend.executor(self.database)
+                await run_async(self.inbox.run_letter(failed_message, tx), executor)
 
 
-async def forget(world: World) -> None:
+async def forget(backend: Backend) -> None:
     for table in ("effects", "onefold_inbox", "onefold_letter", "onefold_progress", "onefold_outbox"):
-        await world.change(f"DELETE FROM {table}")
-    world.calls.clear()
+        await backend.change(f"DELETE FROM {table}")
+    backend.calls.clear()
 
 
 async def broken(
-    world: World,
+    backend: Backend,
     make: Callable[[], Inbox],
     act: Act,
     *,
@@ -90,13 +90,13 @@ async def broken(
     """Strike everywhere; the crossings after which the world was not as it must be."""
     wrong, struck, counted = [], [], []
     for strike in strikes(act):
-        await forget(world)
+        await forget(backend)
         boundaries = Boundaries(strike)
         given = message(key=None if version is None else "k", version=version)
-        life = Life(world, make(), boundaries.around_async(world.database), given, acks_first)
+        life = Life(backend, make(), boundaries.around_async(backend.database), given, acks_first)
         await life.live(redelivered=redelivered)
-        seen = (await world.effects(), await world.ledger(), await world.letters())
-        events = await world.rows("SELECT topic FROM onefold_outbox")
+        seen = (await backend.effects(), await backend.ledger(), await backend.failed_messages())
+        events = await backend.rows("SELECT topic FROM onefold_outbox")
         if seen != (["m1"], ["m1"], {}) or events != [("done",)]:
             wrong.append(f"{strike.struck}: {seen} {events}")
         if strike.struck is None:
@@ -108,12 +108,12 @@ async def broken(
     return wrong
 
 
-def publishing(world: World, *, fails: int = 0) -> Callable[..., Any]:
+def publishing(backend: Backend, *, fails: int = 0) -> Callable[..., Any]:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        world.calls.append(given.id)
-        await world.write(tx, given.id)
+        backend.calls.append(given.id)
+        await backend.write(tx, given.id)
         await tx.publish("done", {"id": given.id})
-        if len(world.calls) <= fails:
+        if len(backend.calls) <= fails:
             raise RuntimeError("not yet")
 
     return handler
@@ -123,59 +123,59 @@ def publishing(world: World, *, fails: int = 0) -> Callable[..., Any]:
 @pytest.mark.parametrize("redelivered", [False, True], ids=["first", "redelivered"])
 @pytest.mark.parametrize("fails", [0, 1], ids=["succeeds", "fails-once"])
 async def test_wherever_it_is_struck_a_message_has_its_effect_once(
-    world: World, act: Act, redelivered: bool, fails: int
+    backend: Backend, act: Act, redelivered: bool, fails: int
 ) -> None:
-    wrong = await broken(world, lambda: world.inbox(publishing(world, fails=fails)), act, redelivered=redelivered)
+    wrong = await broken(backend, lambda: backend.inbox(publishing(backend, fails=fails)), act, redelivered=redelivered)
     assert wrong == []
 
 
 @pytest.mark.parametrize("act", [lose_connection, kill], ids=["lost", "killed"])
 @pytest.mark.parametrize(("order", "version"), [("strict", 1), ("strict", 3), ("latest", 3)])
-async def test_the_same_holds_for_ordered_consumers(world: World, act: Act, order: str, version: int) -> None:
-    wrong = await broken(world, lambda: world.inbox(publishing(world), order=order), act, version=version)
+async def test_the_same_holds_for_ordered_consumers(backend: Backend, act: Act, order: str, version: int) -> None:
+    wrong = await broken(backend, lambda: backend.inbox(publishing(backend), order=order), act, version=version)
     assert wrong == []
 
 
 @pytest.mark.parametrize("act", [lose_connection, kill], ids=["lost", "killed"])
-async def test_wherever_a_batch_is_struck_each_of_its_messages_has_its_effect_once(world: World, act: Act) -> None:
+async def test_wherever_a_batch_is_struck_each_of_its_messages_has_its_effect_once(backend: Backend, act: Act) -> None:
     async def handler(given: list[Message], tx: Transaction[Any]) -> None:
         for one in given:
-            await world.write(tx, one.id)
+            await backend.write(tx, one.id)
 
     names = ["m1", "m2", "m3"]
     struck = 0
     for strike in strikes(act):
-        await forget(world)
-        inbox = world.inbox(handler, batch=10)
-        lane, tx = world.lane(Boundaries(strike).around_async(world.database))
+        await forget(backend)
+        inbox = backend.inbox(handler, batch=10)
+        executor, tx = backend.executor(Boundaries(strike).around_async(backend.database))
         try:
-            events = await run_async(inbox.handle_batch([delivery(message(name)) for name in names], tx), lane)
+            events = await run_async(inbox.handle_batch([delivery(message(name)) for name in names], tx), executor)
             assert events is not None
         except (StoreError, Killed):
             for name in names:
-                await world.deliver(inbox, message(name), redelivered=True)
+                await backend.deliver(inbox, message(name), redelivered=True)
         struck += strike.struck is not None
-        assert (await world.effects(), await world.ledger(), await world.letters()) == (names, names, {})
+        assert (await backend.effects(), await backend.ledger(), await backend.failed_messages()) == (names, names, {})
     assert struck >= 10
 
 
-async def test_control_acknowledging_before_commit_loses_messages(world: World) -> None:
-    wrong = await broken(world, lambda: world.inbox(publishing(world)), kill, acks_first=True)
+async def test_control_acknowledging_before_commit_loses_messages(backend: Backend) -> None:
+    wrong = await broken(backend, lambda: backend.inbox(publishing(backend)), kill, acks_first=True)
     assert any("([], [], {})" in line for line in wrong)
 
 
 class LedgerApart(Inbox):
     """The ledger row commits before the handler runs."""
 
-    async def _open(self, parcel: Parcel, letter: Letter | None) -> Any:
-        opened = await super()._open(parcel, letter)
+    async def _open(self, stored_message: StoredMessage, failed_message: FailedMessage | None) -> Any:
+        opened = await super()._open(stored_message, failed_message)
         if isinstance(opened, _Go):
             await Batch((Boundary.COMMIT, Boundary.BEGIN, *self.sql.opening(60_000)))
         return opened
 
 
-async def test_control_a_ledger_row_in_another_transaction_loses_effects(world: World) -> None:
+async def test_control_a_ledger_row_in_another_transaction_loses_effects(backend: Backend) -> None:
     wrong = await broken(
-        world, lambda: LedgerApart(world.consumer(publishing(world)), world.dialect, draw=lambda: 0.5), kill
+        backend, lambda: LedgerApart(backend.consumer(publishing(backend)), backend.dialect, draw=lambda: 0.5), kill
     )
     assert any("([], ['m1'], {})" in line for line in wrong)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.events import DeadLettered, Duplicate, Failed, Handled, Parked
+from onefold._inbox.redrive import Filter, audited, cancel, preview, redrive, skip
+from onefold._inbox.retention import reap
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import DeadLettered, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
-from onefold.inbox.redrive import Filter, audited, cancel, preview, redrive, skip
-from onefold.inbox.retention import reap
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC, OpenAsync
-from tests.inbox.worlds import World, delivery, message
+from tests.inbox.backends import Backend, delivery, message
 
 
-class DrivenWorld(World):
+class DrivenWorld(Backend):
     """A world whose handlers write as their driver would have it."""
 
     execute: Any = None
@@ -31,55 +31,55 @@ class DrivenWorld(World):
 async def opened(open_driver: OpenAsync, address: str) -> AsyncIterator[DrivenWorld]:
     async with open_driver(address, 5.0) as subject:
         database: Any = subject.database
-        world = DrivenWorld(database)
-        world.execute = subject.execute
-        await world.prepare()
-        yield world
+        backend = DrivenWorld(database)
+        backend.execute = subject.execute
+        await backend.prepare()
+        yield backend
 
 
 @pytest.fixture(params=[*SQLITE_ASYNC, *POSTGRES_ASYNC])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     if request.param in SQLITE_ASYNC:
         driver, address = SQLITE_ASYNC[request.param], str(request.getfixturevalue("sqlite_path"))
     else:
         driver, address = POSTGRES_ASYNC[request.param], request.getfixturevalue("postgres_dsn")
-    async with opened(driver, address) as world:
-        yield world
+    async with opened(driver, address) as backend:
+        yield backend
 
 
-async def test_messages_are_handled_parked_failed_and_redriven(world: World) -> None:
+async def test_messages_are_handled_parked_failed_and_redriven(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.handler(given, tx)
+        await backend.handler(given, tx)
         if given.id == "k2":
             raise RuntimeError("once")
 
-    inbox = world.inbox(handler, order="strict", attempts=1)
+    inbox = backend.inbox(handler, order="strict", attempts=1)
     given = [message(f"k{number}", key="k", version=number) for number in (1, 2, 3)]
-    events = [await world.deliver(inbox, one, redelivered=one.id == "k3") for one in (*given, given[0])]
+    events = [await backend.deliver(inbox, one, redelivered=one.id == "k3") for one in (*given, given[0])]
     assert [type(event) for event in events] == [Handled, DeadLettered, Parked, Duplicate]
     chosen = Filter(consumer="billing", reason="once", ids=("k2",))
-    assert (await world.flow(preview(world.dialect, chosen))).first == ["k2"]
-    job = await world.flow(redrive(world.dialect, chosen, actor="ada"))
-    await world.flow(cancel(world.dialect, job.id, actor="ada"))
-    assert (await world.letters())["k2"].state == "dead"
-    await world.flow(skip(world.dialect, "billing", "k2", actor="ada"))
-    assert len(await world.flow(audited(world.dialect))) == 3
-    assert [type(event) for event in await world.run_due(inbox)] == [Handled]
-    assert await world.effects() == ["k1", "k3"]
-    assert await world.flow(reap(world.dialect, inbox.consumer.name, inbox.consumer.retention_s)) == 0
+    assert (await backend.flow(preview(backend.dialect, chosen))).first == ["k2"]
+    job = await backend.flow(redrive(backend.dialect, chosen, actor="ada"))
+    await backend.flow(cancel(backend.dialect, job.id, actor="ada"))
+    assert (await backend.failed_messages())["k2"].state == "dead"
+    await backend.flow(skip(backend.dialect, "billing", "k2", actor="ada"))
+    assert len(await backend.flow(audited(backend.dialect))) == 3
+    assert [type(event) for event in await backend.run_due(inbox)] == [Handled]
+    assert await backend.effects() == ["k1", "k3"]
+    assert await backend.flow(reap(backend.dialect, inbox.consumer.name, inbox.consumer.retention_s)) == 0
 
 
-async def test_batches_and_letters(world: World) -> None:
+async def test_batches_and_letters(backend: Backend) -> None:
     async def handler(given: list[Message], tx: Transaction[Any]) -> None:
         for one in given:
-            await world.handler(one, tx)
-        if world.calls.count("m3") == 1:
+            await backend.handler(one, tx)
+        if backend.calls.count("m3") == 1:
             raise RuntimeError
 
-    inbox = world.inbox(handler, batch=10)
-    lane, tx = world.lane()
-    assert await run_async(inbox.handle_batch([delivery(message(name)) for name in ("m1", "m2")], tx), lane)
-    assert isinstance(await world.deliver(inbox, message("m3")), Failed)
-    await world.hours_pass()
-    assert [type(event) for event in await world.run_due(inbox)] == [Handled]
-    assert (await world.effects(), await world.ledger()) == (["m1", "m2", "m3"], ["m1", "m2", "m3"])
+    inbox = backend.inbox(handler, batch=10)
+    executor, tx = backend.executor()
+    assert await run_async(inbox.handle_batch([delivery(message(name)) for name in ("m1", "m2")], tx), executor)
+    assert isinstance(await backend.deliver(inbox, message("m3")), Failed)
+    await backend.hours_pass()
+    assert [type(event) for event in await backend.run_due(inbox)] == [Handled]
+    assert (await backend.effects(), await backend.ledger()) == (["m1", "m2", "m3"], ["m1", "m2", "m3"])

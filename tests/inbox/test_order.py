@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.events import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
+from onefold._inbox.handling import Inbox
+from onefold._inbox.redrive import FailedMessageNotFit, audited, discard, resume_at, skip
+from onefold._inbox.sql import STATEMENTS
+from onefold._inbox.sql.postgres import Postgres
+from onefold._inbox.sql.statements import Statements
+from onefold._inbox.version_order import Early, Late, Stand, Turn, judged
 from onefold._kernel.messages import Message
+from onefold._kernel.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
-from onefold.inbox.flow import Inbox
-from onefold.inbox.order import Early, Late, Stand, Turn, judged
-from onefold.inbox.redrive import LetterNotFit, audited, discard, resume_at, skip
-from onefold.inbox.sql import STATEMENTS
-from onefold.inbox.sql.postgres import Postgres
-from onefold.inbox.sql.statements import Statements
-from tests.inbox.worlds import EPOCH, World, message
-from tests.patience import PATIENCE_S
+from tests.inbox.backends import EPOCH, Backend, message
+from tests.support.patience import PATIENCE_S
 
 
 def version(number: int, key: str = "k", **more: Any) -> Message:
@@ -29,8 +29,8 @@ def later(number: int) -> Message:
     return message(f"later{number}", key="k", version=number, epoch=EPOCH + 1)
 
 
-async def progress(world: World) -> list[tuple[Any, ...]]:
-    return await world.rows("SELECT epoch, version FROM onefold_progress ORDER BY stream")
+async def progress(backend: Backend) -> list[tuple[Any, ...]]:
+    return await backend.rows("SELECT epoch, version FROM onefold_progress ORDER BY stream")
 
 
 # --- the judgement -------------------------------------------------------------------------------------------
@@ -60,112 +60,112 @@ def test_the_judgement(stand: Stand, at: tuple[int, int], verdict: type) -> None
 # --- strict --------------------------------------------------------------------------------------------------
 
 
-async def test_in_order_each_is_handled_at_once(world: World) -> None:
-    inbox = world.inbox(order="strict")
+async def test_in_order_each_is_handled_at_once(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
     for number in (1, 2, 3):
-        assert isinstance(await world.deliver(inbox, version(number)), Handled)
-    assert (world.calls, await progress(world)) == (["k1", "k2", "k3"], [(EPOCH, 3)])
-    assert isinstance(await world.deliver(inbox, version(2)), Duplicate)
+        assert isinstance(await backend.deliver(inbox, version(number)), Handled)
+    assert (backend.calls, await progress(backend)) == (["k1", "k2", "k3"], [(EPOCH, 3)])
+    assert isinstance(await backend.deliver(inbox, version(2)), Duplicate)
 
 
-async def test_a_gap_parks_without_counting_a_failure_and_is_due_when_it_closes(world: World) -> None:
-    inbox = world.inbox(order="strict")
-    await world.deliver(inbox, version(1))
+async def test_a_gap_parks_without_counting_a_failure_and_is_due_when_it_closes(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
+    await backend.deliver(inbox, version(1))
     for number in (4, 3):
-        assert isinstance(await world.deliver(inbox, version(number)), Parked)
-    assert isinstance(await world.deliver(inbox, version(3)), Duplicate)
-    await world.hours_pass()
-    assert await world.run_due(inbox) == [], "no time makes up for what is missing"
-    letter = (await world.letters())["k3"]
-    assert (letter.started, letter.failed, letter.due_in_s) == (0, 0, None)
-    assert letter.reason == "version 3 waits for version 2 of its key"
-    assert isinstance(await world.deliver(inbox, version(2)), Handled)
-    await world.run_due(inbox)
-    assert (world.calls, await world.letters()) == (["k1", "k2", "k3", "k4"], {})
+        assert isinstance(await backend.deliver(inbox, version(number)), Parked)
+    assert isinstance(await backend.deliver(inbox, version(3)), Duplicate)
+    await backend.hours_pass()
+    assert await backend.run_due(inbox) == [], "no time makes up for what is missing"
+    failed_message = (await backend.failed_messages())["k3"]
+    assert (failed_message.started, failed_message.failed, failed_message.due_in_s) == (0, 0, None)
+    assert failed_message.reason == "version 3 waits for version 2 of its key"
+    assert isinstance(await backend.deliver(inbox, version(2)), Handled)
+    await backend.run_due(inbox)
+    assert (backend.calls, await backend.failed_messages()) == (["k1", "k2", "k3", "k4"], {})
 
 
-async def test_a_failing_head_keeps_its_key_parked_and_no_other(world: World) -> None:
+async def test_a_failing_head_keeps_its_key_parked_and_no_other(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        world.calls.append(given.id)
-        await world.write(tx, given.id)
-        if given.id == "k1" and world.calls.count("k1") < 3:
+        backend.calls.append(given.id)
+        await backend.write(tx, given.id)
+        if given.id == "k1" and backend.calls.count("k1") < 3:
             raise RuntimeError
 
-    inbox = world.inbox(handler, order="strict")
-    assert isinstance(await world.deliver(inbox, version(1)), Failed)
-    assert isinstance(await world.deliver(inbox, version(2)), Parked)
-    assert isinstance(await world.deliver(inbox, version(1, "other")), Handled)
+    inbox = backend.inbox(handler, order="strict")
+    assert isinstance(await backend.deliver(inbox, version(1)), Failed)
+    assert isinstance(await backend.deliver(inbox, version(2)), Parked)
+    assert isinstance(await backend.deliver(inbox, version(1, "other")), Handled)
     for _ in range(3):
-        await world.hours_pass()
-        await world.run_due(inbox)
-    assert await world.letters() == {}
-    assert world.calls == ["k1", "other1", "k1", "k1", "k2"]
+        await backend.hours_pass()
+        await backend.run_due(inbox)
+    assert await backend.failed_messages() == {}
+    assert backend.calls == ["k1", "other1", "k1", "k1", "k2"]
 
 
-async def test_a_stream_seen_in_its_middle_waits_and_begins_with_the_smallest_at_hand(world: World) -> None:
-    inbox = world.inbox(order="strict")
+async def test_a_stream_seen_in_its_middle_waits_and_begins_with_the_smallest_at_hand(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
     for number in (8, 7):
-        assert isinstance(await world.deliver(inbox, version(number)), Parked)
-    assert await world.run_due(inbox) == [], "not before the wait is over"
-    assert 0 < ((await world.letters())["k7"].due_in_s or 0) <= 5
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert world.calls == ["k7", "k8"]
-    event = await world.deliver(inbox, version(6))
+        assert isinstance(await backend.deliver(inbox, version(number)), Parked)
+    assert await backend.run_due(inbox) == [], "not before the wait is over"
+    assert 0 < ((await backend.failed_messages())["k7"].due_in_s or 0) <= 5
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert backend.calls == ["k7", "k8"]
+    event = await backend.deliver(inbox, version(6))
     assert isinstance(event, DeadLettered)
     assert "came after version 8" in event.reason
-    assert isinstance(await world.deliver(inbox, version(9)), Handled)
+    assert isinstance(await backend.deliver(inbox, version(9)), Handled)
 
 
-async def test_an_earlier_one_that_comes_while_the_beginning_is_waited_for_goes_first(world: World) -> None:
-    inbox = world.inbox(order="strict")
-    await world.deliver(inbox, version(7))
-    await world.deliver(inbox, version(5))
-    await world.hours_pass()
-    assert isinstance(await world.deliver(inbox, version(4)), Handled)
-    await world.run_due(inbox)
-    assert world.calls == ["k4", "k5"]
-    assert list(await world.letters()) == ["k7"]
+async def test_an_earlier_one_that_comes_while_the_beginning_is_waited_for_goes_first(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
+    await backend.deliver(inbox, version(7))
+    await backend.deliver(inbox, version(5))
+    await backend.hours_pass()
+    assert isinstance(await backend.deliver(inbox, version(4)), Handled)
+    await backend.run_due(inbox)
+    assert backend.calls == ["k4", "k5"]
+    assert list(await backend.failed_messages()) == ["k7"]
 
 
-async def test_a_beginning_that_fails_is_not_overtaken(world: World) -> None:
+async def test_a_beginning_that_fails_is_not_overtaken(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        world.calls.append(given.id)
-        if given.id == "k7" and world.calls.count("k7") < 2:
+        backend.calls.append(given.id)
+        if given.id == "k7" and backend.calls.count("k7") < 2:
             raise RuntimeError
 
-    inbox = world.inbox(handler, order="strict")
-    await world.deliver(inbox, version(7))
-    await world.deliver(inbox, version(8))
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert isinstance(await world.deliver(inbox, version(9)), Parked)
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert world.calls == ["k7", "k7", "k8", "k9"]
+    inbox = backend.inbox(handler, order="strict")
+    await backend.deliver(inbox, version(7))
+    await backend.deliver(inbox, version(8))
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert isinstance(await backend.deliver(inbox, version(9)), Parked)
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert backend.calls == ["k7", "k7", "k8", "k9"]
 
 
-async def test_a_later_epoch_begins_anew_and_what_is_left_of_the_earlier_is_too_late(world: World) -> None:
-    inbox = world.inbox(order="strict")
-    await world.deliver(inbox, version(1))
-    await world.deliver(inbox, version(3))
-    assert isinstance(await world.deliver(inbox, later(1)), Handled)
-    await world.run_due(inbox)
-    letter = (await world.letters())["k3"]
-    assert (letter.state, world.calls) == ("dead", ["k1", "later1"])
-    assert f"epoch {EPOCH + 1}" in letter.reason
-    assert isinstance(await world.deliver(inbox, version(2)), DeadLettered)
-    assert isinstance(await world.deliver(inbox, later(2)), Handled)
+async def test_a_later_epoch_begins_anew_and_what_is_left_of_the_earlier_is_too_late(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
+    await backend.deliver(inbox, version(1))
+    await backend.deliver(inbox, version(3))
+    assert isinstance(await backend.deliver(inbox, later(1)), Handled)
+    await backend.run_due(inbox)
+    failed_message = (await backend.failed_messages())["k3"]
+    assert (failed_message.state, backend.calls) == ("dead", ["k1", "later1"])
+    assert f"epoch {EPOCH + 1}" in failed_message.reason
+    assert isinstance(await backend.deliver(inbox, version(2)), DeadLettered)
+    assert isinstance(await backend.deliver(inbox, later(2)), Handled)
 
 
-async def test_a_later_epoch_seen_in_its_middle_waits_too(world: World) -> None:
-    inbox = world.inbox(order="strict")
-    await world.deliver(inbox, version(1))
-    assert isinstance(await world.deliver(inbox, later(3)), Parked)
-    assert await world.run_due(inbox) == []
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert (world.calls, await progress(world)) == (["k1", "later3"], [(EPOCH + 1, 3)])
+async def test_a_later_epoch_seen_in_its_middle_waits_too(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
+    await backend.deliver(inbox, version(1))
+    assert isinstance(await backend.deliver(inbox, later(3)), Parked)
+    assert await backend.run_due(inbox) == []
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert (backend.calls, await progress(backend)) == (["k1", "later3"], [(EPOCH + 1, 3)])
 
 
 @pytest.mark.parametrize("order", ["strict", "latest"])
@@ -174,22 +174,22 @@ async def test_a_later_epoch_seen_in_its_middle_waits_too(world: World) -> None:
     [(message("m", version=1), "no key"), (message("m", key="k"), "no version"), (version(0), "no version")],
 )
 async def test_without_key_or_version_there_is_no_order_and_the_letter_says_so(
-    world: World, order: str, given: Message, missing: str
+    backend: Backend, order: str, given: Message, missing: str
 ) -> None:
-    event = await world.deliver(world.inbox(order=order), given)
+    event = await backend.deliver(backend.inbox(order=order), given)
     assert isinstance(event, DeadLettered)
     assert missing in event.reason
 
 
-async def test_a_redelivered_message_that_is_early_is_parked_and_not_suspected(world: World) -> None:
-    inbox = world.inbox(order="strict")
-    await world.deliver(inbox, version(1))
-    assert isinstance(await world.deliver(inbox, version(3), redelivered=True), Parked)
-    letter = (await world.letters())["k3"]
-    assert (letter.started, letter.failed, letter.due_in_s) == (0, 0, None)
-    assert isinstance(await world.deliver(inbox, version(2), redelivered=True), Handled)
-    await world.run_due(inbox)
-    assert (world.calls, await world.letters()) == (["k1", "k2", "k3"], {})
+async def test_a_redelivered_message_that_is_early_is_parked_and_not_suspected(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
+    await backend.deliver(inbox, version(1))
+    assert isinstance(await backend.deliver(inbox, version(3), redelivered=True), Parked)
+    failed_message = (await backend.failed_messages())["k3"]
+    assert (failed_message.started, failed_message.failed, failed_message.due_in_s) == (0, 0, None)
+    assert isinstance(await backend.deliver(inbox, version(2), redelivered=True), Handled)
+    await backend.run_due(inbox)
+    assert (backend.calls, await backend.failed_messages()) == (["k1", "k2", "k3"], {})
 
 
 class Unlocked(Postgres):
@@ -206,10 +206,10 @@ class Unlocked(Postgres):
     ],
 )
 async def test_who_comes_while_its_predecessor_is_being_handled_waits_for_it(
-    on_postgres: World, statements: Statements, expected: type
+    on_postgres: Backend, statements: Statements, expected: type
 ) -> None:
     """Parked instead, it could be written down just after its predecessor looked for whom to wake: for ever."""
-    world = on_postgres
+    backend = on_postgres
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
@@ -217,14 +217,14 @@ async def test_who_comes_while_its_predecessor_is_being_handled_waits_for_it(
             entered.set()
             await leave.wait()
 
-    inbox = world.inbox(handler, order="strict")
-    await world.deliver(inbox, version(1))
-    first = asyncio.create_task(world.deliver(inbox, version(2)))
+    inbox = backend.inbox(handler, order="strict")
+    await backend.deliver(inbox, version(1))
+    first = asyncio.create_task(backend.deliver(inbox, version(2)))
     await entered.wait()
     inbox.sql = statements
-    second = asyncio.create_task(world.deliver(inbox, version(3)))
+    second = asyncio.create_task(backend.deliver(inbox, version(3)))
     async with asyncio.timeout(PATIENCE_S):
-        while not second.done() and not await world.rows("SELECT 1 FROM pg_locks WHERE NOT granted"):
+        while not second.done() and not await backend.rows("SELECT 1 FROM pg_locks WHERE NOT granted"):
             pass
     leave.set()
     assert (type(await first), type(await second)) == (Handled, expected)
@@ -233,80 +233,80 @@ async def test_who_comes_while_its_predecessor_is_being_handled_waits_for_it(
 # --- latest --------------------------------------------------------------------------------------------------
 
 
-async def test_latest_drops_what_is_older_and_says_so(world: World) -> None:
-    inbox = world.inbox(order="latest")
-    events = [await world.deliver(inbox, version(number)) for number in (2, 5, 3, 5, 6)]
+async def test_latest_drops_what_is_older_and_says_so(backend: Backend) -> None:
+    inbox = backend.inbox(order="latest")
+    events = [await backend.deliver(inbox, version(number)) for number in (2, 5, 3, 5, 6)]
     assert [type(event) for event in events] == [Handled, Handled, Dropped, Duplicate, Handled]
-    assert world.calls == ["k2", "k5", "k6"]
-    assert await world.ledger() == ["k2", "k3", "k5", "k6"]
-    assert isinstance(await world.deliver(inbox, later(1)), Handled)
-    assert isinstance(await world.deliver(inbox, version(7)), Dropped)
+    assert backend.calls == ["k2", "k5", "k6"]
+    assert await backend.ledger() == ["k2", "k3", "k5", "k6"]
+    assert isinstance(await backend.deliver(inbox, later(1)), Handled)
+    assert isinstance(await backend.deliver(inbox, version(7)), Dropped)
 
 
-async def test_a_letter_that_became_stale_is_dropped(world: World) -> None:
+async def test_a_letter_that_became_stale_is_dropped(backend: Backend) -> None:
     async def handler(given: Message) -> None:
         if given.id == "k1":
             raise RuntimeError
 
-    inbox = world.inbox(handler, order="latest")
-    assert isinstance(await world.deliver(inbox, version(1)), Failed)
-    assert isinstance(await world.deliver(inbox, version(2)), Handled)
-    await world.hours_pass()
-    assert [type(event) for event in await world.run_due(inbox)] == [Dropped]
-    assert await world.letters() == {}
+    inbox = backend.inbox(handler, order="latest")
+    assert isinstance(await backend.deliver(inbox, version(1)), Failed)
+    assert isinstance(await backend.deliver(inbox, version(2)), Handled)
+    await backend.hours_pass()
+    assert [type(event) for event in await backend.run_due(inbox)] == [Dropped]
+    assert await backend.failed_messages() == {}
 
 
 # --- what people do ------------------------------------------------------------------------------------------
 
 
-async def dead_head(world: World) -> Inbox:
+async def dead_head(backend: Backend) -> Inbox:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        world.calls.append(given.id)
+        backend.calls.append(given.id)
         if given.id == "k2":
             raise RuntimeError("never")
 
-    inbox = world.inbox(handler, order="strict", attempts=1)
+    inbox = backend.inbox(handler, order="strict", attempts=1)
     for number in (1, 2, 3, 4):
-        await world.deliver(inbox, version(number))
+        await backend.deliver(inbox, version(number))
     return inbox
 
 
-async def test_a_dead_head_is_skipped_only_when_a_person_says_so_and_that_is_written_down(world: World) -> None:
-    inbox = await dead_head(world)
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert world.calls == ["k1", "k2"]
-    await world.flow(skip(world.dialect, "billing", "k2", actor="ada"))
-    await world.run_due(inbox)
-    assert world.calls == ["k1", "k2", "k3", "k4"]
-    letters = await world.letters()
-    assert {name: letter.reason for name, letter in letters.items()} == {"k2": "skipped by ada"}
-    [line] = await world.flow(audited(world.dialect))
+async def test_a_dead_head_is_skipped_only_when_a_person_says_so_and_that_is_written_down(backend: Backend) -> None:
+    inbox = await dead_head(backend)
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert backend.calls == ["k1", "k2"]
+    await backend.flow(skip(backend.dialect, "billing", "k2", actor="ada"))
+    await backend.run_due(inbox)
+    assert backend.calls == ["k1", "k2", "k3", "k4"]
+    failed_messages = await backend.failed_messages()
+    assert {name: failed_message.reason for name, failed_message in failed_messages.items()} == {"k2": "skipped by ada"}
+    [line] = await backend.flow(audited(backend.dialect))
     assert (line["actor"], line["action"], line["details"]["version"]) == ("ada", "skip", 2)
 
 
 @pytest.mark.parametrize("name", ["k3", "nobody"])
-async def test_only_a_dead_head_can_be_skipped(world: World, name: str) -> None:
-    await dead_head(world)
-    with pytest.raises(LetterNotFit, match=name):
-        await world.flow(skip(world.dialect, "billing", name, actor="ada"))
-    assert await world.flow(audited(world.dialect)) == []
+async def test_only_a_dead_head_can_be_skipped(backend: Backend, name: str) -> None:
+    await dead_head(backend)
+    with pytest.raises(FailedMessageNotFit, match=name):
+        await backend.flow(skip(backend.dialect, "billing", name, actor="ada"))
+    assert await backend.flow(audited(backend.dialect)) == []
 
 
-async def test_what_never_arrives_is_given_up_only_when_a_person_says_so(world: World) -> None:
-    inbox = world.inbox(order="strict")
+async def test_what_never_arrives_is_given_up_only_when_a_person_says_so(backend: Backend) -> None:
+    inbox = backend.inbox(order="strict")
     for number in (1, 4, 5):
-        await world.deliver(inbox, version(number))
-    await world.flow(resume_at(world.dialect, "billing", "k4", actor="ada"))
-    await world.run_due(inbox)
-    assert world.calls == ["k1", "k4", "k5"]
+        await backend.deliver(inbox, version(number))
+    await backend.flow(resume_at(backend.dialect, "billing", "k4", actor="ada"))
+    await backend.run_due(inbox)
+    assert backend.calls == ["k1", "k4", "k5"]
 
 
-async def test_a_discarded_head_does_not_let_the_others_pass(world: World) -> None:
-    inbox = await dead_head(world)
-    assert await world.flow(discard(world.dialect, "billing", ("k2", "k3"), actor="ada")) == 1
-    assert [type(event) for event in await world.run_due(inbox)] == [Parked]
-    assert sorted(await world.letters()) == ["k3", "k4"]
+async def test_a_discarded_head_does_not_let_the_others_pass(backend: Backend) -> None:
+    inbox = await dead_head(backend)
+    assert await backend.flow(discard(backend.dialect, "billing", ("k2", "k3"), actor="ada")) == 1
+    assert [type(event) for event in await backend.run_due(inbox)] == [Parked]
+    assert sorted(await backend.failed_messages()) == ["k3", "k4"]
 
 
 # --- shuffled ------------------------------------------------------------------------------------------------
@@ -314,33 +314,33 @@ async def test_a_discarded_head_does_not_let_the_others_pass(world: World) -> No
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_is_shuffled_repeated_and_refused_each_key_is_handled_in_order_and_once(
-    world: World, seed: int
+    backend: Backend, seed: int
 ) -> None:
     dice = random.Random(seed)
     wanted = {key: [f"{key}{number}" for number in range(1, 9)] for key in ("a", "b", "c")}
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if dice.random() < 0.2:
             raise RuntimeError
         handled.append(given.id)
 
     handled: list[str] = []
-    inbox = world.inbox(handler, order="strict", attempts=200)
+    inbox = backend.inbox(handler, order="strict", attempts=200)
     deliveries = [version(number, key) for key in wanted for number in range(1, 9)] * 2
     dice.shuffle(deliveries)
     # A key's first message is among the first: else where its stream begins is a matter of luck.
     deliveries.sort(key=lambda given: given.version != 1)
     for given in deliveries:
-        await world.deliver(inbox, given, redelivered=dice.random() < 0.3)
+        await backend.deliver(inbox, given, redelivered=dice.random() < 0.3)
         if dice.random() < 0.3:
-            await world.hours_pass()
-            await world.run_due(inbox)
+            await backend.hours_pass()
+            await backend.run_due(inbox)
     for _ in range(100):
-        if not await world.letters():
+        if not await backend.failed_messages():
             break
-        await world.hours_pass()
-        await world.run_due(inbox)
+        await backend.hours_pass()
+        await backend.run_due(inbox)
     for key, names in wanted.items():
         assert [name for name in handled if name[0] == key] == names
-    assert await world.effects() == sorted(name for names in wanted.values() for name in names)
+    assert await backend.effects() == sorted(name for names in wanted.values() for name in names)

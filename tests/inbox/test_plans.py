@@ -1,4 +1,4 @@
-"""The statements that run all the time find their rows by an index, however many letters are dead or parked."""
+"""The statements that run all the time find their rows by an index, however many failed messages are dead or parked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
-from onefold.db.postgres import rendered
-from onefold.inbox.identity import identity_of
-from onefold.inbox.redrive import Filter
-from onefold.inbox.sql import STATEMENTS
-from tests.inbox.worlds import World
+from onefold._inbox.message_identity import identity_of
+from onefold._inbox.redrive import Filter
+from onefold._inbox.sql import STATEMENTS
+from onefold.db._postgres import rendered
+from tests.inbox.backends import Backend
 
 SQL = STATEMENTS["postgres"]
 STREAM = b"s" * 16
@@ -18,17 +18,17 @@ WHO = identity_of("m7", "shop")
 THOSE = json.dumps([asdict(identity_of(name, "shop")) for name in ("m7", "m8")])
 
 
-async def crowd(world: World) -> None:
+async def crowd(backend: Backend) -> None:
     for state, due, count in (("dead", "NULL", 20_000), ("waiting", "NULL", 20_000), ("waiting", "now()", 20)):
-        await world.change(
+        await backend.change(
             "INSERT INTO onefold_letter (consumer, message_id, state, headers, data, envelope, stream, epoch, version, "
             "reason, started, failed, history, due_at, died_at) "
             f"SELECT 'billing', '{state}{due}' || n, '{state}', '{{}}', '', '{{}}', "
             f"decode(md5(n::text), 'hex'), 1, n, '', 0, 0, '[]', {due}, now() FROM generate_series(1, {count}) AS n"
         )
-    await world.change("INSERT INTO onefold_inbox SELECT 'billing', 'm' || n FROM generate_series(1, 20000) AS n")
-    await world.change("ANALYZE onefold_letter")
-    await world.change("ANALYZE onefold_inbox")
+    await backend.change("INSERT INTO onefold_inbox SELECT 'billing', 'm' || n FROM generate_series(1, 20000) AS n")
+    await backend.change("ANALYZE onefold_letter")
+    await backend.change("ANALYZE onefold_inbox")
 
 
 PLANS = [
@@ -50,7 +50,7 @@ PLANS = [
 ]
 
 
-async def test_no_statement_reads_a_whole_table(on_postgres: World) -> None:
+async def test_no_statement_reads_a_whole_table(on_postgres: Backend) -> None:
     await crowd(on_postgres)
     for statement, index in PLANS:
         plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {rendered(statement)}"))
@@ -59,7 +59,7 @@ async def test_no_statement_reads_a_whole_table(on_postgres: World) -> None:
         assert "Seq Scan on onefold_inbox" not in plan, plan
 
 
-async def test_dead_letters_are_listed_and_discarded_by_time_and_reason_from_their_index(on_postgres: World) -> None:
+async def test_dead_letters_are_listed_and_discarded_by_time_and_reason_from_their_index(on_postgres: Backend) -> None:
     """However many there are: pages are counted."""
     await crowd(on_postgres)
     one = "died_at = now() + interval '1 hour', reason = 'odd' WHERE message_id = 'deadNULL7'"

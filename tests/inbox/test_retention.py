@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.orm import Session
 
+from onefold._inbox.consumer import DAY_S, Consumer
+from onefold._inbox.retention import reap
 from onefold._kernel.messages import stream_of
 from onefold.errors import ConfigurationError
-from onefold.inbox.model import DAY_S, Consumer
-from onefold.inbox.retention import reap
-from tests.inbox.worlds import World, message
+from tests.inbox.backends import Backend, message
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -26,15 +26,15 @@ def nothing(message: Any) -> None:
 consumer = partial(Consumer, name="billing", topics=("order.placed",), handler=nothing)
 
 
-async def test_what_is_past_its_retention_is_forgotten_in_batches_and_nothing_else(world: World) -> None:
-    inbox = world.inbox()
+async def test_what_is_past_its_retention_is_forgotten_in_batches_and_nothing_else(backend: Backend) -> None:
+    inbox = backend.inbox()
     for number in range(7):
-        await world.deliver(inbox, message(f"m{number}"))
-    old = "handled_at = now() - interval '8 days'" if world.dialect == "postgres" else "handled_at_ms = 1"
-    await world.change(f"UPDATE onefold_inbox SET {old} WHERE message_id < 'm5'")
-    assert await world.flow(reap(world.dialect, "billing", 7 * DAY_S, limit=2, batches_max=2)) == 4
-    assert await world.flow(reap(world.dialect, "billing", 7 * DAY_S, limit=2)) == 1
-    assert await world.ledger() == ["m5", "m6"]
+        await backend.deliver(inbox, message(f"m{number}"))
+    old = "handled_at = now() - interval '8 days'" if backend.dialect == "postgres" else "handled_at_ms = 1"
+    await backend.change(f"UPDATE onefold_inbox SET {old} WHERE message_id < 'm5'")
+    assert await backend.flow(reap(backend.dialect, "billing", 7 * DAY_S, limit=2, batches_max=2)) == 4
+    assert await backend.flow(reap(backend.dialect, "billing", 7 * DAY_S, limit=2)) == 1
+    assert await backend.ledger() == ["m5", "m6"]
 
 
 def test_a_ledger_that_forgets_before_the_broker_does_is_refused() -> None:

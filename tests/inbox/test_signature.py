@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import pytest
 from fastapi import Depends as FastApiDepends
 
-from onefold import Delivery, Depends, Message, Transaction
+from onefold import Depends, Message, Transaction
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handler_signature import Needed
+from onefold.brokers import Delivery
 from onefold.errors import ConfigurationError
-from onefold.inbox.model import Consumer
-from onefold.inbox.signature import Needed
 
 if TYPE_CHECKING:
     from decimal import Decimal as Order

@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 import pytest
 
-from onefold._kernel.borrow import borrowing
+from onefold._inbox.handling import Inbox
+from onefold._inbox.ledger_entry import Entry
+from onefold._inbox.redrive import Filter, redrive
+from onefold._inbox.retention import reap
+from onefold._inbox.stored_message import received
+from onefold._inbox.version_order import Early
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary
-from onefold._kernel.events import Duplicate, Failed, Handled, Parked
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
 from onefold.errors import OnefoldError
-from onefold.inbox.entry import Entry
-from onefold.inbox.flow import Inbox
-from onefold.inbox.order import Early
-from onefold.inbox.parcel import received
-from onefold.inbox.redrive import Filter, redrive
-from onefold.inbox.retention import reap
-from tests.inbox.worlds import World, delivery, message
+from tests.inbox.backends import Backend, delivery, message
 
 EU, US, JP = "/shop/eu", "/shop/us", "/shop/jp"
 
@@ -28,22 +28,22 @@ EU, US, JP = "/shop/eu", "/shop/us", "/shop/jp"
 class Till:
     """A consumer that writes down source and id of what it handles, and fails as often as it is told to."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.failing: set[str] = set()
 
     async def handle(self, given: Message, tx: Transaction[Any]) -> None:
-        await self.world.write(tx, f"{given.source} {given.id}")
+        await self.backend.write(tx, f"{given.source} {given.id}")
         if given.source in self.failing:
             raise RuntimeError(given.source)
 
     def inbox(self, **settings: Any) -> Inbox:
-        return self.world.inbox(self.handle, **settings)
+        return self.backend.inbox(self.handle, **settings)
 
 
 @pytest.fixture
-def till(world: World) -> Till:
-    return Till(world)
+def till(backend: Backend) -> Till:
+    return Till(backend)
 
 
 def sale(source: str, name: str = "1001", **more: Any) -> Message:
@@ -52,179 +52,188 @@ def sale(source: str, name: str = "1001", **more: Any) -> Message:
 
 @pytest.mark.parametrize("redelivered", [False, True])
 async def test_the_same_id_from_two_sources_is_two_messages_each_handled_once(till: Till, redelivered: bool) -> None:
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     for source in (EU, US, JP):
-        assert isinstance(await world.deliver(inbox, sale(source), redelivered=redelivered), Handled)
+        assert isinstance(await backend.deliver(inbox, sale(source), redelivered=redelivered), Handled)
     for source in (US, EU, JP):
         for again in (False, True):
-            assert isinstance(await world.deliver(inbox, sale(source), redelivered=again), Duplicate)
-    assert await world.effects() == [f"{EU} 1001", f"{JP} 1001", f"{US} 1001"]
-    assert await world.letters() == {}
+            assert isinstance(await backend.deliver(inbox, sale(source), redelivered=again), Duplicate)
+    assert await backend.effects() == [f"{EU} 1001", f"{JP} 1001", f"{US} 1001"]
+    assert await backend.failed_messages() == {}
 
 
 async def test_of_many_deliveries_at_once_each_source_has_one_effect(till: Till) -> None:
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     given = [(sale(source), again) for source in (EU, US, JP) for again in (False, True, False)]
-    events = await asyncio.gather(*(world.deliver(inbox, one, redelivered=again) for one, again in given))
-    await world.run_due(inbox)
+    events = await asyncio.gather(*(backend.deliver(inbox, one, redelivered=again) for one, again in given))
+    await backend.run_due(inbox)
     assert sum(isinstance(event, Handled) for event in events) == 3
-    assert await world.effects() == [f"{EU} 1001", f"{JP} 1001", f"{US} 1001"]
+    assert await backend.effects() == [f"{EU} 1001", f"{JP} 1001", f"{US} 1001"]
 
 
 @pytest.mark.parametrize("order", ["strict", "latest"])
 async def test_ordered_consumers_tell_sources_apart_too(till: Till, order: Literal["strict", "latest"]) -> None:
-    world, inbox = till.world, till.inbox(order=order)
+    backend, inbox = till.backend, till.inbox(order=order)
     for version in (1, 2):
         for source in (EU, US):
             given = sale(source, f"{version}", key="acme", version=version)
-            assert isinstance(await world.deliver(inbox, given), Handled)
-            assert isinstance(await world.deliver(inbox, given), Duplicate)
-    assert len(await world.effects()) == 4
+            assert isinstance(await backend.deliver(inbox, given), Handled)
+            assert isinstance(await backend.deliver(inbox, given), Duplicate)
+    assert len(await backend.effects()) == 4
 
 
 async def test_what_fails_of_two_sources_are_two_letters_and_each_is_handled(till: Till) -> None:
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     till.failing = {EU, US}
     for source in (EU, US):
-        assert isinstance(await world.deliver(inbox, sale(source)), Failed)
-    letters = await world.letters()
-    assert {letter.message.source for letter in letters.values() if letter.message} == {EU, US}
-    assert {letter.message.id for letter in letters.values() if letter.message} == {"1001"}
+        assert isinstance(await backend.deliver(inbox, sale(source)), Failed)
+    failed_messages = await backend.failed_messages()
+    assert {failed_message.message.source for failed_message in failed_messages.values() if failed_message.message} == {
+        EU,
+        US,
+    }
+    assert {failed_message.message.id for failed_message in failed_messages.values() if failed_message.message} == {
+        "1001"
+    }
     for source in (EU, US):
-        assert isinstance(await world.deliver(inbox, sale(source)), Duplicate), "it is kept"
+        assert isinstance(await backend.deliver(inbox, sale(source)), Duplicate), "it is kept"
     till.failing = {EU}
-    await world.hours_pass()
-    assert {type(event) for event in await world.run_due(inbox)} == {Failed, Handled}
-    assert await world.effects() == [f"{US} 1001"]
+    await backend.hours_pass()
+    assert {type(event) for event in await backend.run_due(inbox)} == {Failed, Handled}
+    assert await backend.effects() == [f"{US} 1001"]
     till.failing = set()
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert (await world.effects(), await world.letters()) == ([f"{EU} 1001", f"{US} 1001"], {})
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert (await backend.effects(), await backend.failed_messages()) == ([f"{EU} 1001", f"{US} 1001"], {})
     for source in (EU, US):
-        assert isinstance(await world.deliver(inbox, sale(source)), Duplicate)
+        assert isinstance(await backend.deliver(inbox, sale(source)), Duplicate)
 
 
 async def test_a_letter_does_not_hold_back_the_message_of_another_source(till: Till) -> None:
-    world, inbox = till.world, till.inbox(attempts=1)
+    backend, inbox = till.backend, till.inbox(attempts=1)
     till.failing = {EU}
-    await world.deliver(inbox, sale(EU))
-    assert isinstance(await world.deliver(inbox, sale(US)), Handled)
+    await backend.deliver(inbox, sale(EU))
+    assert isinstance(await backend.deliver(inbox, sale(US)), Handled)
     till.failing = set()
-    await world.flow(redrive(world.dialect, Filter(consumer="billing"), actor="ada", per_second=1000))
-    await world.hours_pass()
-    await world.run_due(inbox)
-    assert (await world.effects(), await world.letters()) == ([f"{EU} 1001", f"{US} 1001"], {})
+    await backend.flow(redrive(backend.dialect, Filter(consumer="billing"), actor="ada", per_second=1000))
+    await backend.hours_pass()
+    await backend.run_due(inbox)
+    assert (await backend.effects(), await backend.failed_messages()) == ([f"{EU} 1001", f"{US} 1001"], {})
 
 
 async def test_a_letter_whose_id_another_source_took_meanwhile_is_handled(till: Till) -> None:
     """A failure is written down after its transaction: in between the id is free."""
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     till.failing = {EU}
-    await world.deliver(inbox, sale(EU))
-    await world.change(f"INSERT INTO onefold_inbox (consumer, message_id, source) VALUES ('billing', '1001', '{US}')")
-    assert isinstance(await world.deliver(inbox, sale(US)), Duplicate)
-    assert isinstance(await world.deliver(inbox, sale(EU)), Duplicate), "it is kept"
+    await backend.deliver(inbox, sale(EU))
+    await backend.change(f"INSERT INTO onefold_inbox (consumer, message_id, source) VALUES ('billing', '1001', '{US}')")
+    assert isinstance(await backend.deliver(inbox, sale(US)), Duplicate)
+    assert isinstance(await backend.deliver(inbox, sale(EU)), Duplicate), "it is kept"
     for _ in range(2):
-        await world.hours_pass()
-        await world.run_due(inbox)
+        await backend.hours_pass()
+        await backend.run_due(inbox)
         till.failing = set()
-    assert (await world.effects(), await world.letters()) == ([f"{EU} 1001"], {})
-    assert isinstance(await world.deliver(inbox, sale(EU)), Duplicate)
+    assert (await backend.effects(), await backend.failed_messages()) == ([f"{EU} 1001"], {})
+    assert isinstance(await backend.deliver(inbox, sale(EU)), Duplicate)
 
 
 async def test_when_the_first_of_them_is_forgotten_the_others_are_still_known(till: Till) -> None:
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     for source in (EU, US):
-        await world.deliver(inbox, sale(source))
-    old = "handled_at = now() - interval '30 days'" if world.dialect == "postgres" else "handled_at_ms = 1"
-    await world.change(f"UPDATE onefold_inbox SET {old} WHERE message_id = '1001'")
-    assert await world.flow(reap(world.dialect, "billing", inbox.consumer.retention_s)) == 1
+        await backend.deliver(inbox, sale(source))
+    old = "handled_at = now() - interval '30 days'" if backend.dialect == "postgres" else "handled_at_ms = 1"
+    await backend.change(f"UPDATE onefold_inbox SET {old} WHERE message_id = '1001'")
+    assert await backend.flow(reap(backend.dialect, "billing", inbox.consumer.retention_s)) == 1
     for redelivered in (False, True):
-        assert isinstance(await world.deliver(inbox, sale(US), redelivered=redelivered), Duplicate)
-    assert isinstance(await world.deliver(inbox, sale(EU)), Handled), "as for any message after retention_s"
+        assert isinstance(await backend.deliver(inbox, sale(US), redelivered=redelivered), Duplicate)
+    assert isinstance(await backend.deliver(inbox, sale(EU)), Handled), "as for any message after retention_s"
 
 
 async def test_a_batch_with_the_same_id_from_two_sources_handles_both(till: Till) -> None:
-    world = till.world
+    backend = till.backend
 
     async def handler(given: list[Message], tx: Transaction[Any]) -> None:
         for one in given:
             await till.handle(one, tx)
 
-    inbox = world.inbox(handler, batch=10)
+    inbox = backend.inbox(handler, batch=10)
 
     async def hand(*given: Message) -> list[Any]:
-        lane, tx = world.lane()
-        events = await run_async(inbox.handle_batch([delivery(one) for one in given], tx), lane)
+        executor, tx = backend.executor()
+        events = await run_async(inbox.handle_batch([delivery(one) for one in given], tx), executor)
         if events is None:  # then one by one, as a worker does
-            events = [await world.deliver(inbox, one) for one in given]
+            events = [await backend.deliver(inbox, one) for one in given]
         return [type(event) for event in events]
 
     assert await hand(sale(EU), sale(US), sale(EU, "1002"), sale(EU)) == [Handled, Handled, Handled, Duplicate]
     assert await hand(sale(US), sale(EU, "1003")) == [Duplicate, Handled]
     assert await hand(sale(JP), sale(US, "1002")) == [Handled, Handled]
-    assert len(await world.effects()) == 6
+    assert len(await backend.effects()) == 6
 
 
 async def test_parked_messages_of_two_sources_wait_each_for_their_own(till: Till) -> None:
-    world, inbox = till.world, till.inbox(order="strict")
+    backend, inbox = till.backend, till.inbox(order="strict")
     for source in (EU, US):
-        await world.deliver(inbox, sale(source, "1", key="acme", version=1))
+        await backend.deliver(inbox, sale(source, "1", key="acme", version=1))
         for version in (3, 4):
             given = sale(source, f"{version}", key="acme", version=version)
-            lane, tx = world.lane()
-            events = await run_async(inbox.handle_batch([delivery(given)], tx), lane)
+            executor, tx = backend.executor()
+            events = await run_async(inbox.handle_batch([delivery(given)], tx), executor)
             if events is None:
-                events = [await world.deliver(inbox, given)]
+                events = [await backend.deliver(inbox, given)]
             assert isinstance(events[0], Parked)
     for source in (US, EU):
-        await world.deliver(inbox, sale(source, "2", key="acme", version=2))
-        await world.run_due(inbox)
-    assert len(await world.effects()) == 8
-    assert await world.letters() == {}
+        await backend.deliver(inbox, sale(source, "2", key="acme", version=2))
+        await backend.run_due(inbox)
+    assert len(await backend.effects()) == 8
+    assert await backend.failed_messages() == {}
 
 
 async def test_what_came_without_a_source_is_known_by_its_id_alone(till: Till) -> None:
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
 
     async def begins(name: str, source: str | None) -> bool:
-        lane, _ = world.lane()
-        entry = Entry(world.dialect, "billing", name, source=source, lease_s=60)
-        new = await run_async(entry.begin(), lane)
+        executor, _ = backend.executor()
+        entry = Entry(backend.dialect, "billing", name, source=source, lease_s=60)
+        new = await run_async(entry.begin(), executor)
         if new:
-            await run_async(entry.commit(()), lane)
+            await run_async(entry.commit(()), executor)
         return new
 
     assert await begins("1", None)
     assert [await begins("1", source) for source in (None, EU, US)] == [False] * 3
     assert [await begins("2", source) for source in (EU, US, EU, US, None)] == [True, True, False, False, False]
-    assert isinstance(await world.deliver(inbox, sale(EU, "1")), Duplicate), "as in a ledger of an earlier release"
-    assert isinstance(await world.deliver(inbox, sale(JP, "2")), Handled)
+    assert isinstance(await backend.deliver(inbox, sale(EU, "1")), Duplicate), "as in a ledger of an earlier release"
+    assert isinstance(await backend.deliver(inbox, sale(JP, "2")), Handled)
 
 
 async def test_ids_and_sources_of_any_length_are_kept(till: Till) -> None:
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     name, sources = "é" * 512, ["s" * 512, "t" * 512]
     for source in sources:
-        assert isinstance(await world.deliver(inbox, sale(source, name)), Handled)
+        assert isinstance(await backend.deliver(inbox, sale(source, name)), Handled)
     till.failing = set(sources)
     for source in sources:
-        assert isinstance(await world.deliver(inbox, sale(source, "ü" * 512)), Failed)
-    assert len(await world.letters()) == 2
+        assert isinstance(await backend.deliver(inbox, sale(source, "ü" * 512)), Failed)
+    assert len(await backend.failed_messages()) == 2
 
 
 async def test_a_letter_is_never_written_over_by_that_of_another_source(till: Till) -> None:
     """Two that fail at the same moment find the name free; the database refuses the second, which comes again."""
-    world, inbox = till.world, till.inbox()
+    backend, inbox = till.backend, till.inbox()
     till.failing = {EU}
-    await world.deliver(inbox, sale(EU))
-    [letter] = (await world.letters()).values()
+    await backend.deliver(inbox, sale(EU))
+    [failed_message] = (await backend.failed_messages()).values()
     late = inbox.parked(received(delivery(sale(US))), None, Early("it waits", False, None))
 
     async def write() -> None:
         await Batch((Boundary.BEGIN, late, Boundary.COMMIT))
 
     with pytest.raises(OnefoldError):
-        await world.flow(borrowing(write))
-    still = (await world.letters())[letter.id]
-    assert (still.message, still.state, still.reason) == (letter.message, letter.state, letter.reason)
+        await backend.flow(with_connection(write))
+    still = (await backend.failed_messages())[failed_message.id]
+    assert (still.message, still.state, still.reason) == (
+        failed_message.message,
+        failed_message.state,
+        failed_message.reason,
+    )

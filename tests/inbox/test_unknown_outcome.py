@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handler_call import perform_here
+from onefold._inbox.handler_transaction import HandlerTookTooLong, Handling
+from onefold._inbox.message_identity import identity_of
+from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.effects import Acquire, Batch, Call, Discard, Fetch, Now, Release
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.transaction import Transaction
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConnectionLost, StoreUnavailable
-from onefold.inbox.handler import HandlerTookTooLong, Handling
-from onefold.inbox.identity import identity_of
-from onefold.inbox.invocation import perform_here
-from onefold.inbox.model import Consumer
-from onefold.inbox.sql import STATEMENTS
-from onefold.testing.scripts import Really, Turn, play
-from tests.inbox.worlds import message
+from tests.inbox.backends import message
+from tests.support.scripts import Really, Turn, play
 
 LEASE_S = 10.0
 
@@ -37,7 +37,7 @@ def run(path: Path, heard: list[str], script: list[Turn]) -> Exception | None:
         tx.after_rollback(heard.append, "undone")
 
     consumer = Consumer(name="billing", topics=("order.placed",), handler=handler, lease_s=LEASE_S)
-    tx = Transaction(ThreadLane(SqliteDatabase(path)))
+    tx = Transaction(ThreadExecutor(SqliteDatabase(path)))
     sql = STATEMENTS["postgres"]
     known = sql.handled("billing", identity_of("m1", "shop"))
     return play(Handling(consumer, sql, perform_here).run(known, [message()], tx, ()), script)

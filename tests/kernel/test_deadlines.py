@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold import deadline, no_deadline
+from onefold import deadline
 from onefold._kernel import deadlines
+from onefold.clients import no_deadline
 from onefold.errors import ConfigurationError
 from tests.policy.properties import properties
 

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Fetch, Flow, Now, Release, Sleep, Statement
-from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.runners import run, run_async
+from onefold.db._threaded import ThreadedDatabase
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
-from onefold.db.threads import ThreadedDatabase
 from onefold.errors import ProgrammerError, StatementRefused
-from onefold.testing.crash import Boundaries
+from tests.support.crash import Boundaries
 
 Runner: TypeAlias = Callable[[Flow[Any]], Any]
 
@@ -30,17 +30,17 @@ def boundaries() -> Boundaries:
 
 @pytest.fixture(params=["thread", "asyncio"])
 def performed(request: pytest.FixtureRequest, boundaries: Boundaries, tmp_path: Path) -> Iterator[Runner]:
-    """Run a flow to its end on a lane of its own, by the runner of one colour."""
+    """Run a flow to its end on an executor of its own, by the runner of one colour."""
     database = boundaries.around(SqliteDatabase(tmp_path / "flows.db"))
     if request.param == "thread":
-        yield lambda flow: run(flow, ThreadLane(database))
+        yield lambda flow: run(flow, ThreadExecutor(database))
         database.close()
         return
     with asyncio.Runner() as runner:
         threaded = ThreadedDatabase(database, AsyncSqlite)
 
         async def on_a_task(flow: Flow[Any]) -> Any:
-            return await run_async(flow, TaskLane(threaded))
+            return await run_async(flow, TaskExecutor(threaded))
 
         yield lambda flow: runner.run(on_a_task(flow))
         runner.run(threaded.close())
@@ -164,18 +164,18 @@ async def test_a_task_that_is_cancelled_while_its_flow_waits_holds_nothing_any_m
             await Call(waiting.set)
             await Sleep(60)
 
-        task = asyncio.create_task(run_async(flow(), TaskLane(database)))
+        task = asyncio.create_task(run_async(flow(), TaskExecutor(database)))
         await waiting.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        lane = TaskLane(database)
+        executor = TaskExecutor(database)
 
         async def write() -> None:
             await Acquire()
             await Batch((Boundary.BEGIN, Statement("CREATE TABLE t (x)"), Boundary.COMMIT))
             await Release()
 
-        await run_async(write(), lane)  # the write lock is free, or this would wait for it in vain
+        await run_async(write(), executor)  # the write lock is free, or this would wait for it in vain
         assert boundaries.out == 0
         await database.close()

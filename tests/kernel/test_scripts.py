@@ -6,7 +6,7 @@ import pytest
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Fetch, Now, Release, Statement
 from onefold.errors import ConnectionLost
-from onefold.testing.scripts import Really, ScriptDiffers, play
+from tests.support.scripts import Really, ScriptDiffers, play
 
 ONE = Statement("SELECT 1")
 

@@ -9,7 +9,7 @@ import pytest
 
 from onefold._kernel.topics import find_fault, is_pattern, matches, overlap, widest
 
-#: Every topic of one to four tokens over three letters, and every pattern of one to three.
+#: Every topic of one to four tokens over three failed messages, and every pattern of one to three.
 TOPICS = [".".join(tokens) for length in range(1, 5) for tokens in itertools.product("abc", repeat=length)]
 PATTERNS = [
     pattern

@@ -11,9 +11,9 @@ import pytest
 
 from onefold._kernel import savepoints
 from onefold._kernel.effects import Boundary, Nested, Statement
-from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.transaction import Transaction
-from onefold.db.connect import async_database, sync_database
+from onefold.db._connect import async_database, sync_database
 from onefold.errors import ProgrammerError, StoreUnavailable, TransactionEnded, TransactionMisused
 from onefold.testing.servers import PrivatePostgres
 
@@ -34,42 +34,42 @@ def address(request: pytest.FixtureRequest, sqlite_path: Path) -> Any:
 
 
 @pytest.fixture
-def lane(address: Any) -> Iterator[ThreadLane[Any]]:
+def executor(address: Any) -> Iterator[ThreadExecutor[Any]]:
     """Inside a transaction that has an empty table."""
     database = sync_database(address)
-    lane: ThreadLane[Any] = ThreadLane(database)
-    lane.acquire()
-    lane.batch((Boundary.BEGIN, CREATE))
-    yield lane
-    lane.batch((Boundary.ROLLBACK,))
-    lane.release()
+    executor: ThreadExecutor[Any] = ThreadExecutor(database)
+    executor.acquire()
+    executor.batch((Boundary.BEGIN, CREATE))
+    yield executor
+    executor.batch((Boundary.ROLLBACK,))
+    executor.release()
     database.close()
 
 
 @pytest.fixture
-def tx(lane: ThreadLane[Any]) -> Transaction[Any]:
-    tx = Transaction(lane)
+def tx(executor: ThreadExecutor[Any]) -> Transaction[Any]:
+    tx = Transaction(executor)
     tx.open()
     return tx
 
 
-def pay(lane: ThreadLane[Any], amount: int) -> None:
-    lane.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
+def pay(executor: ThreadExecutor[Any], amount: int) -> None:
+    executor.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
 
 
-def pay_in_vain(tx: Transaction[Any], lane: ThreadLane[Any], amount: int) -> None:
+def pay_in_vain(tx: Transaction[Any], executor: ThreadExecutor[Any], amount: int) -> None:
     """A part that writes and then fails."""
     with tx.savepoint():
         with tx.savepoint():
-            pay(lane, amount)
+            pay(executor, amount)
         raise Declined
 
 
 # --- when it may be touched -----------------------------------------------------------------------------------
 
 
-def test_before_the_claim_there_is_no_transaction(lane: ThreadLane[Any]) -> None:
-    tx = Transaction(lane)
+def test_before_the_claim_there_is_no_transaction(executor: ThreadExecutor[Any]) -> None:
+    tx = Transaction(executor)
     with pytest.raises(ProgrammerError, match="has not begun"):
         _ = tx.connection
     with pytest.raises(ProgrammerError, match="has not begun"):
@@ -85,8 +85,8 @@ def test_after_the_answer_it_is_over(tx: Transaction[Any]) -> None:
         tx.savepoint()
 
 
-def test_a_route_that_runs_without_its_store_is_told_why_there_is_no_transaction(lane: ThreadLane[Any]) -> None:
-    tx = Transaction(lane)
+def test_a_route_that_runs_without_its_store_is_told_why_there_is_no_transaction(executor: ThreadExecutor[Any]) -> None:
+    tx = Transaction(executor)
     tx.deny(StoreUnavailable("the store is down"))
     with pytest.raises(StoreUnavailable, match="the store is down"):
         _ = tx.connection
@@ -107,37 +107,39 @@ def test_a_savepoint_is_a_touch(tx: Transaction[Any]) -> None:
 # --- savepoints, on threads -----------------------------------------------------------------------------------
 
 
-def test_a_part_that_succeeds_stays(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+def test_a_part_that_succeeds_stays(tx: Transaction[Any], executor: ThreadExecutor[Any]) -> None:
     with tx.savepoint():
-        pay(lane, 1)
-    assert lane.fetch(SUM) == [(1,)]
+        pay(executor, 1)
+    assert executor.fetch(SUM) == [(1,)]
 
 
-def test_a_part_that_fails_is_undone_alone_and_its_error_rises(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
-    pay(lane, 1)
+def test_a_part_that_fails_is_undone_alone_and_its_error_rises(
+    tx: Transaction[Any], executor: ThreadExecutor[Any]
+) -> None:
+    pay(executor, 1)
     with pytest.raises(Declined):
-        pay_in_vain(tx, lane, 10)
-    pay(lane, 100)
-    assert lane.fetch(SUM) == [(101,)]
+        pay_in_vain(tx, executor, 10)
+    pay(executor, 100)
+    assert executor.fetch(SUM) == [(101,)]
 
 
 def test_a_statement_that_fails_inside_a_savepoint_leaves_the_transaction_usable(
-    tx: Transaction[Any], lane: ThreadLane[Any]
+    tx: Transaction[Any], executor: ThreadExecutor[Any]
 ) -> None:
     with pytest.raises(Exception, match="nonsense"), tx.savepoint():
-        lane.batch((Statement("INSERT INTO payments VALUES (nonsense(1))"),))
-    pay(lane, 1)
-    assert lane.fetch(SUM) == [(1,)]
+        executor.batch((Statement("INSERT INTO payments VALUES (nonsense(1))"),))
+    pay(executor, 1)
+    assert executor.fetch(SUM) == [(1,)]
 
 
-def test_parts_nest_and_each_undoes_its_own(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+def test_parts_nest_and_each_undoes_its_own(tx: Transaction[Any], executor: ThreadExecutor[Any]) -> None:
     with tx.savepoint():
-        pay(lane, 1)
+        pay(executor, 1)
         with pytest.raises(Declined):
-            pay_in_vain(tx, lane, 10)
+            pay_in_vain(tx, executor, 10)
         with tx.savepoint():
-            pay(lane, 100)
-    assert lane.fetch(SUM) == [(101,)]
+            pay(executor, 100)
+    assert executor.fetch(SUM) == [(101,)]
 
 
 def test_a_savepoint_of_a_thread_says_how_to_use_it(tx: Transaction[Any]) -> None:
@@ -152,51 +154,53 @@ def test_a_savepoint_of_a_thread_says_how_to_use_it(tx: Transaction[Any]) -> Non
 # --- savepoints, on asyncio -----------------------------------------------------------------------------------
 
 
-async def on_a_task(address: Any, work: Callable[[Transaction[Any], TaskLane[Any]], Awaitable[None]]) -> Any:
+async def on_a_task(address: Any, work: Callable[[Transaction[Any], TaskExecutor[Any]], Awaitable[None]]) -> Any:
     """Work inside a transaction that has an empty table; what the table sums up to at the end."""
     database = async_database(address)
-    lane: TaskLane[Any] = TaskLane(database)
-    await lane.acquire()
-    await lane.batch((Boundary.BEGIN, CREATE))
-    tx = Transaction(lane)
+    executor: TaskExecutor[Any] = TaskExecutor(database)
+    await executor.acquire()
+    await executor.batch((Boundary.BEGIN, CREATE))
+    tx = Transaction(executor)
     tx.open()
-    await work(tx, lane)
-    [(total,)] = await lane.fetch(SUM)
-    await lane.batch((Boundary.ROLLBACK,))
-    await lane.release()
+    await work(tx, executor)
+    [(total,)] = await executor.fetch(SUM)
+    await executor.batch((Boundary.ROLLBACK,))
+    await executor.release()
     await database.close()
     return total
 
 
-async def pay_async(lane: TaskLane[Any], amount: int) -> None:
-    await lane.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
+async def pay_async(executor: TaskExecutor[Any], amount: int) -> None:
+    await executor.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
 
 
-async def pay_in_vain_async(tx: Transaction[Any], lane: TaskLane[Any], amount: int, why: type[BaseException]) -> None:
+async def pay_in_vain_async(
+    tx: Transaction[Any], executor: TaskExecutor[Any], amount: int, why: type[BaseException]
+) -> None:
     async with tx.savepoint():
         async with tx.savepoint():
-            await pay_async(lane, amount)
+            await pay_async(executor, amount)
         raise why
 
 
 async def test_parts_are_kept_or_undone_alone_on_asyncio(address: Any) -> None:
-    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
         async with tx.savepoint():
-            await pay_async(lane, 1)
+            await pay_async(executor, 1)
             with pytest.raises(Declined):
-                await pay_in_vain_async(tx, lane, 10, Declined)
+                await pay_in_vain_async(tx, executor, 10, Declined)
         with pytest.raises(Declined):
-            await pay_in_vain_async(tx, lane, 100, Declined)
+            await pay_in_vain_async(tx, executor, 100, Declined)
         assert tx.touched
 
     assert await on_a_task(address, work) == 1
 
 
 async def test_an_interrupted_part_is_undone_alone_and_the_interruption_rises(address: Any) -> None:
-    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
-        await pay_async(lane, 1)
+    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+        await pay_async(executor, 1)
         with pytest.raises(asyncio.CancelledError):
-            await pay_in_vain_async(tx, lane, 10, asyncio.CancelledError)
+            await pay_in_vain_async(tx, executor, 10, asyncio.CancelledError)
         tx.check_end()
 
     assert await on_a_task(address, work) == 1
@@ -206,9 +210,9 @@ async def test_an_interrupted_part_is_undone_alone_and_the_interruption_rises(ad
 async def test_a_part_that_is_interrupted_where_nothing_can_be_awaited_dooms_the_transaction(
     address: Any, why: type[BaseException]
 ) -> None:
-    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
         with pytest.raises(why):
-            await pay_in_vain_async(tx, lane, 1, why)
+            await pay_in_vain_async(tx, executor, 1, why)
         for touch in (tx.check_end, tx.savepoint, lambda: tx.connection):
             with pytest.raises(TransactionMisused, match="could not be undone alone"):
                 touch()
@@ -219,12 +223,12 @@ async def test_a_part_that_is_interrupted_where_nothing_can_be_awaited_dooms_the
 
 
 async def test_a_rollback_that_is_cancelled_meanwhile_is_done_all_the_same(address: Any) -> None:
-    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
         begun = asyncio.Event()
 
         async def fail() -> None:
             async with tx.savepoint():
-                await pay_async(lane, 1)
+                await pay_async(executor, 1)
                 begun.set()
                 raise Declined
 
@@ -234,7 +238,7 @@ async def test_a_rollback_that_is_cancelled_meanwhile_is_done_all_the_same(addre
         with pytest.raises(asyncio.CancelledError):
             await task
         tx.check_end()
-        await pay_async(lane, 10)
+        await pay_async(executor, 10)
 
     assert await on_a_task(address, work) == 10
 
@@ -244,20 +248,22 @@ async def test_a_rollback_that_is_not_answered_in_time_dooms_the_transaction(
 ) -> None:
     monkeypatch.setattr(savepoints, "UNDO_S_MAX", 0.0)
 
-    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
         with pytest.raises(asyncio.CancelledError):
-            await pay_in_vain_async(tx, lane, 1, asyncio.CancelledError)
+            await pay_in_vain_async(tx, executor, 1, asyncio.CancelledError)
         with pytest.raises(TransactionMisused, match="not answered within"):
             tx.check_end()
 
     await on_a_task(address, work)
 
 
-def test_a_savepoint_that_cannot_be_ended_dooms_the_transaction(tx: Transaction[Any], lane: ThreadLane[Any]) -> None:
+def test_a_savepoint_that_cannot_be_ended_dooms_the_transaction(
+    tx: Transaction[Any], executor: ThreadExecutor[Any]
+) -> None:
     savepoint = tx.savepoint()
     savepoint.__enter__()
-    pay(lane, 1)
-    lane.batch((Nested(Boundary.RELEASE_SAVEPOINT, 1),))
+    pay(executor, 1)
+    executor.batch((Nested(Boundary.RELEASE_SAVEPOINT, 1),))
     with pytest.raises(TransactionEnded):
         savepoint.__exit__(None, None, None)
     with pytest.raises(TransactionMisused, match="could not be ended"):
@@ -282,9 +288,9 @@ def test_a_savepoint_that_is_still_open_keeps_rows_from_being_kept(tx: Transacti
 
 
 async def test_a_savepoint_of_a_task_says_how_to_use_it(address: Any) -> None:
-    async def work(tx: Transaction[Any], lane: TaskLane[Any]) -> None:
+    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
         with pytest.raises(ProgrammerError, match=r"write `async with tx.savepoint\(\)`"), tx.savepoint():
             pass
-        await pay_async(lane, 1)
+        await pay_async(executor, 1)
 
     assert await on_a_task(address, work) == 1

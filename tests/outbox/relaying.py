@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.borrow import borrowing
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Step
+from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.ids import new_id
-from onefold._kernel.lanes import BrokerLane, TaskLane
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.runners import run_async
+from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.schema import MIGRATIONS
+from onefold._outbox.write import Outbox
+from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.db.migrate import migrate
 from onefold.db.sqlite import async_sqlite
 from onefold.errors import BrokerUnavailable, MessageRefused
-from onefold.outbox.relay import Carrier, Settings
-from onefold.outbox.schema import MIGRATIONS
-from onefold.outbox.write import Outbox
 
 
 class ScriptedBroker:
@@ -97,10 +97,10 @@ class Stage:
         self.outbox = Outbox(dialect=self.dialect, source="tests")
 
     async def run(self, flow: Flow[Any], broker: Broker | None = None) -> Any:
-        return await run_async(flow, BrokerLane(self.database, broker or self.broker))
+        return await run_async(flow, BrokerExecutor(self.database, broker or self.broker))
 
     async def migrate(self) -> None:
-        await run_async(migrate(self.dialect, MIGRATIONS[self.dialect]), TaskLane(self.database))
+        await run_async(migrate(self.dialect, MIGRATIONS[self.dialect]), TaskExecutor(self.database))
 
     async def write(self, *events: tuple[str, str | None], topic: str = "t", **more: Any) -> list[str]:
         """Events of (data, key) in one transaction; their ids."""
@@ -115,7 +115,7 @@ class Stage:
         async def work() -> None:
             await Batch(steps)
 
-        await self.run(borrowing(work))
+        await self.run(with_connection(work))
 
     async def execute(self, sql: str) -> None:
         """Postgres's SQL, with what differs on SQLite replaced."""
@@ -125,32 +125,32 @@ class Stage:
         async def work() -> list[Row]:
             return await Fetch(Statement(self._said(sql)))
 
-        rows: list[Row] = await self.run(borrowing(work))
+        rows: list[Row] = await self.run(with_connection(work))
         return [tuple(row) for row in rows]
 
     async def waiting(self) -> int:
         [(count,)] = await self.fetch("SELECT count(*) FROM onefold_outbox WHERE published_at IS NULL")
         return int(count)
 
-    def carrier(self, *, seed: int = 0, **settings: Any) -> Carrier:
+    def session(self, *, seed: int = 0, **settings: Any) -> RelaySession:
         draw = random.Random(seed).random
-        return Carrier(new_id(wall_ms()), self.dialect, Settings(**settings), draw)
+        return RelaySession(new_id(wall_ms()), self.dialect, Settings(**settings), draw)
 
-    async def entered(self, **settings: Any) -> Carrier:
-        carrier = self.carrier(**settings)
-        await self.run(carrier.enter())
-        return carrier
+    async def entered(self, **settings: Any) -> RelaySession:
+        session = self.session(**settings)
+        await self.run(session.enter())
+        return session
 
-    async def drain(self, carrier: Carrier, *, ticks_max: int = 1000) -> None:
+    async def drain(self, session: RelaySession, *, ticks_max: int = 1000) -> None:
         """Tick until there is nothing to claim."""
         for _ in range(ticks_max):
-            if (await self.run(carrier.tick())).claimed == 0:
+            if (await self.run(session.tick())).claimed == 0:
                 return
         raise AssertionError(f"after {ticks_max} ticks there is still something to claim")
 
-    async def expire(self, carrier: Carrier) -> None:
+    async def expire(self, session: RelaySession) -> None:
         """Its lease has run out."""
-        await self.execute(f"UPDATE onefold_relay SET leased_until = <past> WHERE relay = '{carrier.relay}'")
+        await self.execute(f"UPDATE onefold_relay SET leased_until = <past> WHERE relay = '{session.relay}'")
 
     async def make_due(self) -> None:
         await self.execute("UPDATE onefold_outbox SET due_at = <past> WHERE due_at IS NOT NULL AND due_at < <never>")

@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from onefold._kernel.effects import Statement
+from onefold._outbox.claimed_rows import START, Limits
+from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
-from onefold.outbox.waiting import START, Limits
 from tests.outbox.relaying import Stage
 
 ROWS: Final = 20_000
@@ -36,8 +36,8 @@ EACH: Final = "decode(md5(n::text), 'hex')"
 async def connection(postgres_dsn: str) -> AsyncIterator[Any]:
     stage = Stage(AsyncpgDatabase(postgres_dsn))
     await stage.migrate()
-    carrier = await stage.entered(lease_s=3600)
-    await stage.execute(f"UPDATE onefold_bucket SET relay = 'r' WHERE relay = '{carrier.relay}'")
+    session = await stage.entered(lease_s=3600)
+    await stage.execute(f"UPDATE onefold_bucket SET relay = 'r' WHERE relay = '{session.relay}'")
     await stage.execute("UPDATE onefold_relay SET relay = 'r'")
     await stage.database.close()
     connection: Any = await asyncpg.connect(postgres_dsn)

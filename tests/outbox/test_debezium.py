@@ -20,13 +20,13 @@ from confluent_kafka import Producer
 from onefold import AsyncOnefold
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import Subscription
+from onefold._outbox.debezium import connector, forget_captured
 from onefold.brokers.kafka import KafkaBroker
 from onefold.errors import ConfigurationError
-from onefold.outbox.captured import connector, forget_captured
 from onefold.testing.servers import GivenKafka, PrivateKafka, PrivatePostgres
 from tests.brokers.kafka_subject import settings
 from tests.cli.commands import onefold, told
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
 #: The types of columns that the router takes for each role: text, and for a payload without an envelope also bytes. It

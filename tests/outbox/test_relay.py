@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from onefold._kernel.effects import Now, Publish
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.runners import run_async
+from onefold._outbox.claimed_rows import assigned, read, rounds
+from onefold._outbox.relay_session import Settings, release_due
 from onefold.errors import (
     BrokerUnavailable,
     ConfigurationError,
     ConnectionLost,
     ProgrammerError,
 )
-from onefold.outbox.relay import Settings, release_due
-from onefold.outbox.waiting import assigned, read, waves
-from onefold.testing.crash import Boundaries, Crossing
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened, refusing
+from tests.support.crash import Boundaries, Crossing
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -37,8 +37,8 @@ ATTEMPTS = "SELECT data, started, finished, error FROM onefold_outbox ORDER BY c
 
 async def test_what_was_written_is_published_once_and_gone(stage: Stage) -> None:
     [id_] = await stage.write(("placed", "order-1"), headers={"traceparent": "00-ab"})
-    carrier = await stage.entered()
-    sent = await stage.run(carrier.tick())
+    session = await stage.entered()
+    sent = await stage.run(session.tick())
     assert (sent.claimed, len(sent.confirmed), sent.failures) == (1, 1, [])
     [message] = stage.broker.taken
     assert (message.id, message.source, message.topic, message.key) == (id_, "tests", "t", "order-1")
@@ -46,7 +46,7 @@ async def test_what_was_written_is_published_once_and_gone(stage: Stage) -> None
     assert message.version == 1
     assert message.epoch is not None
     assert await stage.waiting() == 0
-    assert (await stage.run(carrier.tick())).claimed == 0
+    assert (await stage.run(session.tick())).claimed == 0
     assert len(stage.broker.calls) == 1
 
 
@@ -59,15 +59,15 @@ async def test_one_message_of_a_key_is_in_flight_and_keys_do_not_wait_for_each_o
 
 async def test_a_batch_has_no_more_rows_and_bytes_than_allowed_and_a_larger_event_goes_alone(stage: Stage) -> None:
     await stage.write(*((str(number), "k") for number in range(25)))
-    carrier = await stage.entered(batch_max=10)
-    assert (await stage.run(carrier.tick())).claimed == 4  # enough of a bucket to see that they are of one stream
-    assert (await stage.run(carrier.tick())).claimed == 10
-    assert (await stage.run(carrier.tick(rows_max=3))).claimed == 3
-    await stage.drain(carrier)
+    session = await stage.entered(batch_max=10)
+    assert (await stage.run(session.tick())).claimed == 4  # enough of a bucket to see that they are of one stream
+    assert (await stage.run(session.tick())).claimed == 10
+    assert (await stage.run(session.tick(rows_max=3))).claimed == 3
+    await stage.drain(session)
     await stage.write(("x" * 60, "k"), ("y" * 50, "k"), ("z" * 500, "k"), ("z", "k"))
     small = await stage.entered(batch_max=640, batch_bytes_max=110)
-    await stage.expire(carrier)
-    await stage.run(small.tend())
+    await stage.expire(session)
+    await stage.run(small.renew_and_rebalance())
     claimed = [(await stage.run(small.tick())).claimed for _ in range(4)]
     assert claimed == [2, 1, 1, 0]
     assert stage.broker.names[:25] == [str(number) for number in range(25)]
@@ -75,11 +75,11 @@ async def test_a_batch_has_no_more_rows_and_bytes_than_allowed_and_a_larger_even
 
 async def test_many_buckets_that_fill_up_at_once_do_not_exceed_the_batch(stage: Stage) -> None:
     await stage.write(("one", "k"))
-    carrier = await stage.entered(batch_max=64)
-    await stage.run(carrier.tick())  # one bucket had rows, so it may fill a batch now
+    session = await stage.entered(batch_max=64)
+    await stage.run(session.tick())  # one bucket had rows, so it may fill a batch now
     await stage.write(*((str(number), f"k{number}") for number in range(300)))
-    assert (await stage.run(carrier.tick())).claimed == 64
-    await stage.drain(carrier)
+    assert (await stage.run(session.tick())).claimed == 64
+    await stage.drain(session)
     assert len(stage.broker.taken) == 301
 
 
@@ -88,28 +88,28 @@ async def test_many_buckets_that_fill_up_at_once_do_not_exceed_the_batch(stage: 
 
 async def test_a_refused_event_stops_its_key_and_nobody_else(stage: Stage) -> None:
     await stage.write(("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b"), ("x", None))
-    carrier = await stage.entered()
+    session = await stage.entered()
     refuses = refusing("a2", "x")
-    sent = await stage.run(carrier.tick(), refuses)
+    sent = await stage.run(session.tick(), refuses)
     assert sorted(refuses.names) == ["a1", "b1", "b2"]
     assert len(sent.failures) == 2
     assert await stage.fetch(ATTEMPTS) == [(b"a2", 1, 1, "too large"), (b"a3", 0, 0, None), (b"x", 1, 1, "too large")]
     await stage.write(("a4", "a"), ("b3", "b"))
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert stage.broker.names == ["b3"]
     await stage.make_due()
     assert await stage.run(release_due(stage.dialect)) is None
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert [name for name in stage.broker.names if name.startswith("a")] == ["a2", "a3", "a4"]
     assert await stage.waiting() == 0
 
 
 async def test_refusals_are_counted_and_waited_for_longer_each_time(stage: Stage) -> None:
     await stage.write(("a", "a"))
-    carrier = await stage.entered()
+    session = await stage.entered()
     waits = []
     for _ in range(12):
-        sent = await stage.run(carrier.tick(), refusing("a"))
+        sent = await stage.run(session.tick(), refusing("a"))
         waits.append(sent.failures[0].wait_ms)
         await stage.make_due()
         await stage.run(release_due(stage.dialect))
@@ -148,15 +148,15 @@ async def test_a_row_that_cannot_be_read_stops_its_key_and_not_the_relay(stage: 
 
 async def test_a_failure_is_not_marked_by_a_relay_that_was_buried(stage: Stage) -> None:
     await stage.write(("a", "a"), ("b", "b"))
-    carrier = await stage.entered()
+    session = await stage.entered()
     broker = refusing("a")
 
     async def take_over() -> None:
-        await stage.expire(carrier)
+        await stage.expire(session)
         await stage.entered()
 
     broker.before = take_over
-    await stage.run(carrier.tick(), broker)
+    await stage.run(session.tick(), broker)
     # What was confirmed is published, whoever says so. The refused row is the other relay's business now.
     assert await stage.fetch("SELECT data, finished, due_at FROM onefold_outbox") == [(b"a", 0, None)]
 
@@ -166,24 +166,24 @@ async def test_a_failure_is_not_marked_by_a_relay_that_was_buried(stage: Stage) 
 
 async def test_what_is_not_taken_while_others_are_is_put_off_and_burns_no_attempt(stage: Stage) -> None:
     await stage.write(("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b"))
-    carrier = await stage.entered()
+    session = await stage.entered()
     broker = ScriptedBroker()
     broker.answer = lambda message: BrokerUnavailable("gone") if message.data == b"b1" else None
-    sent = await stage.run(carrier.tick(), broker)
+    sent = await stage.run(session.tick(), broker)
     assert sent.outage is None
     assert broker.names == ["a1", "a2"]
     assert await stage.fetch(ATTEMPTS) == [(b"b1", 0, 0, "gone"), (b"b2", 0, 0, None)]
     await stage.make_due()
     await stage.run(release_due(stage.dialect))
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert stage.broker.names == ["b1", "b2"]
 
 
 async def test_an_outage_burns_no_attempt(stage: Stage) -> None:
     await stage.write(("a1", "a"), ("a2", "a"), ("b1", "b"))
-    carrier = await stage.entered()
+    session = await stage.entered()
     broker = down()
-    sent = await stage.run(carrier.tick(), broker)
+    sent = await stage.run(session.tick(), broker)
     assert isinstance(sent.outage, BrokerUnavailable)
     assert len(broker.calls) == 1  # no second wave into an outage
     assert await stage.fetch(ATTEMPTS) == [(b"a1", 0, 0, None), (b"a2", 0, 0, None), (b"b1", 0, 0, None)]
@@ -192,9 +192,9 @@ async def test_an_outage_burns_no_attempt(stage: Stage) -> None:
 async def test_a_relay_that_dies_in_an_outage_condemns_nobody(stage: Stage) -> None:
     await stage.write(("a", "a"))
     for _ in range(5):
-        carrier = await stage.entered()
-        assert (await stage.run(carrier.tick(), down())).outage is not None
-        await stage.expire(carrier)
+        session = await stage.entered()
+        assert (await stage.run(session.tick(), down())).outage is not None
+        await stage.expire(session)
     await stage.drain(await stage.entered())
     assert stage.broker.names == ["a"]
 
@@ -227,56 +227,56 @@ async def test_an_adapter_that_answers_for_too_few_has_confirmed_nothing(stage: 
 
 
 async def test_a_buried_relay_claims_nothing_and_learns_of_it(stage: Stage) -> None:
-    carrier = await stage.entered()
-    await stage.expire(carrier)
+    session = await stage.entered()
+    await stage.expire(session)
     other = await stage.entered()
     await stage.write(("a", "a"))
-    assert (await stage.run(carrier.tick())).claimed == 0
-    assert await stage.run(carrier.tend()) is None
-    assert carrier.buried
+    assert (await stage.run(session.tick())).claimed == 0
+    assert await stage.run(session.renew_and_rebalance()) is None
+    assert session.buried
     assert (await stage.run(other.tick())).claimed == 1
 
 
 async def test_a_relay_whose_lease_ran_out_unnoticed_goes_on(stage: Stage) -> None:
-    carrier = await stage.entered()
-    await stage.expire(carrier)
+    session = await stage.entered()
+    await stage.expire(session)
     await stage.write(("a", "a"))
-    assert (await stage.run(carrier.tick())).claimed == 1
-    tended = await stage.run(carrier.tend())
+    assert (await stage.run(session.tick())).claimed == 1
+    tended = await stage.run(session.renew_and_rebalance())
     assert tended.buckets == 64
 
 
 async def test_a_long_batch_renews_its_lease_between_waves(stage: Stage) -> None:
     await stage.write(*((str(number), "k") for number in range(4)))
-    carrier = await stage.entered(batch_max=640, lease_s=0.5)
-    other = stage.carrier()
+    session = await stage.entered(batch_max=640, lease_s=0.5)
+    other = stage.session()
     tended = []
 
     async def time_passes() -> None:
-        carrier._leased_at -= 0.4
+        session._leased_at -= 0.4
         if len(stage.broker.calls) == 3:  # renewed by now, whatever was left of it at first
             tended.append(await stage.run(other.enter()))
 
-    await stage.expire(carrier)
+    await stage.expire(session)
     stage.broker.before = time_passes
-    sent = await stage.run(carrier.tick())
+    sent = await stage.run(session.tick())
     assert len(sent.confirmed) == 4
-    assert not carrier.buried
+    assert not session.buried
     assert tended[0].buckets == 0
 
 
 async def test_a_relay_that_was_buried_between_waves_publishes_nothing_more(stage: Stage) -> None:
     await stage.write(("a1", "a"), ("a2", "a"), ("b1", "b"))
-    carrier = await stage.entered(batch_max=640)
+    session = await stage.entered(batch_max=640)
 
     async def time_passes() -> None:
-        carrier._leased_at -= 60
-        await stage.expire(carrier)
+        session._leased_at -= 60
+        await stage.expire(session)
         await stage.entered()
 
     stage.broker.before = time_passes
-    sent = await stage.run(carrier.tick())
-    assert carrier.buried
+    sent = await stage.run(session.tick())
+    assert session.buried
     assert sorted(stage.broker.names) == ["a1", "b1"]
     assert len(sent.confirmed) == 2
     assert await stage.waiting() == 1
@@ -284,11 +284,11 @@ async def test_a_relay_that_was_buried_between_waves_publishes_nothing_more(stag
 
 async def test_a_relay_told_to_stop_sends_nothing_after_what_is_in_flight(stage: Stage) -> None:
     await stage.write(("a1", "a"), ("a2", "a"))
-    carrier = await stage.entered(batch_max=640)
-    carrier.stopping = True
-    await stage.run(carrier.tick())
+    session = await stage.entered(batch_max=640)
+    session.stopping = True
+    await stage.run(session.tick())
     assert stage.broker.names == ["a1"]
-    await stage.run(carrier.leave())
+    await stage.run(session.leave())
     await stage.drain(await stage.entered())
     assert stage.broker.names == ["a1", "a2"]
     assert await stage.fetch("SELECT count(*) FROM onefold_outbox WHERE started > 0") == [(0,)]
@@ -296,7 +296,7 @@ async def test_a_relay_told_to_stop_sends_nothing_after_what_is_in_flight(stage:
 
 async def test_what_was_sent_while_the_database_was_away_is_marked_by_the_next_tick(stage: Stage) -> None:
     await stage.write(("a", "a"), ("b", "b"))
-    carrier = await stage.entered()
+    session = await stage.entered()
     cut = Boundaries()
 
     def lose(crossing: Crossing) -> None:
@@ -307,10 +307,10 @@ async def test_what_was_sent_while_the_database_was_away_is_marked_by_the_next_t
     whole = stage.database
     stage.database = cut.around_async(whole)
     with pytest.raises(ConnectionLost):
-        await stage.run(carrier.tick())
+        await stage.run(session.tick())
     stage.database = whole
     assert await stage.waiting() == 2
-    sent = await stage.run(carrier.tick())
+    sent = await stage.run(session.tick())
     assert len(sent.confirmed) == 2
     assert await stage.waiting() == 0
     assert len(stage.broker.calls) == 1
@@ -324,13 +324,13 @@ async def test_relays_share_the_buckets_fairly_and_take_over_from_the_dead_and_t
     two, three = await stage.entered(), await stage.entered()
     assert await held(stage) == {one.relay: 64}
     for _ in range(2):
-        for carrier in (one, two, three):
-            await stage.run(carrier.tend())
+        for session in (one, two, three):
+            await stage.run(session.renew_and_rebalance())
     assert sorted((await held(stage)).values()) == [21, 21, 22]
     await stage.run(two.leave())
     assert await held(stage) == {one.relay: 32, three.relay: 32}
     await stage.expire(one)
-    await stage.run(three.tend())
+    await stage.run(three.renew_and_rebalance())
     assert await held(stage) == {three.relay: 64}
     await stage.run(three.leave())
     assert await held(stage) == {None: 64}
@@ -343,10 +343,10 @@ async def held(stage: Stage) -> dict[str | None, int]:
 
 async def test_a_bucket_is_handed_over_without_a_moment_of_nobody_s(stage: Stage) -> None:
     one, two = await stage.entered(), await stage.entered()
-    await stage.run(one.tend())
+    await stage.run(one.renew_and_rebalance())
     assert await held(stage) == {one.relay: 32, two.relay: 32}
     await stage.write(*((str(number), f"k{number}") for number in range(200)))
-    sent = [await stage.run(carrier.tick()) for carrier in (one, two)]
+    sent = [await stage.run(session.tick()) for session in (one, two)]
     assert sum(tick.claimed for tick in sent) == 200
     assert min(tick.claimed for tick in sent) > 0
 
@@ -378,7 +378,7 @@ async def test_a_lane_without_a_broker_says_so(stage: Stage) -> None:
         await Publish([])
 
     with pytest.raises(ProgrammerError, match="no broker"):
-        await run_async(publish(), TaskLane(stage.database))
+        await run_async(publish(), TaskExecutor(stage.database))
 
 
 def test_waves_keep_each_stream_s_order() -> None:
@@ -386,4 +386,4 @@ def test_waves_keep_each_stream_s_order() -> None:
         return (0, position, stream, "id", "s", "t", None, None, None, "", "", "{}", b"", 0, 0, None, None)
 
     rows = [read(row(number, stream)) for number, stream in enumerate([b"a", None, b"b", b"a", None, b"a", b"b"])]
-    assert [[row.position for row in wave] for wave in waves(rows)] == [[0, 1, 2, 4], [3, 6], [5]]
+    assert [[row.position for row in wave] for wave in rounds(rows)] == [[0, 1, 2, 4], [3, 6], [5]]

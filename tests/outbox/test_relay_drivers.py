@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from onefold.outbox.relay import release_due
-from onefold.outbox.report import report, retry
+from onefold._outbox.relay_session import release_due
+from onefold._outbox.status_report import report, retry
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
 from tests.outbox.relaying import Stage, refusing
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("driver", [*SQLITE_ASYNC, *POSTGRES_ASYNC])
@@ -25,16 +25,16 @@ async def test_a_relay_works_over_every_driver(request: pytest.FixtureRequest, d
         dead = await stage.entered(keep_published_s=60)
         await stage.run(dead.tick(), refusing("a1", "x"))
         await stage.expire(dead)
-        carrier = stage.carrier()
-        assert (await stage.run(carrier.enter())).buckets == 64
+        session = stage.session()
+        assert (await stage.run(session.enter())).buckets == 64
         found = await stage.run(report(stage.dialect))
         assert (len(found.stopped), len(found.relays), found.pending[0].waiting) == (2, 1, 1)
         assert await stage.run(retry(stage.dialect, [found.stopped[0].id])) == 1
         await stage.make_due()
         assert await stage.run(release_due(stage.dialect)) is None
-        await stage.drain(carrier)
+        await stage.drain(session)
         assert sorted(stage.broker.names) == ["a1", "a2", "x"]
         assert stage.broker.first_versions() == {"a": [1, 2]}
         assert stage.broker.taken[0].headers == {"correlation-id": "c"}
-        assert await stage.run(carrier.tend()) is not None
-        await stage.run(carrier.leave())
+        assert await stage.run(session.renew_and_rebalance()) is not None
+        await stage.run(session.leave())

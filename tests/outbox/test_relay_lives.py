@@ -9,18 +9,18 @@ from functools import partial
 
 import pytest
 
-from onefold._kernel.borrow import borrowing
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
+from onefold._outbox.claimed_rows import Waiting
+from onefold._outbox.relay_session import RelaySession, Sent, Settings, release_due
+from onefold._outbox.retention import forget
 from onefold.errors import (
     StoreError,
 )
-from onefold.outbox.relay import Carrier, Sent, Settings, release_due
-from onefold.outbox.retention import forget
-from onefold.outbox.waiting import Waiting
-from onefold.testing.crash import Act, Boundaries, Crossing, lose_connection, strikes
 from tests.outbox.relaying import Stage, opened, refusing
+from tests.support.crash import Act, Boundaries, Crossing, lose_connection, strikes
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -52,13 +52,13 @@ async def test_a_row_that_kills_its_relay_is_found_and_set_aside_and_its_mates_a
     aside: list[tuple[str, str]] = []
     deaths = 0
     for _ in range(10):
-        carrier = stage.carrier()
-        aside += (await stage.run(carrier.enter())).set_aside
+        session = stage.session()
+        aside += (await stage.run(session.enter())).set_aside
         try:
-            await stage.drain(carrier)
+            await stage.drain(session)
         except Killed:
             deaths += 1
-            await stage.expire(carrier)
+            await stage.expire(session)
         else:
             break
     assert deaths == 3
@@ -80,9 +80,9 @@ async def test_suspects_are_published_alone(stage: Stage) -> None:
 
 async def test_what_was_marked_is_not_suspected_when_its_relay_dies_later(stage: Stage) -> None:
     await stage.write(("kept", "a"), ("refused", "b"))
-    carrier = await stage.entered(keep_published_s=60)
-    await stage.run(carrier.tick(), refusing("refused"))
-    await stage.expire(carrier)
+    session = await stage.entered(keep_published_s=60)
+    await stage.run(session.tick(), refusing("refused"))
+    await stage.expire(session)
     await stage.entered()
     assert [row[:3] for row in await stage.fetch(ATTEMPTS)] == [(b"kept", 0, 0), (b"refused", 1, 1)]
 
@@ -93,13 +93,13 @@ async def test_what_was_marked_is_not_suspected_when_its_relay_dies_later(stage:
 async def test_a_delayed_event_waits_until_it_is_due(stage: Stage) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     await stage.write(("later", None), not_before=later)
-    carrier = await stage.entered()
-    assert (await stage.run(carrier.tick())).claimed == 0
+    session = await stage.entered()
+    assert (await stage.run(session.tick())).claimed == 0
     next_s = await stage.run(release_due(stage.dialect))
     assert 3500 < next_s <= 3600
     await stage.make_due()
     assert await stage.run(release_due(stage.dialect)) is None
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert stage.broker.names == ["later"]
 
 
@@ -114,8 +114,8 @@ async def test_what_is_due_is_let_go_in_bounded_batches(stage: Stage) -> None:
 
 async def test_published_rows_are_kept_as_long_as_wanted_and_unpublished_ones_for_ever(stage: Stage) -> None:
     await stage.write(*((str(number), f"k{number}") for number in range(7)))
-    carrier = await stage.entered(keep_published_s=3600)
-    await stage.run(carrier.tick(rows_max=5))
+    session = await stage.entered(keep_published_s=3600)
+    await stage.run(session.tick(rows_max=5))
     assert await stage.waiting() == 2
     assert await stage.run(forget(stage.dialect, keep_s=3600)) == 0
     await stage.execute("UPDATE onefold_outbox SET written_at = <past>")
@@ -123,7 +123,7 @@ async def test_published_rows_are_kept_as_long_as_wanted_and_unpublished_ones_fo
     assert await stage.run(forget(stage.dialect, keep_s=1800, limit=2, batches_max=2)) == 4
     assert await stage.run(forget(stage.dialect, keep_s=1800)) == 1
     assert await stage.waiting() == 2
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert len(stage.broker.taken) == 7
 
 
@@ -134,16 +134,16 @@ def kill(crossing: Crossing) -> None:
     raise Killed
 
 
-class Hasty(Carrier):
+class Hasty(RelaySession):
     """A planted mistake: rows are marked as published before they are."""
 
     async def _publish(self, rows: Sequence[Waiting]) -> Sent:
         sent = Sent(claimed=len(rows), confirmed=[row.position for row in rows])
-        await borrowing(lambda: self._mark(sent))
+        await with_connection(lambda: self._mark(sent))
         return await super()._publish(rows)
 
 
-async def campaign(stage: Stage, fault: Act, kind: type[Carrier] = Carrier) -> tuple[int, list[str]]:
+async def campaign(stage: Stage, fault: Act, kind: type[RelaySession] = RelaySession) -> tuple[int, list[str]]:
     """A tick and a tending with a fault at crossing 1, 2, 3 ..., each followed by another relay's recovery; how many
     crossings there were, and what was wrong afterwards."""
     whole, rounds, wrong = stage.database, 0, []
@@ -152,17 +152,17 @@ async def campaign(stage: Stage, fault: Act, kind: type[Carrier] = Carrier) -> t
         names = {f"{rounds}-{name}" for name in "1234"}
         stage.broker = broker = refusing(f"{rounds}-4")
         await stage.write(*((f"{rounds}-{name}", "k") for name in "12"), (f"{rounds}-3", None), (f"{rounds}-4", "o"))
-        carrier = kind(new_id(wall_ms()), stage.dialect, Settings(batch_max=640), lambda: 0.5)
-        await stage.run(carrier.enter())
+        session = kind(new_id(wall_ms()), stage.dialect, Settings(batch_max=640), lambda: 0.5)
+        await stage.run(session.enter())
         boundaries = Boundaries(strike)
         broker.before = partial(crossed, boundaries)
         stage.database = boundaries.around_async(whole)
         with suppress(StoreError, Killed):
-            await stage.run(carrier.tick())
-            await stage.run(carrier.tend())
+            await stage.run(session.tick())
+            await stage.run(session.renew_and_rebalance())
         stage.database, broker.before = whole, None
         broker.answer = lambda message: None
-        await stage.expire(carrier)
+        await stage.expire(session)
         successor = await stage.entered(batch_max=640)
         await stage.make_due()
         await stage.run(release_due(stage.dialect))

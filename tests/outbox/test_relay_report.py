@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from onefold.outbox.report import Pending, Report, discard, report, retry
+from onefold._outbox.status_report import Pending, Report, discard, report, retry
 from tests.outbox.relaying import Stage, opened, refusing
 
 
@@ -25,8 +25,8 @@ async def test_an_empty_outbox_has_nothing_to_report(stage: Stage) -> None:
 
 async def test_the_report_tells_what_waits_what_is_stopped_and_who_works(stage: Stage) -> None:
     [bad] = await stage.write(("bad", "a"))
-    carrier = await stage.entered()
-    await stage.run(carrier.tick(), refusing("bad"))
+    session = await stage.entered()
+    await stage.run(session.tick(), refusing("bad"))
     await stage.write(("behind", "a"), ("x", "b"))
     await stage.write(("y", "c"), topic="u")
     await stage.write(("later", None), not_before=datetime.now(UTC) + timedelta(hours=1))
@@ -42,7 +42,7 @@ async def test_the_report_tells_what_waits_what_is_stopped_and_who_works(stage: 
     assert (stopped.id, stopped.topic, stopped.key, stopped.attempts, stopped.error) == (bad, "t", "a", 1, "too large")
     assert 0 <= stopped.next_try_s <= 1
     [relay] = found.relays
-    assert (relay.relay, relay.buckets) == (carrier.relay, 64)
+    assert (relay.relay, relay.buckets) == (session.relay, 64)
     assert 0 < relay.lease_left_s <= 30
 
 
@@ -57,25 +57,25 @@ async def test_the_oldest_is_the_oldest_of_all_buckets_and_counts_are_bounded(st
 
 async def test_a_stopped_event_is_retried_at_once_and_its_key_goes_on(stage: Stage) -> None:
     [bad, _] = await stage.write(("bad", "a"), ("behind", "a"))
-    carrier = await stage.entered()
-    await stage.run(carrier.tick(), refusing("bad"))
+    session = await stage.entered()
+    await stage.run(session.tick(), refusing("bad"))
     assert await stage.run(retry(stage.dialect, [bad, "unknown"])) == 1
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert stage.broker.names == ["bad", "behind"]
 
 
 async def test_an_event_that_was_set_aside_is_shown_and_sent_alone_when_it_is_retried(stage: Stage) -> None:
     [bad] = await stage.write(("bad", "a"))
     for _ in range(3):
-        carrier = await stage.entered()
+        session = await stage.entered()
         await stage.execute(f"UPDATE onefold_relay SET trying = {trying(stage)}")
-        await stage.expire(carrier)
-    carrier = await stage.entered()
+        await stage.expire(session)
+    session = await stage.entered()
     [stopped] = (await stage.run(report(stage.dialect))).stopped
     assert (stopped.id, stopped.attempts, stopped.next_try_s) == (bad, 3, None)
     await stage.write(("x", "b"), ("y", "c"))
     assert await stage.run(retry(stage.dialect, [bad])) == 1
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert [message.data for message in stage.broker.calls[0]] == [b"bad"]
 
 
@@ -86,10 +86,10 @@ def trying(stage: Stage) -> str:
 
 async def test_a_discarded_event_is_never_published_and_its_key_goes_on(stage: Stage) -> None:
     [bad, behind] = await stage.write(("bad", "a"), ("behind", "a"))
-    carrier = await stage.entered()
-    await stage.run(carrier.tick(), refusing("bad"))
+    session = await stage.entered()
+    await stage.run(session.tick(), refusing("bad"))
     assert await stage.run(discard(stage.dialect, [behind])) == 0  # it waits in its turn: that is not stopped
     assert await stage.run(discard(stage.dialect, [bad])) == 1
-    await stage.drain(carrier)
+    await stage.drain(session)
     assert stage.broker.names == ["behind"]
     assert stage.broker.taken[0].version == 2

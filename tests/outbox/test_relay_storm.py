@@ -16,12 +16,12 @@ import pytest
 
 from onefold._kernel.effects import Boundary
 from onefold._kernel.messages import Confirm, Message
+from onefold._outbox.claimed_rows import COLUMNS, read
+from onefold._outbox.relay_session import RelaySession, release_due
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import MessageRefused
-from onefold.outbox.relay import Carrier, release_due
-from onefold.outbox.waiting import COLUMNS, read
 from tests.outbox.relaying import ScriptedBroker, Stage
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 KEYS = 12
 TRANSACTIONS = 40
@@ -39,7 +39,7 @@ class Storm:
         self.broker = ScriptedBroker()
         self.broker.before = self.dawdle
         self.written: set[str] = set()
-        self.relays: dict[str, Carrier] = {}
+        self.relays: dict[str, RelaySession] = {}
         self.takeovers = 0
         self.stood_still = False
         self.writing = True
@@ -68,25 +68,25 @@ class Storm:
     async def carry(self) -> None:
         """A relay's life after life."""
         while not self.done:
-            carrier = self.stage.carrier(seed=self.chance.randrange(1000), batch_max=640)
-            await self.stage.run(carrier.enter())
-            self.relays[carrier.relay] = carrier
-            while not carrier.buried:
+            session = self.stage.session(seed=self.chance.randrange(1000), batch_max=640)
+            await self.stage.run(session.enter())
+            self.relays[session.relay] = session
+            while not session.buried:
                 if self.done:
                     return
                 if self.chance.random() < 0.3:
-                    await self.stage.run(carrier.tend())
-                await self.stage.run(carrier.tick(), self.broker)
-            self.takeovers += carrier.buried
-            del self.relays[carrier.relay]
+                    await self.stage.run(session.renew_and_rebalance())
+                await self.stage.run(session.tick(), self.broker)
+            self.takeovers += session.buried
+            del self.relays[session.relay]
 
     async def trouble(self) -> None:
         """Leases run out under relays that are at work, and what was refused is due again at once."""
         while not self.done:
             if self.relays and self.chance.random() < 0.2:
-                carrier = self.relays[self.chance.choice(sorted(self.relays))]
-                carrier._leased_at = float("-inf")
-                await self.stage.expire(carrier)
+                session = self.relays[self.chance.choice(sorted(self.relays))]
+                session._leased_at = float("-inf")
+                await self.stage.expire(session)
             await self.stage.make_due()
             await self.stage.run(release_due("postgres"))
 

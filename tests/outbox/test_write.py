@@ -26,11 +26,11 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
+from onefold._http.fastapi import Tx
 from onefold._kernel.effects import Statement
+from onefold._outbox.sql import STATEMENTS
+from onefold._outbox.write import EVENTS_MAX
 from onefold.errors import ConfigurationError, MessageInvalid, OnefoldError, ProgrammerError
-from onefold.http.fastapi import Tx
-from onefold.outbox.sql import STATEMENTS
-from onefold.outbox.write import EVENTS_MAX
 
 DRIVERS = (
     "sqlite", "sqlite async", "asyncpg", "psycopg", "psycopg async",
@@ -280,7 +280,7 @@ async def test_a_transaction_publishes_a_bounded_number_of_events(
     sqlite_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert EVENTS_MAX == 10_000
-    monkeypatch.setattr("onefold.outbox.write.EVENTS_MAX", 3)
+    monkeypatch.setattr("onefold._outbox.write.EVENTS_MAX", 3)
     stage = Stage(Onefold(sqlite_path, source="shop"), str(sqlite_path))
 
     def work(tx: Transaction[Any]) -> None:

@@ -17,10 +17,10 @@ from tests.cli.commands import onefold as command
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 ADAPTERS = {
-    "onefold.http.fastapi": ("fastapi", "fastapi"),
-    "onefold.http.starlette": ("starlette", "fastapi"),
-    "onefold.http.flask": ("flask", "flask"),
-    "onefold.http.sessions": ("sqlalchemy", "sqlalchemy"),
+    "onefold._http.fastapi": ("fastapi", "fastapi"),
+    "onefold._http.starlette": ("starlette", "fastapi"),
+    "onefold._http.flask": ("flask", "flask"),
+    "onefold._http.fastapi_sessions": ("sqlalchemy", "sqlalchemy"),
     "onefold.db.asyncpg": ("asyncpg", "asyncpg"),
     "onefold.db.psycopg": ("psycopg", "psycopg"),
     "onefold.db.sqlalchemy": ("sqlalchemy", "sqlalchemy"),
@@ -29,12 +29,12 @@ ADAPTERS = {
     "onefold.brokers.rabbitmq": ("aio_pika", "rabbitmq"),
     "onefold.brokers.kafka": ("confluent_kafka", "kafka"),
     "onefold.brokers.webhook": ("httpx", "webhook"),
-    "onefold.worker.faststream": ("faststream", "faststream"),
-    "onefold.worker.cron": ("cronsim", "cron"),
-    "onefold.worker.celery": ("celery", "celery"),
-    "onefold.worker.dramatiq": ("dramatiq", "dramatiq"),
-    "onefold.worker.arq": ("arq", "arq"),
-    "onefold.worker.taskiq": ("taskiq", "taskiq"),
+    "onefold._worker.faststream": ("faststream", "faststream"),
+    "onefold._worker.cron": ("cronsim", "cron"),
+    "onefold._worker.celery": ("celery", "celery"),
+    "onefold._worker.dramatiq": ("dramatiq", "dramatiq"),
+    "onefold._worker.arq": ("arq", "arq"),
+    "onefold._worker.taskiq": ("taskiq", "taskiq"),
 }
 
 
@@ -88,7 +88,7 @@ def imported_by(*words: str) -> set[str]:
     """The modules that a command has imported by its end."""
     ran = run(
         f"import sys; sys.argv[1:] = {words!r}\n"
-        "from onefold.cli import main\n"
+        "from onefold._cli import main\n"
         "try: main()\n"
         "except SystemExit: print(*sys.modules, file=sys.stderr)\n"
     )
@@ -98,15 +98,15 @@ def imported_by(*words: str) -> set[str]:
 def test_a_command_imports_no_adapter_and_no_other_command() -> None:
     """What it does not import does not delay its start."""
     every = imported_by("--help")
-    assert {"onefold.cli.storm", "onefold.cli.relay", "onefold.simulate"} <= every, "the control: they can be seen"
+    assert {"onefold._cli.storm", "onefold._cli.relay", "onefold._simulate"} <= every, "the control: they can be seen"
     libraries = {library for library, _ in ADAPTERS.values()} | {"aiohttp", "matplotlib", "requests"}
     assert not every & libraries
     one = imported_by("outbox", "--help")
-    assert {name for name in one if name.startswith(("onefold.cli.", "onefold.simulate"))} == {
-        "onefold.cli.app",
-        "onefold.cli.asking",
-        "onefold.cli.moments",
-        "onefold.cli.options",
-        "onefold.cli.outbox",
-        "onefold.cli.speaking",
+    assert {name for name in one if name.startswith(("onefold.cli.", "onefold._simulate"))} == {
+        "onefold._cli.app",
+        "onefold._cli.session",
+        "onefold._cli.times",
+        "onefold._cli.options",
+        "onefold._cli.outbox",
+        "onefold._cli.output",
     }

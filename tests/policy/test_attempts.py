@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold.policy.attempts import Attempts, Host
-from onefold.policy.breaker import BreakerTerms
-from onefold.policy.budget import Budget
-from onefold.policy.outcome import Answered, Outcome, Unanswered
-from onefold.policy.retry import Reason, RetryAfter, RetryPolicy, Stop
+from onefold._policy.attempts import Attempts, Host
+from onefold._policy.breaker import BreakerConfig
+from onefold._policy.budget import Budget
+from onefold._policy.outcome import Answered, Outcome, Unanswered
+from onefold._policy.retry import Reason, RetryAfter, RetryPolicy, Stop
 from tests.policy.properties import properties
 
 GONE = Unanswered(maybe_sent=True)
@@ -27,8 +27,8 @@ def host(policy: RetryPolicy | None = None) -> Host:
     return Host(policy or RetryPolicy(), lambda: 0.5, "ledger")
 
 
-def tripped(terms: BreakerTerms | None = None) -> Host:
-    found = host(RetryPolicy(budget=None, breaker=terms or BreakerTerms()))
+def tripped(config: BreakerConfig | None = None) -> Host:
+    found = host(RetryPolicy(budget=None, breaker=config or BreakerConfig()))
     for _ in range(5):
         attempts = Attempts(found, inf)
         attempts.begin(0.0)
@@ -134,7 +134,7 @@ def test_without_a_breaker_everything_begins() -> None:
 
 @pytest.mark.parametrize("ending", ["excuse", "throttled"])
 def test_what_says_nothing_about_the_host_frees_the_place_of_its_probe(ending: str) -> None:
-    down = tripped(BreakerTerms(probes=1))
+    down = tripped(BreakerConfig(probes=1))
     first = Attempts(down, inf)
     assert first.begin(100.0) is None
     assert isinstance(Attempts(down, inf).begin(100.0), Stop)
@@ -159,7 +159,7 @@ def test_a_host_that_mostly_answers_404_does_not_fail() -> None:
 
 @pytest.mark.parametrize("answer", [WRONG, IN_FLIGHT], ids=["404", "in flight"])
 def test_after_an_outage_an_answer_below_500_closes_the_breaker(answer: Answered) -> None:
-    down = tripped(BreakerTerms(probes=2))
+    down = tripped(BreakerConfig(probes=2))
     assert down.breaker is not None
     for state in ("half-open", "closed"):
         probe = Attempts(down, inf)
@@ -179,7 +179,7 @@ def test_a_key_in_flight_is_asked_again_and_earns_no_retries() -> None:
 
 
 def test_an_attempt_is_reported_once_however_often_it_ends() -> None:
-    down = tripped(BreakerTerms(probes=2))
+    down = tripped(BreakerConfig(probes=2))
     probe = Attempts(down, inf)
     probe.begin(100.0)
     probe.succeed(100.0)
@@ -190,7 +190,7 @@ def test_an_attempt_is_reported_once_however_often_it_ends() -> None:
 
 
 def test_a_host_tells_each_move_of_its_breaker_once() -> None:
-    down = tripped(BreakerTerms(probes=1))
+    down = tripped(BreakerConfig(probes=1))
     assert [down.moved(0.1), down.moved(0.1), down.moved(100.0), down.moved(100.0)] == ["open", None, "half-open", None]
     probe = Attempts(down, inf)
     probe.begin(100.0)
@@ -253,7 +253,7 @@ def test_an_attempt_holds_a_place_in_flight_until_it_ends_and_no_longer(way: str
 
 
 def test_a_breaker_that_is_open_takes_no_place_in_flight() -> None:
-    sick = host(RetryPolicy(in_flight=1, breaker=BreakerTerms(calls_least=1)))
+    sick = host(RetryPolicy(in_flight=1, breaker=BreakerConfig(calls_least=1)))
     attempts = Attempts(sick, inf)
     assert attempts.begin(0.0) is None
     attempts.end(GONE, 0.0)

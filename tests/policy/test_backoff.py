@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.backoff import Backoff
 from onefold.errors import ConfigurationError
-from onefold.policy.backoff import Backoff
 from tests.policy.properties import planted, properties
 
 ATTEMPTS = st.integers(1, 10**30)

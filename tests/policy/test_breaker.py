@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.breaker import Admission, Breaker, BreakerConfig, Permit, Refused
+from onefold._policy.outcome import Verdict
 from onefold.errors import ConfigurationError
-from onefold.policy.breaker import Admission, Breaker, BreakerTerms, Permit, Refused
-from onefold.policy.outcome import Verdict
 from tests.policy.overtaken import Overtaken
 from tests.policy.properties import planted, properties
 
@@ -20,7 +20,7 @@ Make = Callable[[], Breaker]
 
 def breaker() -> Breaker:
     # Room to see the open time grow; and all three probes have to succeed, so that one that fails is enough to open it.
-    return Breaker(lambda: 1.0, BreakerTerms(open_max_s=60, proofs=3))
+    return Breaker(lambda: 1.0, BreakerConfig(open_max_s=60, proofs=3))
 
 
 def call(machine: Breaker, verdict: Verdict, now: float) -> None:
@@ -142,7 +142,7 @@ def test_by_default_two_of_three_probes_decide(verdicts: str, state: str) -> Non
 
 def test_with_one_probe_that_one_decides() -> None:
     for verdict, state in ((Verdict.SUCCESS, "closed"), (Verdict.FAILURE, "open")):
-        machine = opened(Breaker(lambda: 1.0, BreakerTerms(probes=1)))
+        machine = opened(Breaker(lambda: 1.0, BreakerConfig(probes=1)))
         call(machine, verdict, 5.0)
         assert machine.state(5.0) == state
 
@@ -323,14 +323,14 @@ def test_threads_that_ask_at_once_get_three_probes_between_them() -> None:
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("failure_share", lambda: BreakerTerms(failure_share=0.0)),
-        ("calls_least", lambda: BreakerTerms(calls_least=0)),
-        ("slices", lambda: BreakerTerms(slices=1)),
-        ("open_s", lambda: BreakerTerms(open_s=100.0)),
-        ("probes", lambda: BreakerTerms(probes=0)),
-        ("probe_s", lambda: BreakerTerms(probe_s=0.0)),
+        ("failure_share", lambda: BreakerConfig(failure_share=0.0)),
+        ("calls_least", lambda: BreakerConfig(calls_least=0)),
+        ("slices", lambda: BreakerConfig(slices=1)),
+        ("open_s", lambda: BreakerConfig(open_s=100.0)),
+        ("probes", lambda: BreakerConfig(probes=0)),
+        ("probe_s", lambda: BreakerConfig(probe_s=0.0)),
     ],
 )
-def test_terms_out_of_range_are_refused_by_name(field: str, make: Callable[[], BreakerTerms]) -> None:
+def test_terms_out_of_range_are_refused_by_name(field: str, make: Callable[[], BreakerConfig]) -> None:
     with pytest.raises(ConfigurationError, match=f"^{field}="):
         make()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.budget import Budget, BudgetConfig
+from onefold._policy.outcome import Answered, Outcome, Unanswered
+from onefold._policy.retry import RetryPolicy, cost
 from onefold.errors import ConfigurationError
-from onefold.policy.budget import Budget, BudgetTerms
-from onefold.policy.outcome import Answered, Outcome, Unanswered
-from onefold.policy.retry import RetryPolicy, cost
 from tests.policy.properties import planted, properties
 
 
@@ -238,7 +238,7 @@ class NeverCapped(Budget):
     """A planted bug: what was earned in a busy hour is kept for the outage after it."""
 
     def __init__(self) -> None:
-        super().__init__(BudgetTerms(window_s=3600))
+        super().__init__(BudgetConfig(window_s=3600))
 
 
 @pytest.mark.parametrize(
@@ -289,4 +289,4 @@ def test_threads_together_take_no_more_than_was_earned() -> None:
 )
 def test_terms_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(settings))):
-        BudgetTerms(**settings)
+        BudgetConfig(**settings)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.deadline import Deadline
 from onefold.errors import ConfigurationError
-from onefold.policy.deadline import Deadline
 from tests.policy.properties import planted, properties
 
 MOMENTS = st.floats(0, 1e9)

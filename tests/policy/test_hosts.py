@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.budget import Budget
+from onefold._policy.hosts import Hosts
 from onefold.errors import ConfigurationError
-from onefold.policy.budget import Budget
-from onefold.policy.hosts import Hosts
 from tests.policy.overtaken import Overtaken
 from tests.policy.properties import planted, properties
 

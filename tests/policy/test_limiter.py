@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.limiter import Aimd, Gradient2, Law, Limiter, LimiterConfig, Sample
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.policy.limiter import Aimd, Gradient2, Law, Limiter, LimiterTerms, Sample
 from tests.policy.properties import planted, properties
 
-AT_ONCE = LimiterTerms(initial=10, least=2, most=50, gather_s=0.001, calls_least=1)
+AT_ONCE = LimiterConfig(initial=10, least=2, most=50, gather_s=0.001, calls_least=1)
 
 
 def sample(*, latency_s: float = 0.1, in_flight: int = 1000, dropped: float = 0.0) -> Sample:
@@ -92,7 +92,7 @@ def test_what_is_cancelled_gives_its_place_back_and_teaches_nothing() -> None:
 
 
 def test_many_drops_of_one_moment_shrink_the_limit_once() -> None:
-    limiter = Limiter(Aimd(), LimiterTerms(initial=100, gather_s=1.0, calls_least=10))
+    limiter = Limiter(Aimd(), LimiterConfig(initial=100, gather_s=1.0, calls_least=10))
     for _ in range(100):
         assert limiter.enter()
     for _ in range(99):
@@ -116,7 +116,7 @@ def test_a_few_drops_do_not_make_the_limit_collapse_and_many_do() -> None:
 
 
 def test_calls_that_are_still_under_way_count_as_use_of_the_limit() -> None:
-    limiter = Limiter(Aimd(), LimiterTerms(initial=10, gather_s=1.0, calls_least=1))
+    limiter = Limiter(Aimd(), LimiterConfig(initial=10, gather_s=1.0, calls_least=1))
     for _ in range(10):
         assert limiter.enter()
     for now in range(4):
@@ -125,7 +125,7 @@ def test_calls_that_are_still_under_way_count_as_use_of_the_limit() -> None:
 
 
 def test_few_calls_do_not_move_the_limit_however_long_they_take() -> None:
-    limiter = Limiter(Aimd(), LimiterTerms(initial=100, gather_s=1.0, calls_least=10))
+    limiter = Limiter(Aimd(), LimiterConfig(initial=100, gather_s=1.0, calls_least=10))
     for now in range(9):
         assert limiter.enter()
         limiter.leave(now * 10.0, 60.0)
@@ -135,7 +135,7 @@ def test_few_calls_do_not_move_the_limit_however_long_they_take() -> None:
 @pytest.mark.parametrize("law", [Aimd, Gradient2])
 def test_a_service_with_room_for_thirty_is_found_out(law: Callable[[], Law]) -> None:
     """Up to 30 at once take 0.1 s; beyond that they queue, and past 60 the service drops."""
-    limiter = Limiter(law(), LimiterTerms(gather_s=0.1, calls_least=1))
+    limiter = Limiter(law(), LimiterConfig(gather_s=0.1, calls_least=1))
     now, limits = 0.0, []
     for _ in range(600):
         entered = 0
@@ -190,7 +190,7 @@ class Unbounded(Limiter):
     """A planted bug: the lower bound is forgotten."""
 
     def __init__(self) -> None:
-        super().__init__(Aimd(), LimiterTerms(initial=2, least=1, most=50, gather_s=0.001, calls_least=1))
+        super().__init__(Aimd(), LimiterConfig(initial=2, least=1, most=50, gather_s=0.001, calls_least=1))
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_who_leaves_without_having_entered_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: LimiterTerms(least=0), "least"),
-        (lambda: LimiterTerms(most=0), "most"),
-        (lambda: LimiterTerms(initial=500), "initial"),
+        (lambda: LimiterConfig(least=0), "least"),
+        (lambda: LimiterConfig(most=0), "most"),
+        (lambda: LimiterConfig(initial=500), "initial"),
         (lambda: Aimd(shrink=1.0), "shrink"),
         (lambda: Gradient2(smoothing=0.0), "smoothing"),
     ],

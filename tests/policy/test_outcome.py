@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from onefold._policy.outcome import Answered, Outcome, Unanswered, Verdict, verdict
 from onefold.errors import KeyInFlight
-from onefold.policy.outcome import Answered, Outcome, Unanswered, Verdict, verdict
 
 
 @pytest.mark.parametrize(

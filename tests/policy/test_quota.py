@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from onefold._policy.quota import SPAN_S, Quota, QuotaSlot
 from onefold.errors import ConfigurationError
-from onefold.policy.quota import SPAN_S, Place, Quota
 
 
 def record(quota: Quota, principal: str, now: float) -> bool:
     """One request that is stored, if it may be."""
     place = quota.enter(principal, now, may_record=True)
-    if not isinstance(place, Place):
+    if not isinstance(place, QuotaSlot):
         return False
     place.recorded = True
     place.leave()
@@ -25,14 +25,14 @@ def record(quota: Quota, principal: str, now: float) -> bool:
 def test_each_principal_has_its_own_requests_in_flight() -> None:
     quota = Quota(in_flight=2)
     places = [quota.enter("acme", 0.0, may_record=True) for _ in range(2)]
-    assert all(isinstance(place, Place) for place in places)
+    assert all(isinstance(place, QuotaSlot) for place in places)
     assert quota.enter("acme", 0.0, may_record=False) is None
-    assert isinstance(quota.enter("umbrella", 0.0, may_record=True), Place)
+    assert isinstance(quota.enter("umbrella", 0.0, may_record=True), QuotaSlot)
     first = places[0]
-    assert isinstance(first, Place)
+    assert isinstance(first, QuotaSlot)
     first.leave()
     first.leave()  # once is enough: nothing is given back twice
-    assert isinstance(quota.enter("acme", 0.0, may_record=True), Place)
+    assert isinstance(quota.enter("acme", 0.0, may_record=True), QuotaSlot)
     assert quota.enter("acme", 0.0, may_record=True) is None
 
 
@@ -44,7 +44,7 @@ def test_no_hour_has_more_records_than_the_limit_and_the_wait_it_names_is_enough
         for _ in range(200):
             now += chance.choice((0.0, 1.0, 60.0, 300.0, 2000.0, 9000.0))
             found = quota.enter("acme", now, may_record=True)
-            if isinstance(found, Place):
+            if isinstance(found, QuotaSlot):
                 found.recorded = True
                 found.leave()
                 made.append(now)
@@ -61,10 +61,10 @@ def test_no_hour_has_more_records_than_the_limit_and_the_wait_it_names_is_enough
 def test_what_may_still_become_a_record_counts_and_what_did_not_does_not() -> None:
     quota = Quota(records_per_hour=2)
     first, second = (quota.enter("acme", 0.0, may_record=True) for _ in range(2))
-    assert isinstance(first, Place)
-    assert isinstance(second, Place)
+    assert isinstance(first, QuotaSlot)
+    assert isinstance(second, QuotaSlot)
     assert quota.enter("acme", 0.0, may_record=True) == 1.0
-    assert isinstance(quota.enter("acme", 0.0, may_record=False), Place), "it can never become a record"
+    assert isinstance(quota.enter("acme", 0.0, may_record=False), QuotaSlot), "it can never become a record"
     first.leave()
     second.recorded = True
     second.leave()
@@ -75,7 +75,7 @@ def test_what_may_still_become_a_record_counts_and_what_did_not_does_not() -> No
 def test_a_request_that_took_longer_than_an_hour_is_counted_where_it_belongs() -> None:
     quota = Quota(records_per_hour=1)
     late = quota.enter("acme", 0.0, may_record=True)
-    assert isinstance(late, Place)
+    assert isinstance(late, QuotaSlot)
     late.recorded = True
     assert quota.enter("acme", 9000.0, may_record=True) == 1.0
     late.leave()
@@ -100,7 +100,7 @@ def test_threads_share_it() -> None:
         start.wait()
         for _ in range(500):
             place = quota.enter("acme", 0.0, may_record=True)
-            if isinstance(place, Place):
+            if isinstance(place, QuotaSlot):
                 entered.append(quota._running["acme"][0])
                 place.leave()
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.errors import ConfigurationError
-from onefold.policy.backoff import Draw
-from onefold.policy.breaker import Breaker, Permit
-from onefold.policy.budget import Allowance, Budget, BudgetTerms
-from onefold.policy.deadline import Deadline
-from onefold.policy.outcome import Answered, Outcome, Unanswered
-from onefold.policy.retry import (
+from onefold._policy.backoff import Draw
+from onefold._policy.breaker import Breaker, Permit
+from onefold._policy.budget import Allowance, Budget, BudgetConfig
+from onefold._policy.deadline import Deadline
+from onefold._policy.outcome import Answered, Outcome, Unanswered
+from onefold._policy.retry import (
     IDEMPOTENT_METHODS,
     RETRYABLE_STATUSES,
     Decision,
@@ -27,6 +26,7 @@ from onefold.policy.retry import (
     Stop,
     cost,
 )
+from onefold.errors import ConfigurationError
 from tests.policy.properties import planted, properties
 
 NOW = 1000.0
@@ -307,7 +307,7 @@ def test_a_call_never_lasts_longer_than_its_deadline_however_often_it_fails() ->
     )
     def check(total_s: float, attempts: list[tuple[float, float | None, float]]) -> None:
         policy, now, deadline = RetryPolicy(attempts_max=20), NOW, Deadline.after(total_s, NOW)
-        budget = Budget(BudgetTerms(cap_least=20.0, cap_most=20.0))
+        budget = Budget(BudgetConfig(cap_least=20.0, cap_most=20.0))
         for number, (chance, asked_s, takes_s) in enumerate(attempts, start=1):
             now += min(takes_s, max(0.0, deadline.at - now))
             outcome = Answered(status=503, retry_after_s=asked_s)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.policy.retry_after import ABSURD_S, MONTHS, retry_after_ms_s, retry_after_s
+from onefold._policy.retry_after import ABSURD_S, MONTHS, retry_after_ms_s, retry_after_s
 from tests.policy.properties import planted, properties
 
 Parse = Callable[[str, str | None, float], float | None]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold._policy.shedding import Shedder, SheddingConfig
 from onefold.errors import ConfigurationError
-from onefold.policy.shedding import Shedder, SheddingTerms
 from tests.policy.properties import planted, properties
 
-FIVE_MS = SheddingTerms(target_least_s=0.005, target_most_s=0.005)
+FIVE_MS = SheddingConfig(target_least_s=0.005, target_most_s=0.005)
 
 
 def shedder(latency_s: float = 0.1) -> Shedder:
@@ -167,12 +167,12 @@ def test_at_half_as_much_again_the_surplus_is_shed_and_the_others_are_served_in_
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: SheddingTerms(target_least_s=2.0), "target_least_s"),
-        (lambda: SheddingTerms(target_most_s=100.0), "target_most_s"),
-        (lambda: SheddingTerms(intervals=0.0), "intervals"),
-        (lambda: SheddingTerms(latencies=0), "latencies"),
+        (lambda: SheddingConfig(target_least_s=2.0), "target_least_s"),
+        (lambda: SheddingConfig(target_most_s=100.0), "target_most_s"),
+        (lambda: SheddingConfig(intervals=0.0), "intervals"),
+        (lambda: SheddingConfig(latencies=0), "latencies"),
     ],
 )
-def test_terms_out_of_range_are_refused_by_name(make: Callable[[], SheddingTerms], field: str) -> None:
+def test_terms_out_of_range_are_refused_by_name(make: Callable[[], SheddingConfig], field: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{field}="):
         make()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.policy.window import Window
+from onefold._policy.window import Window
 from tests.policy.properties import planted, properties
 
 WINDOW_S, SLICES = 10.0, 10

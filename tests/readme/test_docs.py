@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -69,7 +69,7 @@ def test_a_command_and_its_options_exist(command: str) -> None:
             break
         verbs.append(word)
     asked = subprocess.run(
-        [sys.executable, "-c", "from onefold.cli import main; main()", *verbs, "--help"],
+        [sys.executable, "-c", "from onefold._cli import main; main()", *verbs, "--help"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

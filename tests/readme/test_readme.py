@@ -18,9 +18,9 @@ from types import ModuleType
 import httpx
 import pytest
 
-from onefold.http.answers import HEADERS_KEPT, NOT_STORED
-from onefold.http.policy import Policy
-from tests.patience import PATIENCE_S
+from onefold._http.policy import Policy
+from onefold._http.stored_response import HEADERS_KEPT, NOT_STORED
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from onefold import AsyncOnefold
-from onefold.http.flask import current_session
-from onefold.http.sessions import AsyncSessionTx, SessionTx
+from onefold._http.fastapi_sessions import AsyncSessionTx, SessionTx
+from onefold._http.flask import current_session
 from tests.http.stages import calling
 from tests.sessions.stages import KINDS, Order, Stage, staged
 

@@ -14,15 +14,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold._kernel.events import DeadLettered, Handled
+from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, RequestSession, SessionTx
+from onefold._http.flask import current_session
+from onefold._kernel.telemetry import DeadLettered, Handled
 from onefold.db.sqlalchemy import tx_of
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.http.flask import current_session
-from onefold.http.sessions import AsyncRequestSession, AsyncSessionTx, RequestSession, SessionTx
-from tests.collector import left_to_collector
 from tests.http.stages import calling
-from tests.patience import PATIENCE_S
 from tests.sessions.stages import KINDS, Order, Stage, settle, staged
+from tests.support.collector import left_to_collector
+from tests.support.patience import PATIENCE_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,13 +15,13 @@ from fastapi import FastAPI, HTTPException
 from sqlalchemy import Connection, event, text
 from sqlalchemy.util import await_only
 
-from onefold.db.sqlalchemy.handed_out import HandedOut
+from onefold._http.fastapi import Tx
+from onefold._http.flask import current_transaction
+from onefold.db.sqlalchemy._handle import HandedOut
 from onefold.errors import OnefoldError, TransactionMisused
-from onefold.http.fastapi import Tx
-from onefold.http.flask import current_transaction
 from tests.http.stages import calling
-from tests.patience import PATIENCE_S
 from tests.sessions.stages import Stage, staged
+from tests.support.patience import PATIENCE_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 

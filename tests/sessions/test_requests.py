@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from onefold import AsyncOnefold, Onefold
+from onefold._http.fastapi_sessions import AsyncSessionTx, SessionTx
 from onefold.db.sqlalchemy import tx_of
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.http.sessions import AsyncSessionTx, SessionTx
 from tests.http.stages import account_of, calling
 from tests.sessions.stages import KINDS, Order, Stage, TenantSession, staged
 

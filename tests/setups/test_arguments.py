@@ -13,9 +13,12 @@ from fastapi import FastAPI
 from flask import Flask
 
 import onefold
-from onefold import AsyncOnefold, Backoff, BreakerTerms, BudgetTerms, Onefold, Quota, RetryPolicy, Shedding
+from onefold import AsyncOnefold, Onefold, RetryPolicy
 from onefold._kernel.arguments import named_arguments
+from onefold.clients import Backoff, BreakerConfig, BudgetConfig, fallback, options
 from onefold.errors import ConfigurationError, IntentInvalid, MessageInvalid, OnefoldError
+from onefold.policies import Quota
+from onefold.shedding import Shedding
 
 
 def refused(call: Callable[..., object], *args: Any, **kwargs: Any) -> str:
@@ -47,8 +50,8 @@ def refused(call: Callable[..., object], *args: Any, **kwargs: Any) -> str:
         (RetryPolicy, (), {"breaker": True}, ("breaker=True", "BreakerTerms")),
         (Backoff, (1,), {}, ("Backoff", "1", "cap_s=...")),
         (Backoff, (), {"cap_s": "20"}, ("cap_s='20'", "number")),
-        (BudgetTerms, (), {"ration": 1}, ("'ration'", "did you mean 'ratio'?")),
-        (BreakerTerms, (), {"probes": 1.5}, ("probes=1.5", "whole number")),
+        (BudgetConfig, (), {"ration": 1}, ("'ration'", "did you mean 'ratio'?")),
+        (BreakerConfig, (), {"probes": 1.5}, ("probes=1.5", "whole number")),
         (Shedding, (100,), {}, ("Shedding", "100", "limit=...")),
         (Shedding, (), {"limit": "100"}, ("limit='100'", "whole number")),
         (onefold.Retrying, ("3",), {}, ("policy='3'", "RetryPolicy")),
@@ -209,12 +212,12 @@ def _entered(block: Any) -> object:
     ("mistake", "words"),
     [
         (lambda: onefold.intent(), ("onefold.intent(...)", "missing name")),  # type: ignore[call-arg]
-        (lambda: onefold.options(3), ("onefold.options(...)", "3", "deadline_s=...")),  # type: ignore[call-arg]
-        (lambda: onefold.options(deadline=3), ("'deadline'", "did you mean 'deadline_s'?")),  # type: ignore[call-arg]
-        (lambda: _entered(onefold.options(deadline_s="3")), ("deadline_s='3'", "no number")),  # type: ignore[arg-type]
+        (lambda: options(3), ("onefold.clients.options(...)", "3", "deadline_s=...")),  # type: ignore[call-arg]
+        (lambda: options(deadline=3), ("'deadline'", "did you mean 'deadline_s'?")),  # type: ignore[call-arg]
+        (lambda: _entered(options(deadline_s="3")), ("deadline_s='3'", "no number")),  # type: ignore[arg-type]
         (lambda: onefold.deadline(), ("onefold.deadline(...)", "missing seconds")),  # type: ignore[call-arg]
         (lambda: _entered(onefold.deadline("2")), ("deadline('2')", "0 to")),  # type: ignore[arg-type]
-        (lambda: onefold.fallback(print), ("onefold.fallback(...)", "missing on")),  # type: ignore[call-arg]
+        (lambda: fallback(print), ("onefold.clients.fallback(...)", "missing on")),  # type: ignore[call-arg]
         (lambda: onefold.Keyring(), ("Keyring(...)", "missing keys and write")),  # type: ignore[call-arg]
         (lambda: onefold.Keyring({"a": "s3cret" * 8}, write="a"), ("'a' is a str", "32 bytes")),  # type: ignore[dict-item]
     ],

@@ -16,9 +16,10 @@ from starlette.requests import Request as StarletteRequest
 
 import onefold
 from onefold import AsyncOnefold, Onefold, Request
+from onefold._http.fastapi import Tx
+from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, SessionTx
 from onefold.errors import ConfigurationError
-from onefold.http.fastapi import Tx
-from onefold.http.sessions import AsyncRequestSession, AsyncSessionTx, SessionTx
+from onefold.policies import trusted_header
 from tests.http.stages import calling
 
 ACCOUNTS = {"Bearer sk-1": "acme"}
@@ -107,7 +108,7 @@ def test_a_principal_that_anyone_can_write_is_told_once_at_install(
         (by_comparison, {}),
         (touching, {}),
         (onefold.single_principal, {}),
-        (onefold.trusted_header("x-account"), {}),
+        (trusted_header("x-account"), {}),
         (of_onefold, {"authorize": lambda request: request.header("authorization") == "Bearer sk-1"}),
     ],
 )
@@ -119,7 +120,7 @@ def test_a_principal_that_is_authenticated_or_trusted_is_accepted_silently(
 
 
 async def test_a_trusted_header_is_the_principal(sqlite_path: Path) -> None:
-    once = AsyncOnefold(sqlite_path, principal=onefold.trusted_header("X-Account"))
+    once = AsyncOnefold(sqlite_path, principal=trusted_header("X-Account"))
     app = FastAPI()
     once.install(app)
 
@@ -133,7 +134,7 @@ async def test_a_trusted_header_is_the_principal(sqlite_path: Path) -> None:
         assert (await client.http.post("/orders", headers={"idempotency-key": '"k"'})).status_code == 401
     await once.close()
     with pytest.raises(ConfigurationError, match="trusted_header"):
-        onefold.trusted_header("x account")
+        trusted_header("x account")
 
 
 # --- handlers --------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from onefold._simulate import experiments
+from onefold._simulate.entrants import DEFAULT, FIXED, NO_RETRIES, STANDARD, Entrant
+from onefold._simulate.experiments import FAILURES, FIFO, FULL, PROCESSES, RATES_RPS, SERVERS, Effort
+from onefold._simulate.pages import refreshed
+from onefold._simulate.tables import recovery
 from onefold.errors import ConfigurationError
-from onefold.simulate import experiments
-from onefold.simulate.entrants import DEFAULT, FIXED, NO_RETRIES, STANDARD, Entrant
-from onefold.simulate.experiments import FAILURES, FIFO, FULL, PROCESSES, RATES_RPS, SERVERS, Effort
-from onefold.simulate.pages import refreshed
-from onefold.simulate.tables import recovery
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "storms.md").read_text()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onefold.policy.outcome import Answered, Outcome, Unanswered
-from onefold.simulate.rivals import AwsStandard, Envoy, Finagle, GrpcThrottling, Rival
+from onefold._policy.outcome import Answered, Outcome, Unanswered
+from onefold._simulate.rivals import AwsStandard, Envoy, Finagle, GrpcThrottling, Rival
 
 BUSY = Answered(status=503)
 TIMED_OUT = Unanswered(maybe_sent=True)

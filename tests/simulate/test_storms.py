@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from onefold.policy.breaker import BreakerTerms
-from onefold.policy.budget import BudgetTerms
-from onefold.policy.retry import RetryPolicy
-from onefold.simulate import experiments
-from onefold.simulate.entrants import (
+from onefold._policy.breaker import BreakerConfig
+from onefold._policy.budget import BudgetConfig
+from onefold._policy.retry import RetryPolicy
+from onefold._simulate import experiments
+from onefold._simulate.entrants import (
     AWS,
     BUDGET,
     DEFAULT,
@@ -22,7 +22,7 @@ from onefold.simulate.entrants import (
     STANDARD,
     Entrant,
 )
-from onefold.simulate.experiments import (
+from onefold._simulate.experiments import (
     DEADLINES,
     DEARER,
     FIFO,
@@ -36,8 +36,8 @@ from onefold.simulate.experiments import (
     overload,
     stall,
 )
-from onefold.simulate.judgement import Verdict, judge
-from onefold.simulate.servers import ServerTerms
+from onefold._simulate.servers import ServerConfig
+from onefold._simulate.verdicts import Verdict, judge
 
 SHORT = Effort(failing_calls=1000, seeds=1, after_stall_s=40, servers=(FIFO,))
 LONG = replace(experiments.FULL, seeds=20, after_stall_s=60)
@@ -102,7 +102,7 @@ def test_three_fixed_retries_do_not_recover(processes: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
-def test_the_default_recovers_on_every_server(server: ServerTerms) -> None:
+def test_the_default_recovers_on_every_server(server: ServerConfig) -> None:
     cell = stall(DEFAULT, server, 20, 3, LONG)
     assert cell.recovery_s is not None
     assert cell.recovery_s <= 20
@@ -142,19 +142,19 @@ def test_the_judge_passes_what_recovers(entrant: Entrant) -> None:
     [
         pytest.param(FIXED.policy, 1, "set budget=BudgetTerms()", id="no budget"),
         pytest.param(
-            RetryPolicy(budget=BudgetTerms(ratio=1, cap_least=1000, cap_most=1000), breaker=None),
+            RetryPolicy(budget=BudgetConfig(ratio=1, cap_least=1000, cap_most=1000), breaker=None),
             20,
             "ratio=1",
             id="generous",
         ),
         pytest.param(
-            RetryPolicy(budget=BudgetTerms(cap_least=100, cap_most=100), breaker=None),
+            RetryPolicy(budget=BudgetConfig(cap_least=100, cap_most=100), breaker=None),
             100,
             "cap_least=100",
             id="much saved by many",
         ),
         pytest.param(
-            RetryPolicy(breaker=BreakerTerms(open_s=600, open_max_s=600)), 1, "open_max_s=600", id="locked out"
+            RetryPolicy(breaker=BreakerConfig(open_s=600, open_max_s=600)), 1, "open_max_s=600", id="locked out"
         ),
     ],
 )
@@ -177,7 +177,7 @@ def failing(*entrants: Entrant) -> Storm:
 
 
 def test_the_judge_finds_a_breaker_that_is_worse_than_no_retries_at_all() -> None:
-    hasty = Entrant(name="hasty", policy=RetryPolicy(breaker=BreakerTerms(calls_least=1, failure_share=0.01)))
+    hasty = Entrant(name="hasty", policy=RetryPolicy(breaker=BreakerConfig(calls_least=1, failure_share=0.01)))
     verdict = judge(hasty, failing(NO_RETRIES, hasty))
     assert not verdict.passes
     assert not verdict.metastable

@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from onefold import AsyncOnefold, Depends, Message, Onefold, Transaction
+from onefold._inbox.failed_messages import listed
 from onefold.errors import ConfigurationError, PayloadInvalid
-from onefold.events import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
-from onefold.inbox.letters import listed
-from onefold.testing.memory import AsyncMemoryBroker, MemoryBroker, NotHandled
+from onefold.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
+from onefold.testing.memory_broker import AsyncMemoryBroker, MemoryBroker, NotHandled
 
 
 class Order(BaseModel):
@@ -179,7 +179,7 @@ async def test_several_failures_are_raised_together(sqlite_path: Path) -> None:
 async def test_handlers_that_publish_to_each_other_for_ever_are_stopped(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onefold.testing.memory.MESSAGES_MAX", 5)
+    monkeypatch.setattr("onefold.testing.memory_broker.MESSAGES_MAX", 5)
     once = AsyncOnefold(sqlite_path, source="shop")
 
     @once.consumer("echo", topic="echo")

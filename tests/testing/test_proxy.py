@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.testing.proxy import HOST, Direction, FaultProxy, reserve_port
+from onefold.testing.fault_proxy import HOST, Direction, FaultProxy, reserve_port
 from onefold.testing.servers import PrivatePostgres
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 A_MOMENT_S = 0.05
 

@@ -9,11 +9,11 @@ from contextlib import closing
 
 import pytest
 
-from onefold.client.waiting import Waiting, wait
+from onefold._client.sleeping import Waiting, wait
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
-from onefold.testing.waiting import no_waiting
-from tests.patience import PATIENCE_S
+from onefold.testing.no_waiting import no_waiting
+from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
+from tests.support.patience import PATIENCE_S
 
 GET = b"GET /a?b=1 HTTP/1.1\r\nHost: x\r\nX-One: 1\r\n\r\n"
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import psycopg
 
-from onefold import Keyring, Onefold, Request, raw_bytes, selected_fields
+from onefold import Keyring, Onefold, Request
+from onefold._app import MIGRATIONS
 from onefold._kernel.effects import Boundary, Row, Statement, Step
-from onefold._kernel.lanes import ThreadLane
-from onefold.db.migrate import script
-from onefold.face import MIGRATIONS
+from onefold._kernel.executors import ThreadExecutor
+from onefold.db._migrations import script
+from onefold.policies import raw_bytes, selected_fields
 from onefold.testing.servers import PrivatePostgres
 from tests.upgrade.scenes import KEYS, SCENES, Scene
 
@@ -89,21 +90,21 @@ def play(address: str) -> None:
 def listened() -> Iterator[list[Any]]:
     """Every batch and fetch, in order."""
     heard: list[Any] = []
-    batch, fetch = ThreadLane.batch, ThreadLane.fetch
+    batch, fetch = ThreadExecutor.batch, ThreadExecutor.fetch
 
-    def heard_batch(lane: ThreadLane[Any], steps: Sequence[Step]) -> int:
+    def heard_batch(executor: ThreadExecutor[Any], steps: Sequence[Step]) -> int:
         heard.append([written(step) for step in steps])
-        return batch(lane, steps)
+        return batch(executor, steps)
 
-    def heard_fetch(lane: ThreadLane[Any], statement: Statement) -> list[Row]:
+    def heard_fetch(executor: ThreadExecutor[Any], statement: Statement) -> list[Row]:
         heard.append(written(statement))
-        return fetch(lane, statement)
+        return fetch(executor, statement)
 
-    ThreadLane.batch, ThreadLane.fetch = heard_batch, heard_fetch  # type: ignore[method-assign, assignment]
+    ThreadExecutor.batch, ThreadExecutor.fetch = heard_batch, heard_fetch  # type: ignore[method-assign, assignment]
     try:
         yield heard
     finally:
-        ThreadLane.batch, ThreadLane.fetch = batch, fetch  # type: ignore[method-assign]
+        ThreadExecutor.batch, ThreadExecutor.fetch = batch, fetch  # type: ignore[method-assign]
 
 
 def written(step: Step) -> Any:

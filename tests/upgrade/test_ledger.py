@@ -11,8 +11,8 @@ import pytest
 
 from onefold import Onefold
 from onefold._kernel.effects import Statement
-from onefold._kernel.lanes import ThreadLane
-from onefold.db.connect import sync_database
+from onefold._kernel.executors import ThreadExecutor
+from onefold.db._connect import sync_database
 from tests.upgrade.places import restore, rows, sent
 
 EU, US = "/shop/eu", "/shop/us"
@@ -49,10 +49,10 @@ def previous_release_handles(address: str, name: str) -> bool:
     """Whether the release before does: its own statement, as recorded, decides."""
     with closing(sync_database(address)) as database:
         claim = previous_claim(database.dialect)
-        lane = ThreadLane(database)
-        lane.acquire()
-        done = lane.batch((Statement(claim.sql, ("mailer", name)),))
-        lane.release()
+        executor = ThreadExecutor(database)
+        executor.acquire()
+        done = executor.batch((Statement(claim.sql, ("mailer", name)),))
+        executor.release()
         return done > 0
 
 

@@ -12,12 +12,13 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from onefold import Keyring, Onefold, raw_bytes, selected_fields
+from onefold import Keyring, Onefold
+from onefold._http.policy import Settings
+from onefold._idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
+from onefold._idempotency.model import Scope, key_lock, lock_id
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import uuid7
-from onefold.http.policy import Settings
-from onefold.idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
-from onefold.idempotency.model import Scope, key_lock, lock_id
+from onefold.policies import raw_bytes, selected_fields
 from tests.upgrade.places import dialect_of, restore, rows
 from tests.upgrade.scenes import BOUNDARY, FORM, KEYS, SCENES, Scene
 

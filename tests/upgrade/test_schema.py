@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from onefold import Onefold, single_principal
+from onefold._app import MIGRATIONS, migrations
+from onefold._client.journal import schema as journal
+from onefold._idempotency import schema as idempotency
+from onefold._inbox import schema as inbox
 from onefold._kernel.effects import Statement
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.brokers.endpoints import schema as endpoints
+from onefold._outbox import schema as outbox
+from onefold.brokers._endpoints import schema as endpoints
 from onefold.brokers.local import schema as local
-from onefold.client.journal import schema as journal
-from onefold.db.connect import sync_database
-from onefold.db.migrate import migrate
+from onefold.db._connect import sync_database
+from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
-from onefold.face import MIGRATIONS, tables
-from onefold.idempotency import schema as idempotency
-from onefold.inbox import schema as inbox
-from onefold.outbox import schema as outbox
 from tests.upgrade.places import dialect_of, restore, rows, sent
 from tests.upgrade.scenes import SCENES
 
@@ -37,20 +37,20 @@ def address(request: pytest.FixtureRequest, sqlite_path: Path) -> str:
 
 def migrate_to(address: str, migrations: dict[int, tuple[str, ...]]) -> list[int]:
     with closing(sync_database(address)) as database:
-        return run(migrate(database.dialect, migrations), ThreadLane(database))
+        return run(migrate(database.dialect, migrations), ThreadExecutor(database))
 
 
 def send_all(address: str) -> None:
     """Everything the release before sent when it was recorded."""
     with closing(sync_database(address)) as database:
-        lane = ThreadLane(database)
+        executor = ThreadExecutor(database)
         for entry in sent(database.dialect):
-            lane.acquire()
+            executor.acquire()
             if isinstance(entry, Statement):
-                lane.fetch(entry)
+                executor.fetch(entry)
             else:
-                lane.batch(entry)
-        lane.release()
+                executor.batch(entry)
+        executor.release()
 
 
 def test_the_previous_release_goes_on_with_todays_schema(address: str) -> None:
@@ -96,6 +96,6 @@ def test_no_two_features_number_their_migrations_alike(dialect: str) -> None:
 
 
 def test_two_features_with_one_number_are_found_when_onefold_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_FEATURES", (inbox, outbox, inbox))
+    monkeypatch.setattr(migrations, "_FEATURES", (inbox, outbox, inbox))
     with pytest.raises(ProgrammerError, match=r"onefold\.inbox\.schema has migrations \[3, 7"):
-        tables._numbered("sqlite")
+        migrations._numbered("sqlite")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.inbox.conftest import on_postgres, world
+from tests.inbox.conftest import backend, on_postgres
 
-__all__ = ["on_postgres", "world"]
+__all__ = ["backend", "on_postgres"]

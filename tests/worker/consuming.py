@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from onefold._kernel.messages import Confirm, Delivery, Message
+from onefold._worker.consumers import Consumers
 from onefold.errors import BrokerUnavailable
-from onefold.worker.consumer import Consuming
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class MemoryBroker:
@@ -126,7 +126,7 @@ def _name(delivery: Delivery) -> str:
 
 
 @asynccontextmanager
-async def running(consuming: Consuming) -> AsyncIterator[asyncio.Event]:
+async def running(consuming: Consumers) -> AsyncIterator[asyncio.Event]:
     """The consumers at work while the block lasts; then they are stopped, and must be done soon."""
     stop = asyncio.Event()
     task = asyncio.create_task(consuming.run(stop))

@@ -21,7 +21,7 @@ from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker
 from onefold.testing.servers import GivenKafka, PrivateKafka, PrivateNats, PrivateRabbitmq, PrivateValkey
 from tests.brokers.kafka_subject import settings
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class Produce(Protocol):

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from onefold import Depends
-from onefold._kernel.events import Handled, Parked
 from onefold._kernel.messages import Message
+from onefold._kernel.telemetry import Handled, Parked
 from onefold._kernel.transaction import Transaction
-from onefold.worker.consumer import Consuming
-from tests.inbox.worlds import World, message
+from onefold._worker.consumers import Consumers
+from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 
 PARKED = 400
@@ -36,28 +36,28 @@ def version(number: int) -> Message:
     return message(f"k{number:04}", key="k", version=number)
 
 
-async def test_a_key_that_stood_still_catches_up_in_a_fraction_of_the_transactions(world: World) -> None:
+async def test_a_key_that_stood_still_catches_up_in_a_fraction_of_the_transactions(backend: Backend) -> None:
     failing = True
     order: list[int | None] = []
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if failing and given.version == 2:
             raise RuntimeError("not yet")
         tx.after_commit(order.append, given.version)
 
-    database, broker = Counting(world.database), MemoryBroker()
-    consumer = world.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
-    consuming = Consuming(
+    database, broker = Counting(backend.database), MemoryBroker()
+    consumer = backend.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
+    consuming = Consumers(
         database,
         broker,
         [consumer],
-        transaction=lambda lane: Transaction(lane, world.outbox.outgoing),
-        listener=world.events.append,
+        transaction=lambda executor: Transaction(executor, backend.outbox.outgoing),
+        listener=backend.events.append,
     )
 
     def seen(kind: type) -> int:
-        return sum(isinstance(event, kind) for event in world.events)
+        return sum(isinstance(event, kind) for event in backend.events)
 
     async with running(consuming):
         broker.put(version(1), version(2))
@@ -73,13 +73,13 @@ async def test_a_key_that_stood_still_catches_up_in_a_fraction_of_the_transactio
         broker.put(*map(version, range(PARKED + 1, PARKED + 11)))
         await until(lambda: broker.idle and seen(Handled) == PARKED + 10)
     assert order == list(range(1, PARKED + 11))
-    assert (seen(Parked), await world.letters()) == (PARKED - 2, {})
+    assert (seen(Parked), await backend.failed_messages()) == (PARKED - 2, {})
     # One by one it were a transaction each to park them, and four each to find, start and run them.
     assert parking < PARKED / 4
     assert running_them < PARKED / 4
 
 
-async def test_what_dependencies_open_for_a_message_is_closed_before_the_next(world: World) -> None:
+async def test_what_dependencies_open_for_a_message_is_closed_before_the_next(backend: Backend) -> None:
     """In one go, they would be open for all of it until COMMIT: connections, for a hundred messages."""
     failing, opened = True, 0
     counts: set[int] = set()
@@ -95,30 +95,30 @@ async def test_what_dependencies_open_for_a_message_is_closed_before_the_next(wo
 
     async def handler(given: Message, tx: Transaction[Any], count: int) -> None:
         counts.add(count)
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if failing and given.version == 2:
             raise RuntimeError("not yet")
         tx.after_commit(order.append, given.version)
 
     handler.__annotations__["count"] = Annotated[int, Depends(connection)]
     broker = MemoryBroker()
-    consumer = world.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
-    consuming = Consuming(world.database, broker, [consumer], listener=world.events.append)
+    consumer = backend.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
+    consuming = Consumers(backend.database, broker, [consumer], listener=backend.events.append)
     async with running(consuming):
         broker.put(*map(version, range(1, 9)))
-        await until(lambda: sum(isinstance(event, Parked) for event in world.events) == 6)
+        await until(lambda: sum(isinstance(event, Parked) for event in backend.events) == 6)
         failing = False
         await until(lambda: len(order) == 8)
-    assert (order, await world.letters()) == (list(range(1, 9)), {})
+    assert (order, await backend.failed_messages()) == (list(range(1, 9)), {})
     assert (opened, counts) == (0, {1})
 
 
-async def test_what_fails_while_a_key_catches_up_has_failed_alone(world: World) -> None:
+async def test_what_fails_while_a_key_catches_up_has_failed_alone(backend: Backend) -> None:
     bad = {2}
     done: list[int | None] = []
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if given.version in bad:
             bad.discard(given.version)
             bad.update({30} if given.version == 2 else set())
@@ -127,8 +127,8 @@ async def test_what_fails_while_a_key_catches_up_has_failed_alone(world: World) 
 
     broker = MemoryBroker()
     broker.put(*map(version, range(1, 61)))
-    consumer = world.consumer(handler, order="strict", retry_base_s=0.5, retry_cap_s=0.5)
-    async with running(Consuming(world.database, broker, [consumer], listener=world.events.append)):
+    consumer = backend.consumer(handler, order="strict", retry_base_s=0.5, retry_cap_s=0.5)
+    async with running(Consumers(backend.database, broker, [consumer], listener=backend.events.append)):
         await until(lambda: len(done) == 60)
     assert done == list(range(1, 61))
-    assert (await world.effects(), await world.letters()) == ([f"k{n:04}" for n in range(1, 61)], {})
+    assert (await backend.effects(), await backend.failed_messages()) == ([f"k{n:04}" for n in range(1, 61)], {})

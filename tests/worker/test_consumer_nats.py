@@ -7,10 +7,10 @@ from typing import Any
 
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
+from onefold._worker.consumers import Consumers
 from onefold.brokers.nats import NatsBroker
 from onefold.testing.servers import PrivateNats
-from onefold.worker.consumer import Consuming
-from tests.inbox.worlds import message, postgres_world
+from tests.inbox.backends import message, postgres_world
 from tests.worker.consuming import running, until
 
 NAMES = [f"m{number:02}" for number in range(20)]
@@ -19,11 +19,11 @@ NAMES = [f"m{number:02}" for number in range(20)]
 async def test_messages_cut_off_in_their_handlers_come_again_and_have_their_effect_once(
     nats: PrivateNats, postgres_dsn: str
 ) -> None:
-    async with postgres_world(postgres_dsn) as world:
+    async with postgres_world(postgres_dsn) as backend:
         entered = asyncio.Event()
 
         async def stuck(given: Message, tx: Transaction[Any]) -> None:
-            await world.write(tx, given.id)
+            await backend.write(tx, given.id)
             if given.id > "m09":
                 entered.set()
                 await asyncio.Event().wait()
@@ -35,19 +35,19 @@ async def test_messages_cut_off_in_their_handlers_come_again_and_have_their_effe
         await first.open()
         await (await first.subscribe("billing", ["order.placed"])).close()
         assert await first.publish([message(name) for name in NAMES]) == [None] * len(NAMES)
-        consumers = Consuming(world.database, first, [world.consumer(stuck)], grace_s=0.05)
+        consumers = Consumers(backend.database, first, [backend.consumer(stuck)], grace_s=0.05)
         async with running(consumers) as stop:
             await entered.wait()
             stop.set()
         await first.close()
-        assert set(await world.effects()) <= set(NAMES[:10])
+        assert set(await backend.effects()) <= set(NAMES[:10])
 
         second = broker()
-        async with running(Consuming(world.database, second, [world.consumer()])):
+        async with running(Consumers(backend.database, second, [backend.consumer()])):
 
             async def all_done() -> bool:
-                return len(await world.ledger()) == len(NAMES) and not await world.letters()
+                return len(await backend.ledger()) == len(NAMES) and not await backend.failed_messages()
 
             await until(all_done)
         await second.close()
-        assert await world.effects() == NAMES
+        assert await backend.effects() == NAMES

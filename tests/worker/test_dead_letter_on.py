@@ -1,4 +1,4 @@
-"""Exceptions that are not worth another attempt, with the faces: in consumers, in `handling()` and under FastStream."""
+"""Exceptions that are not worth another attempt, with the apps: in consumers, in `handling()` and under FastStream."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from faststream.nats import JStream, NatsBroker, TestNatsBroker
 
-from onefold import AsyncOnefold, Delivery, Event, Message, Onefold, Transaction
-from onefold._kernel.events import DeadLettered
+from onefold import AsyncOnefold, Message, Onefold, Transaction
+from onefold._inbox.failed_messages import FailedMessageView, listed
+from onefold._kernel.telemetry import DeadLettered
+from onefold._worker.faststream import handled_once
+from onefold.brokers import Delivery
 from onefold.errors import ConfigurationError, OnefoldError
-from onefold.inbox.letters import LetterView, listed
-from onefold.worker.faststream import handled_once
+from onefold.telemetry import Event
 from tests.worker.consuming import until
 
 
-async def letters(once: AsyncOnefold | Onefold, consumer: str = "billing") -> list[LetterView]:
+async def failed_messages(once: AsyncOnefold | Onefold, consumer: str = "billing") -> list[FailedMessageView]:
     return await once.ask(lambda dialect: listed(dialect, consumer))
 
 
@@ -38,8 +40,12 @@ async def test_a_handler_on_a_thread_and_one_on_the_loop_give_up_alike(sqlite_pa
             await tx.publish("order.placed", {})
         await until(lambda: len([event for event in seen if isinstance(event, DeadLettered)]) == 2)
     for name in ("threads", "loop"):
-        [letter] = await letters(once, name)
-        assert (letter.state, letter.failed, letter.reason) == ("dead", 1, "ValueError: no such card")
+        [failed_message] = await failed_messages(once, name)
+        assert (failed_message.state, failed_message.failed, failed_message.reason) == (
+            "dead",
+            1,
+            "ValueError: no such card",
+        )
     await once.close()
 
 
@@ -53,9 +59,13 @@ async def test_handling_keeps_a_dead_letter_and_is_none_when_the_message_comes_a
     with pytest.raises(ValueError, match="no such card"):
         async with once.handling("billing", "m1", source=source, dead_letter_on=(ValueError,), delivery=kept):
             raise ValueError("no such card")
-    [letter] = await letters(once)
-    assert (letter.id, letter.state, letter.reason) == ("m1", "dead", "ValueError: no such card")
-    assert (letter.data, letter.headers) == (kept.data, {"ce-id": "m1"})
+    [failed_message] = await failed_messages(once)
+    assert (failed_message.id, failed_message.state, failed_message.reason) == (
+        "m1",
+        "dead",
+        "ValueError: no such card",
+    )
+    assert (failed_message.data, failed_message.headers) == (kept.data, {"ce-id": "m1"})
     assert [type(event) for event in seen] == [DeadLettered]
     assert "dead letter: ValueError: no such card" in caplog.text
     async with once.handling("billing", "m1", source=source) as tx:
@@ -73,7 +83,7 @@ async def test_of_two_sources_with_one_id_only_the_one_that_died_is_dead(sqlite_
     with pytest.raises(ValueError, match="no"):
         async with once.handling("billing", "m2", source="/eu", dead_letter_on=(KeyError,)):
             raise ValueError("no")
-    assert [letter.id for letter in await letters(once)] == ["m1"]
+    assert [failed_message.id for failed_message in await failed_messages(once)] == ["m1"]
     await once.close()
 
 
@@ -81,7 +91,7 @@ async def test_handling_on_threads_keeps_one_too(sqlite_path: Path) -> None:
     once = Onefold(sqlite_path)
     with pytest.raises(ValueError, match="no"), once.handling("billing", "m1", dead_letter_on=(ValueError,)):
         raise ValueError("no")
-    assert [letter.state for letter in await letters(once)] == ["dead"]
+    assert [failed_message.state for failed_message in await failed_messages(once)] == ["dead"]
     with once.handling("billing", "m1") as tx:
         assert tx is None
     with (
@@ -113,8 +123,12 @@ async def test_under_faststream_it_is_acknowledged_and_kept(sqlite_path: Path) -
         with pytest.raises(ValueError, match="no such card"):
             await broker.publish({"order": "ord-1"}, "payments", stream="payments", headers={"ce-id": "m-1"})
         await broker.publish({"order": "ord-1"}, "payments", stream="payments", headers={"ce-id": "m-1"})
-    [letter] = await letters(once)
-    assert (letter.id, letter.data, letter.headers["ce-id"]) == ("m-1", b'{"order":"ord-1"}', "m-1")
+    [failed_message] = await failed_messages(once)
+    assert (failed_message.id, failed_message.data, failed_message.headers["ce-id"]) == (
+        "m-1",
+        b'{"order":"ord-1"}',
+        "m-1",
+    )
     assert shop.calls == 1
     await once.close()
 

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 
 import pytest
 
-from onefold import AsyncOnefold, Depends, Event, Message, Onefold, Transaction
-from onefold._kernel.events import Handled
-from onefold.inbox.invocation import NotCommitted
-from onefold.inbox.letters import listed
-from onefold.testing.memory import AsyncMemoryBroker
-from onefold.testing.memory import MemoryBroker as ThreadsBroker
-from tests.inbox.worlds import World, message
+from onefold import AsyncOnefold, Depends, Message, Onefold, Transaction
+from onefold._inbox.failed_messages import listed
+from onefold._inbox.handler_call import NotCommitted
+from onefold._kernel.telemetry import Handled
+from onefold.telemetry import Event
+from onefold.testing.memory_broker import AsyncMemoryBroker
+from onefold.testing.memory_broker import MemoryBroker as ThreadsBroker
+from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 from tests.worker.test_consumer import consuming
 
@@ -57,7 +58,7 @@ async def async_client(pool: Annotated[str, Depends(pool)], tx: Transaction[Any]
         yield name
 
 
-async def test_they_are_opened_before_the_handler_and_closed_after_commit_the_last_first(world: World) -> None:
+async def test_they_are_opened_before_the_handler_and_closed_after_commit_the_last_first(backend: Backend) -> None:
     async def handler(
         given: Message,
         tx: Transaction[Any],
@@ -67,11 +68,11 @@ async def test_they_are_opened_before_the_handler_and_closed_after_commit_the_la
         pool: Annotated[str, Depends(pool)],
     ) -> None:
         assert (first, second, pool) == ("client of pool for m1", "async client of pool", "pool")
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         tx.after_commit(STORY.append, "committed")
         STORY.append("handler")
 
-    assert isinstance(await world.deliver(world.inbox(handler), message()), Handled)
+    assert isinstance(await backend.deliver(backend.inbox(handler), message()), Handled)
     opened = ["open pool", "open client of pool for m1", "open async client of pool"]
     assert STORY[:5] == [*opened, "handler", "committed"]
     assert [line for line in STORY if line.startswith("close")] == [
@@ -79,10 +80,10 @@ async def test_they_are_opened_before_the_handler_and_closed_after_commit_the_la
         "close client of pool for m1",
         "close pool",
     ]
-    assert await world.effects() == ["m1"]
+    assert await backend.effects() == ["m1"]
 
 
-async def test_what_is_asked_for_twice_is_called_once_unless_it_is_not_to_be_kept(world: World) -> None:
+async def test_what_is_asked_for_twice_is_called_once_unless_it_is_not_to_be_kept(backend: Backend) -> None:
     def count() -> int:
         STORY.append("count")
         return len(STORY)
@@ -94,48 +95,48 @@ async def test_what_is_asked_for_twice_is_called_once_unless_it_is_not_to_be_kep
     asks.__annotations__.update(
         a=Annotated[int, Depends(count)], b=Annotated[int, Depends(count)], c=Annotated[int, Depends(count, False)]
     )
-    assert isinstance(await world.deliver(world.inbox(asks), message()), Handled)
+    assert isinstance(await backend.deliver(backend.inbox(asks), message()), Handled)
     assert STORY == ["count", "count", "handler"]
 
 
-async def test_a_failure_is_raised_where_they_yield_after_the_rollback(world: World) -> None:
+async def test_a_failure_is_raised_where_they_yield_after_the_rollback(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any], pool: Annotated[str, Depends(pool)]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         tx.after_rollback(STORY.append, "rolled back")
         raise RuntimeError("no")
 
-    await world.deliver(world.inbox(handler), message())
+    await backend.deliver(backend.inbox(handler), message())
     assert STORY == ["open pool", "rolled back", "RuntimeError pool", "close pool"]
-    assert (await world.effects(), (await world.letters())["m1"].reason) == ([], "RuntimeError: no")
+    assert (await backend.effects(), (await backend.failed_messages())["m1"].reason) == ([], "RuntimeError: no")
 
 
-async def test_a_commit_that_fails_is_told_where_they_yield(on_postgres: World) -> None:
-    world = on_postgres
-    await world.change("ALTER TABLE effects ADD CONSTRAINT one UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+async def test_a_commit_that_fails_is_told_where_they_yield(on_postgres: Backend) -> None:
+    backend = on_postgres
+    await backend.change("ALTER TABLE effects ADD CONSTRAINT one UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
 
     async def handler(given: Message, tx: Transaction[Any], pool: Annotated[str, Depends(pool)]) -> None:
-        await world.write(tx, "same")
-        await world.write(tx, "same")
+        await backend.write(tx, "same")
+        await backend.write(tx, "same")
 
-    await world.deliver(world.inbox(handler), message())
+    await backend.deliver(backend.inbox(handler), message())
     assert STORY[1:] == [f"{NotCommitted.__name__} pool", "close pool"]
 
 
-async def test_one_that_fails_fails_the_message_and_those_before_it_are_closed(world: World) -> None:
+async def test_one_that_fails_fails_the_message_and_those_before_it_are_closed(backend: Backend) -> None:
     def broken(pool: Annotated[str, Depends(pool)]) -> str:
         raise ValueError("no rates today")
 
     async def handler(given: Message, found: str) -> None: ...
 
     handler.__annotations__["found"] = Annotated[str, Depends(broken)]
-    await world.deliver(world.inbox(handler, dead_letter_on=(ValueError,)), message())
-    letter = (await world.letters())["m1"]
-    assert (letter.state, letter.reason) == ("dead", "ValueError: no rates today")
+    await backend.deliver(backend.inbox(handler, dead_letter_on=(ValueError,)), message())
+    failed_message = (await backend.failed_messages())["m1"]
+    assert (failed_message.state, failed_message.reason) == ("dead", "ValueError: no rates today")
     assert STORY == ["open pool", "ValueError pool", "close pool"]
 
 
 async def test_what_fails_while_it_is_closed_is_logged_and_the_message_stays_handled(
-    world: World, caplog: pytest.LogCaptureFixture
+    backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
     def careless() -> Iterator[str]:
         yield ""
@@ -144,7 +145,7 @@ async def test_what_fails_while_it_is_closed_is_logged_and_the_message_stays_han
     async def handler(given: Message, found: str) -> None: ...
 
     handler.__annotations__["found"] = Annotated[str, Depends(careless)]
-    assert isinstance(await world.deliver(world.inbox(handler), message()), Handled)
+    assert isinstance(await backend.deliver(backend.inbox(handler), message()), Handled)
     assert "too late" in caplog.text
 
 
@@ -154,20 +155,20 @@ def thread_of() -> Iterator[threading.Thread]:
     STORY.append(threading.current_thread())
 
 
-async def test_those_of_a_plain_handler_run_on_its_thread(world: World) -> None:
+async def test_those_of_a_plain_handler_run_on_its_thread(backend: Backend) -> None:
     def handler(given: Message, found: Annotated[Any, Depends(thread_of)]) -> None:
         STORY.append(threading.current_thread())
 
     broker = MemoryBroker()
     broker.put(message())
-    async with running(consuming(world, broker, world.consumer(handler))):
+    async with running(consuming(backend, broker, backend.consumer(handler))):
         await until(lambda: broker.idle)
         await until(lambda: len(STORY) == 3)
     assert len({*STORY}) == 1
     assert STORY[0] is not threading.current_thread()
 
 
-async def test_those_of_a_thread_that_is_left_behind_are_closed_when_it_returns(world: World) -> None:
+async def test_those_of_a_thread_that_is_left_behind_are_closed_when_it_returns(backend: Backend) -> None:
     leave = threading.Event()
 
     def handler(given: Message, pool: Annotated[str, Depends(pool)]) -> None:
@@ -176,7 +177,7 @@ async def test_those_of_a_thread_that_is_left_behind_are_closed_when_it_returns(
 
     broker = MemoryBroker()
     broker.put(message())
-    async with running(consuming(world, broker, world.consumer(handler, timeout_s=0.05, attempts=1))):
+    async with running(consuming(backend, broker, backend.consumer(handler, timeout_s=0.05, attempts=1))):
         await until(lambda: broker.idle)
         assert STORY == ["open pool"]
         leave.set()
@@ -184,14 +185,14 @@ async def test_those_of_a_thread_that_is_left_behind_are_closed_when_it_returns(
     assert STORY == ["open pool", "handler", "HandlerTookTooLong pool", "close pool"]
 
 
-async def test_those_of_a_handler_that_is_cancelled_are_closed(world: World) -> None:
+async def test_those_of_a_handler_that_is_cancelled_are_closed(backend: Backend) -> None:
     entered = asyncio.Event()
 
     async def handler(given: Message, pool: Annotated[str, Depends(pool)]) -> None:
         entered.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(world.deliver(world.inbox(handler), message()))
+    task = asyncio.create_task(backend.deliver(backend.inbox(handler), message()))
     await entered.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -258,8 +259,8 @@ async def test_what_a_handler_raises_keeps_its_traceback(sqlite_path: Path, open
         await AsyncMemoryBroker(once).publish("order.placed", {})
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-2:] == ["ship", "look_up"]
-    [letter] = await once.ask(lambda dialect: listed(dialect, "shipping"))
-    assert "look_up" in letter.history[-1]["traceback"]
+    [failed_message] = await once.ask(lambda dialect: listed(dialect, "shipping"))
+    assert "look_up" in failed_message.history[-1]["traceback"]
     await once.close()
 
 

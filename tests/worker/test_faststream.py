@@ -21,10 +21,10 @@ from faststream.redis import RedisBroker, TestRedisBroker
 from pydantic import BaseModel
 
 from onefold import AsyncOnefold, Transaction
+from onefold._worker.faststream import handled_once, message_id
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
 from onefold.testing.servers import PrivateNats
-from onefold.worker.faststream import handled_once, message_id
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 class Payment(BaseModel):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from onefold import Delivery, Message, Transaction
-from onefold.inbox.redrive import Filter, redrive
+from onefold import Message, Transaction
+from onefold._inbox.redrive import Filter, redrive
+from onefold._worker.consumers import Consumers
+from onefold.brokers import Delivery
 from onefold.testing.servers import GivenKafka, PrivateKafka
-from onefold.worker.consumer import Consuming
-from tests.inbox.worlds import World, message, sqlite_world
+from tests.inbox.backends import Backend, message, sqlite_world
 from tests.worker.consuming import running, until
 from tests.worker.foreign import BROKERS, Elsewhere
 
@@ -38,13 +39,13 @@ async def elsewhere(request: pytest.FixtureRequest) -> AsyncIterator[Elsewhere]:
 
 
 @pytest.fixture
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with sqlite_world(tmp_path_factory.mktemp("foreign") / "onefold.db") as world:
-        yield world
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
+    async with sqlite_world(tmp_path_factory.mktemp("foreign") / "onefold.db") as backend:
+        yield backend
 
 
 async def test_a_message_that_cannot_be_read_is_a_dead_letter_and_those_behind_it_are_handled(
-    elsewhere: Elsewhere, world: World
+    elsewhere: Elsewhere, backend: Backend
 ) -> None:
     broker = elsewhere.broker()
     await broker.open()
@@ -52,15 +53,15 @@ async def test_a_message_that_cannot_be_read_is_a_dead_letter_and_those_behind_i
     for data in ODD.values():
         await elsewhere.produce("order.placed", data, STRUCTURED)
     assert await broker.publish([message("behind them")]) == [None]
-    async with running(Consuming(world.database, broker, [world.consumer()])):
+    async with running(Consumers(backend.database, broker, [backend.consumer()])):
 
         async def all_done() -> bool:
             # Not their number: a producer that is not answered in time sends a message twice.
-            found = {letter.data for letter in (await world.letters()).values()}
-            return found == set(ODD.values()) and world.calls == ["behind them"]
+            found = {failed_message.data for failed_message in (await backend.failed_messages()).values()}
+            return found == set(ODD.values()) and backend.calls == ["behind them"]
 
         await until(all_done)
-    assert {letter.state for letter in (await world.letters()).values()} == {"dead"}
+    assert {failed_message.state for failed_message in (await backend.failed_messages()).values()} == {"dead"}
 
 
 def order_of(delivery: Delivery) -> str:
@@ -71,47 +72,49 @@ ORDERS = [b'{"order": 1}', b'{"order": 2}', b'{"order": 1}']
 
 
 async def test_messages_without_an_id_are_a_dead_letter_each_and_handled_once_the_consumer_knows_where_it_is(
-    elsewhere: Elsewhere, world: World
+    elsewhere: Elsewhere, backend: Backend
 ) -> None:
     broker = elsewhere.broker()
     await broker.open()
     await (await broker.subscribe("billing", ["order.placed"])).close()
     for data in ORDERS:
         await elsewhere.produce("order.placed", data, {"shop": "eu"})
-    async with running(Consuming(world.database, broker, [world.consumer()])):
+    async with running(Consumers(backend.database, broker, [backend.consumer()])):
 
         async def all_kept() -> bool:
-            return len(await world.letters()) == len(ORDERS)
+            return len(await backend.failed_messages()) == len(ORDERS)
 
         await until(all_kept)
-    letters = list((await world.letters()).values())
-    assert sorted(letter.data for letter in letters) == sorted(ORDERS), "none is lost, though two are alike"
-    for letter in letters:
-        assert (letter.state, letter.topic) == ("dead", "order.placed")
-        assert letter.headers["shop"] == "eu"
-        assert letter.origin.subject.endswith("order.placed")
-    native = {letter.origin.id for letter in letters}
+    failed_messages = list((await backend.failed_messages()).values())
+    assert sorted(failed_message.data for failed_message in failed_messages) == sorted(ORDERS), (
+        "none is lost, though two are alike"
+    )
+    for failed_message in failed_messages:
+        assert (failed_message.state, failed_message.topic) == ("dead", "order.placed")
+        assert failed_message.headers["shop"] == "eu"
+        assert failed_message.origin.subject.endswith("order.placed")
+    native = {failed_message.origin.id for failed_message in failed_messages}
     assert native == {None} if elsewhere.kind == "rabbitmq" else len(native - {None}) == len(ORDERS)
 
-    async with running(Consuming(world.database, elsewhere.broker(), [world.consumer(id_of=order_of)])):
-        job = await world.flow(redrive(world.dialect, Filter(consumer="billing"), actor="ada", per_second=1000))
-        assert job.letters == len(ORDERS)
+    async with running(Consumers(backend.database, elsewhere.broker(), [backend.consumer(id_of=order_of)])):
+        job = await backend.flow(redrive(backend.dialect, Filter(consumer="billing"), actor="ada", per_second=1000))
+        assert job.failed_messages == len(ORDERS)
 
         async def all_gone() -> bool:
-            return not await world.letters()
+            return not await backend.failed_messages()
 
         await until(all_gone)
-    assert await world.effects() == ["order 1", "order 2"], "each once"
+    assert await backend.effects() == ["order 1", "order 2"], "each once"
 
 
 async def test_a_foreign_producers_plain_json_is_handled_where_id_of_says_what_it_is_called(
-    elsewhere: Elsewhere, world: World
+    elsewhere: Elsewhere, backend: Backend
 ) -> None:
     seen: list[Message] = []
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         seen.append(given)
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
 
     broker = elsewhere.broker()
     await broker.open()
@@ -120,10 +123,10 @@ async def test_a_foreign_producers_plain_json_is_handled_where_id_of_says_what_i
     await elsewhere.produce("order.placed", b'{"no": "order"}')
     await elsewhere.produce("order.placed", b'{"order": 2}', key=b"\x00\x01")
     assert await broker.publish([message("ours", data=b'{"order": 3}')]) == [None]
-    async with running(Consuming(world.database, broker, [world.consumer(handler, id_of=order_of)])):
+    async with running(Consumers(backend.database, broker, [backend.consumer(handler, id_of=order_of)])):
 
         async def all_done() -> bool:
-            return len(await world.ledger()) == 3 and len(await world.letters()) == 1
+            return len(await backend.ledger()) == 3 and len(await backend.failed_messages()) == 1
 
         await until(all_done)
     first, second, third = sorted(seen, key=lambda given: given.id)
@@ -132,13 +135,13 @@ async def test_a_foreign_producers_plain_json_is_handled_where_id_of_says_what_i
     assert first.headers["shop"] == "eu"
     assert (first.key, second.key) == (("acme", "0001") if elsewhere.kind == "kafka" else (None, None))
     assert (third.id, third.source) == ("order 3", "shop"), "id_of is asked for every message"
-    [letter] = (await world.letters()).values()
-    assert letter.reason == "id_of of consumer 'billing' failed: KeyError: 'order'"
+    [failed_message] = (await backend.failed_messages()).values()
+    assert failed_message.reason == "id_of of consumer 'billing' failed: KeyError: 'order'"
 
 
 @pytest.mark.parametrize("name", ["nats", "rabbitmq"])
 async def test_an_id_in_the_brokers_own_way_is_the_native_id(
-    name: str, request: pytest.FixtureRequest, world: World
+    name: str, request: pytest.FixtureRequest, backend: Backend
 ) -> None:
     async with BROKERS[name](request.getfixturevalue(name)) as elsewhere:
         broker = elsewhere.broker()
@@ -146,17 +149,17 @@ async def test_an_id_in_the_brokers_own_way_is_the_native_id(
         await (await broker.subscribe("billing", ["order.placed"])).close()
         await elsewhere.produce("order.placed", b"1", message_id="their-id")
         async with running(
-            Consuming(world.database, broker, [world.consumer(id_of=lambda delivery: delivery.origin.id)])
+            Consumers(backend.database, broker, [backend.consumer(id_of=lambda delivery: delivery.origin.id)])
         ):
 
             async def handled() -> bool:
-                return await world.ledger() == ["their-id"]
+                return await backend.ledger() == ["their-id"]
 
             await until(handled)
 
 
 async def test_kafkas_record_key_is_the_key_of_a_cloud_event_that_names_none(
-    kafka: PrivateKafka | GivenKafka, world: World
+    kafka: PrivateKafka | GivenKafka, backend: Backend
 ) -> None:
     seen: list[str | None] = []
 
@@ -170,7 +173,7 @@ async def test_kafkas_record_key_is_the_key_of_a_cloud_event_that_names_none(
         named = {"ce_specversion": "1.0", "ce_source": "elsewhere", "ce_type": "order.placed"}
         await elsewhere.produce("order.placed", b"1", {**named, "ce_id": "1"}, key=b"record")
         await elsewhere.produce("order.placed", b"2", {**named, "ce_id": "2", "ce_partitionkey": "own"}, key=b"record")
-        async with running(Consuming(world.database, broker, [world.consumer(handler)])):
+        async with running(Consumers(backend.database, broker, [backend.consumer(handler)])):
 
             async def both() -> bool:
                 return len(seen) == 2
@@ -179,9 +182,9 @@ async def test_kafkas_record_key_is_the_key_of_a_cloud_event_that_names_none(
     assert sorted(map(str, seen)) == ["own", "record"]
 
 
-async def test_the_same_id_from_two_sources_is_handled_for_both(elsewhere: Elsewhere, world: World) -> None:
+async def test_the_same_id_from_two_sources_is_handled_for_both(elsewhere: Elsewhere, backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, f"{given.source} {given.id}")
+        await backend.write(tx, f"{given.source} {given.id}")
 
     broker = elsewhere.broker()
     await broker.open()
@@ -196,11 +199,11 @@ async def test_the_same_id_from_two_sources_is_handled_for_both(elsewhere: Elsew
         }
         await elsewhere.produce("order.placed", json.dumps(event).encode(), STRUCTURED)
     assert await broker.publish([message("behind them")]) == [None]
-    async with running(Consuming(world.database, broker, [world.consumer(handler)])):
+    async with running(Consumers(backend.database, broker, [backend.consumer(handler)])):
 
         async def all_done() -> bool:
-            return len(await world.ledger()) == 3
+            return len(await backend.ledger()) == 3
 
         await until(all_done)
-    assert await world.effects() == ["/shop/eu 1001", "/shop/us 1001", "shop behind them"]
-    assert await world.letters() == {}
+    assert await backend.effects() == ["/shop/eu 1001", "/shop/us 1001", "shop behind them"]
+    assert await backend.failed_messages() == {}

@@ -11,8 +11,8 @@ import pytest
 
 from onefold import AsyncOnefold, Depends, Message, Onefold, Transaction
 from onefold.errors import OnefoldError, ProgrammerError, TransactionMisused
-from onefold.events import Failed, Handled
-from onefold.testing.memory import AsyncMemoryBroker, MemoryBroker
+from onefold.telemetry import Failed, Handled
+from onefold.testing.memory_broker import AsyncMemoryBroker, MemoryBroker
 from tests.worker.consuming import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

@@ -9,8 +9,8 @@ import pytest
 
 from onefold import AsyncOnefold, Onefold
 from onefold._kernel.messages import Message
+from onefold._worker import ledger_reaper
 from onefold.errors import ConfigurationError
-from onefold.worker import ledger
 
 DAY_S = 86_400.0
 
@@ -55,7 +55,7 @@ async def test_what_is_past_its_retention_is_forgotten_after_a_message_every_few
     again = AsyncOnefold(address)  # another process
     await handle(again, "m4", retention_s=9 * DAY_S)
     assert len(await remembered(once)) == 5
-    monkeypatch.setattr(ledger, "EVERY_S", 0.0)
+    monkeypatch.setattr(ledger_reaper, "EVERY_S", 0.0)
     third = AsyncOnefold(address)
     await handle(third, "m5")
     assert await remembered(once) == ["m3", "m4", "m5"]

@@ -21,20 +21,20 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message as Sent
 from onefold._kernel.runners import run_async
-from onefold._kernel.signals import News
+from onefold._kernel.wakeup_signals import News
+from onefold._worker import relay, wakeup
+from onefold._worker.settings import RelaySettings
+from onefold._worker.wakeup import CHANNEL, listening
 from onefold.brokers import local
 from onefold.brokers.local import LocalBroker
-from onefold.brokers.local.schema import MIGRATIONS
-from onefold.db.connect import async_database
-from onefold.db.migrate import migrate
-from onefold.worker import relay, wakeup
-from onefold.worker.settings import RelaySettings
-from onefold.worker.wakeup import CHANNEL, listening
+from onefold.brokers.local._schema import MIGRATIONS
+from onefold.db._connect import async_database
+from onefold.db._migrations import migrate
 from tests.outbox.test_write import void
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
 NEVER_S: Final = 100_000.0
@@ -282,13 +282,13 @@ async def test_within_a_process_a_publish_wakes_a_local_consumer(face: AnyOnefol
 async def test_between_processes_both_the_relay_and_the_consumer_are_woken(face_name: str, postgres_dsn: str) -> None:
     """Three of them that share nothing but the database."""
     async with AsyncExitStack() as stack:
-        writer, carrier, consumer = [
+        writer, session, consumer = [
             await stack.enter_async_context(made(FACES[face_name], postgres_dsn)) for _ in range(3)
         ]
         desk = Desk(consumer)
         await stack.enter_async_context(at_work(consumer, consumer.consuming()))
         await subscribed(postgres_dsn)
-        await stack.enter_async_context(at_work(carrier, carrier.relaying(**SELDOM)))
+        await stack.enter_async_context(at_work(session, session.relaying(**SELDOM)))
         for number in range(3):
             await publish(writer, number)
             await desk.see(*range(number + 1))
@@ -327,7 +327,7 @@ async def test_an_idle_consumer_looks_seldom_however_often_it_is_asked(
 ) -> None:
     """In a minute: every two seconds where it hears of other processes, ten times a second where it does not."""
     database, clock, news = async_database(str(sqlite_path)), Clock(), News()
-    await run_async(migrate("sqlite", MIGRATIONS["sqlite"]), TaskLane(database))
+    await run_async(migrate("sqlite", MIGRATIONS["sqlite"]), TaskExecutor(database))
     if heard:
         news.ears.add("an ear")
     broker = LocalBroker(database, news=news)

@@ -10,8 +10,8 @@ import pytest
 
 from onefold import AsyncOnefold, Message, Transaction
 from onefold._kernel.messages import Confirm
+from onefold._outbox.status_report import report
 from onefold.errors import MessageRefused
-from onefold.outbox.report import report
 from tests.outbox.relaying import ScriptedBroker
 from tests.worker.consuming import until
 

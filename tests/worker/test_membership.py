@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from onefold import AsyncOnefold, Message
-from onefold._kernel.borrow import borrowing
+from onefold._inbox.registry import ALIVE_S, FORMER_S, RunningProcess, judge, members
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.ports import Broker, ManagesSubscriptions
-from onefold.brokers.connect import BrokerGiven
+from onefold._worker import membership
+from onefold._worker.consumer_admin import remove, survey
+from onefold._worker.consumers import Consumers
+from onefold.brokers._connect import BrokerGiven
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker
 from onefold.errors import ConfigurationError, ConsumerActive
-from onefold.inbox.members import ALIVE_S, FORMER_S, Member, judge, members
-from onefold.worker import membership
-from onefold.worker.consumer import Consuming
-from onefold.worker.directory import remove, survey
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
 PLACES = ("local-sqlite", "local-postgres", "nats", "valkey", "rabbitmq")
@@ -56,7 +56,7 @@ class Place:
         """A process at work, from when it has subscribed on."""
         once = self.process(*topics, name=name)
         stop = asyncio.Event()
-        begun: list[Consuming] = []
+        begun: list[Consumers] = []
         task = asyncio.create_task(once.consume(stop, begun=begun.append))
         try:
             await self.manage(lambda database, broker: self._there(database, name, topics))
@@ -126,14 +126,14 @@ async def _dead_letters() -> int:
         [(count,)] = await Fetch(Statement("SELECT count(*) FROM onefold_letter WHERE state = 'dead'"))
         return int(str(count))
 
-    return await borrowing(work)
+    return await with_connection(work)
 
 
 async def _batch(statement: Statement) -> None:
     async def work() -> None:
         await Batch((Boundary.BEGIN, statement, Boundary.COMMIT))
 
-    await borrowing(work)
+    await with_connection(work)
 
 
 @pytest.fixture(params=PLACES)
@@ -268,7 +268,7 @@ async def test_a_renamed_consumer_is_listed_and_removed(place: Place) -> None:
         assert (seen["old-name"].waiting, seen["old-name"].running, seen["new-name"].running) == (3, 0, 1)
         assert seen["old-name"].seen_s is not None
         removed = await place.manage(lambda database, broker: remove(database, broker, "old-name", "anna"))
-        assert (removed.waiting, removed.letters) == (3, 0)
+        assert (removed.waiting, removed.failed_messages) == (3, 0)
         assert "old-name" not in {each.name for each in await place.manage(survey)}
         with pytest.raises(ConfigurationError, match="there is no consumer 'old-name'"):
             await place.manage(lambda database, broker: remove(database, broker, "old-name", "anna"))
@@ -319,8 +319,10 @@ async def test_a_removal_that_was_cut_off_after_the_broker_s_part_can_be_finishe
     assert removed.handled == 1
 
 
-def member(process: str, *topics: str, started: int = 0, seen_s: float = 0.0, left: bool = False) -> Member:
-    return Member(consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=seen_s, left=left)
+def member(process: str, *topics: str, started: int = 0, seen_s: float = 0.0, left: bool = False) -> RunningProcess:
+    return RunningProcess(
+        consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=seen_s, left=left
+    )
 
 
 def test_wanted_is_what_lives_or_was_started_last() -> None:

@@ -11,19 +11,19 @@ from uuid import uuid4
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold._kernel.events import DeadLettered, Event, Failed, Handled
+from onefold._inbox.failed_messages import listed
+from onefold._inbox.redrive import Filter, redrive
+from onefold._inbox.registry import RunningProcess, judge
 from onefold._kernel.ports import Broker
+from onefold._kernel.telemetry import DeadLettered, Event, Failed, Handled
+from onefold._outbox.status_report import report
+from onefold._worker import membership
 from onefold.brokers.kafka import KafkaBroker
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker
 from onefold.errors import ConfigurationError, MessageInvalid
-from onefold.inbox.letters import listed
-from onefold.inbox.members import Member, judge
-from onefold.inbox.redrive import Filter, redrive
-from onefold.outbox.report import report
-from onefold.testing.memory import AsyncMemoryBroker
-from onefold.worker import membership
+from onefold.testing.memory_broker import AsyncMemoryBroker
 from tests.worker.consuming import MemoryBroker, until
 from tests.worker.test_membership import Place, place
 
@@ -89,12 +89,12 @@ async def test_a_message_keeps_its_topic_when_it_fails_dies_and_is_redriven(addr
         async with once.transaction() as tx:
             await tx.publish("order.paid", {}, key="ord-1")
         await until(dead)
-        [letter] = await once.ask(lambda dialect: listed(dialect, "audit"))
-        assert letter.topic == "order.paid"
+        [failed_message] = await once.ask(lambda dialect: listed(dialect, "audit"))
+        assert failed_message.topic == "order.paid"
         broken = False
         chosen = Filter(consumer="audit", topic="order.paid")
         job = await once.ask(lambda dialect: redrive(dialect, chosen, actor="anna"))
-        assert job.letters == 1
+        assert job.failed_messages == 1
         await until(lambda: handled == ["order.paid"])
     told = [event for event in events if isinstance(event, Failed | DeadLettered | Handled)]
     assert [(type(event), event.consumer, event.topic) for event in told] == [
@@ -250,8 +250,10 @@ async def send(place: Place, *topics: str) -> None:
     await place.manage(work)
 
 
-def member(process: str, *topics: str, started: int, left: bool = False) -> Member:
-    return Member(consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=0.0, left=left)
+def member(process: str, *topics: str, started: int, left: bool = False) -> RunningProcess:
+    return RunningProcess(
+        consumer="c", process=process, topics=frozenset(topics), started_ms=started, seen_s=0.0, left=left
+    )
 
 
 def test_what_was_wanted_and_is_no_longer_is_asked_of_patterns() -> None:

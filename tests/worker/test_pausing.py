@@ -11,163 +11,163 @@ from typing import Any
 import pytest
 
 from onefold import AsyncOnefold, Onefold
-from onefold._kernel.events import ConsumerPaused, ConsumerResumed
+from onefold._inbox.pausing import pause, pauses, resume
+from onefold._inbox.registry import members
 from onefold._kernel.messages import Message
+from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed
 from onefold._kernel.transaction import Transaction
+from onefold._worker import pause_gate
+from onefold._worker.consumer_admin import remove, survey
 from onefold.errors import ConfigurationError, ConsumerActive
-from onefold.inbox.members import members
-from onefold.inbox.pausing import pause, pauses, resume
-from onefold.worker import gate
-from onefold.worker.directory import remove, survey
-from tests.inbox.worlds import World, message
-from tests.patience import PATIENCE_S
+from tests.inbox.backends import Backend, message
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, running, until
 from tests.worker.test_consumer import consuming
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "LOOK_S", 0.02)
+    monkeypatch.setattr(pause_gate, "LOOK_S", 0.02)
 
 
-async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resumed(world: World) -> None:
-    assert await world.flow(pause(world.dialect, "billing", "ada"))
+async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resumed(backend: Backend) -> None:
+    assert await backend.flow(pause(backend.dialect, "billing", "ada"))
     broker = MemoryBroker()
     broker.put(message())
-    consumers = consuming(world, broker)
+    consumers = consuming(backend, broker)
     async with running(consumers):
-        await until(lambda: ConsumerPaused("billing", "paused by ada") in world.events)
+        await until(lambda: ConsumerPaused("billing", "paused by ada") in backend.events)
         await until(lambda: list(consumers.alive()) == ["billing: paused"])
         assert consumers.alive()["billing: paused"] < 120, "it is well"
-        assert (broker.subscriptions, await world.effects()) == (0, [])
-        assert await world.flow(resume(world.dialect, "billing", "ada"))
+        assert (broker.subscriptions, await backend.effects()) == (0, [])
+        assert await backend.flow(resume(backend.dialect, "billing", "ada"))
         await until(lambda: broker.idle)
         assert list(consumers.alive()) == ["billing"]
-    assert world.events[:2] == [ConsumerPaused("billing", "paused by ada"), ConsumerResumed("billing")]
-    assert await world.effects() == ["m1"]
+    assert backend.events[:2] == [ConsumerPaused("billing", "paused by ada"), ConsumerResumed("billing")]
+    assert await backend.effects() == ["m1"]
 
 
-async def test_what_is_under_way_is_finished_and_the_rest_given_back(on_postgres: World) -> None:
-    world = on_postgres  # SQLite has one writer, which the handler is
+async def test_what_is_under_way_is_finished_and_the_rest_given_back(on_postgres: Backend) -> None:
+    backend = on_postgres  # SQLite has one writer, which the handler is
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         entered.set()
         await leave.wait()
 
     broker = MemoryBroker()
     broker.put(message("m1"), message("m2"))
-    async with running(consuming(world, broker, world.consumer(handler, concurrency=1))):
+    async with running(consuming(backend, broker, backend.consumer(handler, concurrency=1))):
         await entered.wait()
-        await world.flow(pause(world.dialect, "billing", "ada"))
-        await until(lambda: any(isinstance(event, ConsumerPaused) for event in world.events))
+        await backend.flow(pause(backend.dialect, "billing", "ada"))
+        await until(lambda: any(isinstance(event, ConsumerPaused) for event in backend.events))
         leave.set()
         await until(lambda: "m2" in broker.given_back)
-        assert (await world.effects(), broker.acked) == (["m1"], ["m1"])
-        await world.flow(resume(world.dialect, "billing", "ada"))
+        assert (await backend.effects(), broker.acked) == (["m1"], ["m1"])
+        await backend.flow(resume(backend.dialect, "billing", "ada"))
         await until(lambda: broker.idle)
-    assert await world.effects() == ["m1", "m2"]
+    assert await backend.effects() == ["m1", "m2"]
 
 
-async def test_letters_wait_too(world: World) -> None:
+async def test_letters_wait_too(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        world.calls.append(given.id)
-        if len(world.calls) == 1:
+        backend.calls.append(given.id)
+        if len(backend.calls) == 1:
             raise RuntimeError("busy")
 
     broker = MemoryBroker()
     broker.put(message())
-    consumer = world.consumer(handler, retry_base_s=0.3, retry_cap_s=0.3)
-    async with running(consuming(world, broker, consumer)):
-        await until(lambda: broker.idle and bool(world.calls))
-        await world.flow(pause(world.dialect, "billing", "ada"))
-        await until(lambda: any(isinstance(event, ConsumerPaused) for event in world.events))
-        await world.hours_pass()
-        assert list(await world.letters()) == ["m1"]
-        calls = len(world.calls)
-        await world.flow(resume(world.dialect, "billing", "ada"))
-        await until(lambda: len(world.calls) == 2)
+    consumer = backend.consumer(handler, retry_base_s=0.3, retry_cap_s=0.3)
+    async with running(consuming(backend, broker, consumer)):
+        await until(lambda: broker.idle and bool(backend.calls))
+        await backend.flow(pause(backend.dialect, "billing", "ada"))
+        await until(lambda: any(isinstance(event, ConsumerPaused) for event in backend.events))
+        await backend.hours_pass()
+        assert list(await backend.failed_messages()) == ["m1"]
+        calls = len(backend.calls)
+        await backend.flow(resume(backend.dialect, "billing", "ada"))
+        await until(lambda: len(backend.calls) == 2)
     assert calls == 1
 
 
-async def test_all_processes_of_it_pause_and_other_consumers_do_not(world: World) -> None:
+async def test_all_processes_of_it_pause_and_other_consumers_do_not(backend: Backend) -> None:
     brokers = [MemoryBroker() for _ in range(3)]
-    mail = world.consumer()
+    mail = backend.consumer()
     object.__setattr__(mail, "name", "mail")
-    processes = [consuming(world, brokers[0]), consuming(world, brokers[1]), consuming(world, brokers[2], mail)]
+    processes = [consuming(backend, brokers[0]), consuming(backend, brokers[1]), consuming(backend, brokers[2], mail)]
     async with running(processes[0]), running(processes[1]), running(processes[2]):
         await until(lambda: all(broker.subscriptions == 1 for broker in brokers))
-        await world.flow(pause(world.dialect, "billing", "ada"))
+        await backend.flow(pause(backend.dialect, "billing", "ada"))
         await until(lambda: [list(each.alive()) for each in processes] == [["billing: paused"]] * 2 + [["mail"]])
         for number, broker in enumerate(brokers):
             broker.put(message(f"m{number}"))
         await until(lambda: brokers[2].idle)
-        assert await world.effects() == ["m2"]
+        assert await backend.effects() == ["m2"]
 
 
 async def test_before_it_is_known_whether_it_is_paused_it_does_not_run(
-    world: World, caplog: pytest.LogCaptureFixture
+    backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.change("ALTER TABLE onefold_pause RENAME COLUMN actor TO elsewhere")
+    await backend.change("ALTER TABLE onefold_pause RENAME COLUMN actor TO elsewhere")
     broker = MemoryBroker()
     broker.put(message())
-    async with running(consuming(world, broker)):
+    async with running(consuming(backend, broker)):
         await until(lambda: "whether it is paused is not known" in caplog.text)
         assert broker.subscriptions == 0
-        await world.change("ALTER TABLE onefold_pause RENAME COLUMN elsewhere TO actor")
+        await backend.change("ALTER TABLE onefold_pause RENAME COLUMN elsewhere TO actor")
         await until(lambda: broker.idle)
-    assert await world.effects() == ["m1"]
+    assert await backend.effects() == ["m1"]
 
 
-async def test_who_paused_it_is_written_down(world: World) -> None:
-    assert [await world.flow(pause(world.dialect, "billing", who)) for who in ("ada", "bob")] == [True, False]
-    [found] = await world.flow(pauses(world.dialect))
+async def test_who_paused_it_is_written_down(backend: Backend) -> None:
+    assert [await backend.flow(pause(backend.dialect, "billing", who)) for who in ("ada", "bob")] == [True, False]
+    [found] = await backend.flow(pauses(backend.dialect))
     assert (found.consumer, found.actor) == ("billing", "ada")
-    assert [await world.flow(resume(world.dialect, "billing", who)) for who in ("ada", "bob")] == [True, False]
-    assert await world.flow(pauses(world.dialect, "billing")) == []
-    rows = await world.rows("SELECT actor, action, consumer FROM onefold_audit ORDER BY id")
+    assert [await backend.flow(resume(backend.dialect, "billing", who)) for who in ("ada", "bob")] == [True, False]
+    assert await backend.flow(pauses(backend.dialect, "billing")) == []
+    rows = await backend.rows("SELECT actor, action, consumer FROM onefold_audit ORDER BY id")
     assert [tuple(row) for row in rows] == [("ada", "pause", "billing"), ("ada", "resume", "billing")]
     with pytest.raises(ConfigurationError, match="consumer name 'bill ing'"):
-        await world.flow(pause(world.dialect, "bill ing", "ada"))
+        await backend.flow(pause(backend.dialect, "bill ing", "ada"))
 
 
-async def test_a_paused_process_is_a_running_one_and_its_consumer_is_not_removed(world: World) -> None:
+async def test_a_paused_process_is_a_running_one_and_its_consumer_is_not_removed(backend: Backend) -> None:
     broker = MemoryBroker()
 
     async def running_now() -> int:
-        return sum(seen.running for seen in await survey(world.database, broker))
+        return sum(seen.running for seen in await survey(backend.database, broker))
 
-    async with running(consuming(world, broker)):
+    async with running(consuming(backend, broker)):
         await until(lambda: broker.subscriptions == 1)
-        await world.flow(pause(world.dialect, "billing", "ada"))
-        await until(lambda: any(isinstance(event, ConsumerPaused) for event in world.events))
-        async with running(consuming(world, broker)):  # one that starts paused
+        await backend.flow(pause(backend.dialect, "billing", "ada"))
+        await until(lambda: any(isinstance(event, ConsumerPaused) for event in backend.events))
+        async with running(consuming(backend, broker)):  # one that starts paused
             await until(_is(running_now, 2))
             with pytest.raises(ConsumerActive, match=r"while 2 process\(es\) of it are running"):
-                await remove(world.database, broker, "billing", "ada")
+                await remove(backend.database, broker, "billing", "ada")
         await until(_is(running_now, 1))
     assert await running_now() == 0
 
 
-async def test_a_paused_process_goes_on_saying_that_it_is_there(world: World) -> None:
-    await world.flow(pause(world.dialect, "billing", "ada"))
-    consumers = consuming(world, MemoryBroker())
+async def test_a_paused_process_goes_on_saying_that_it_is_there(backend: Backend) -> None:
+    await backend.flow(pause(backend.dialect, "billing", "ada"))
+    consumers = consuming(backend, MemoryBroker())
 
     async def alive() -> bool:
-        return any(member.alive for member in await world.flow(members(world.dialect)))
+        return any(member.alive for member in await backend.flow(members(backend.dialect)))
 
     async with running(consumers):
         await until(alive)
-        await world.change("DELETE FROM onefold_consumer")
+        await backend.change("DELETE FROM onefold_consumer")
         await until(alive)
 
 
-async def test_a_removed_consumer_is_paused_no_more(world: World) -> None:
-    await world.flow(pause(world.dialect, "billing", "ada"))
-    await remove(world.database, MemoryBroker(), "billing", "ada")
-    assert await world.flow(pauses(world.dialect)) == []
-    assert await survey(world.database, MemoryBroker()) == []
+async def test_a_removed_consumer_is_paused_no_more(backend: Backend) -> None:
+    await backend.flow(pause(backend.dialect, "billing", "ada"))
+    await remove(backend.database, MemoryBroker(), "billing", "ada")
+    assert await backend.flow(pauses(backend.dialect)) == []
+    assert await survey(backend.database, MemoryBroker()) == []
 
 
 def _is(count: Callable[[], Awaitable[int]], expected: int) -> Callable[[], Awaitable[bool]]:
@@ -189,16 +189,16 @@ class Threads:
         self.leave.wait(PATIENCE_S)
 
 
-async def test_threads_that_a_pause_left_behind_count_after_it(on_postgres: World) -> None:
-    world, handler = on_postgres, Threads()
+async def test_threads_that_a_pause_left_behind_count_after_it(on_postgres: Backend) -> None:
+    backend, handler = on_postgres, Threads()
     broker = MemoryBroker()
     broker.put(message("m1"))
-    consumers = consuming(world, broker, world.consumer(handler, concurrency=1), grace_s=0.0)
+    consumers = consuming(backend, broker, backend.consumer(handler, concurrency=1), grace_s=0.0)
     async with running(consumers):
         await until(lambda: handler.entered == ["m1"])
-        await world.flow(pause(world.dialect, "billing", "ada"))
+        await backend.flow(pause(backend.dialect, "billing", "ada"))
         await until(lambda: list(consumers.alive()) == ["billing: paused"])
-        await world.flow(resume(world.dialect, "billing", "ada"))
+        await backend.flow(resume(backend.dialect, "billing", "ada"))
         await until(lambda: broker.subscriptions == 2 and bool(broker.out))
         broker.put(message("m2"))
         await until(lambda: len(broker.out) == 2)
@@ -206,25 +206,25 @@ async def test_threads_that_a_pause_left_behind_count_after_it(on_postgres: Worl
         assert (handler.entered, gate._calls.room.is_set()) == (["m1"], False)
         handler.leave.set()
         await until(lambda: broker.idle)
-    assert (handler.entered, await world.ledger()) == (["m1", "m1", "m2"], ["m1", "m2"])
+    assert (handler.entered, await backend.ledger()) == (["m1", "m1", "m2"], ["m1", "m2"])
 
 
-async def test_a_message_whose_handler_a_pause_left_behind_is_not_handled_beside_itself(on_postgres: World) -> None:
-    world, handler = on_postgres, Threads()
+async def test_a_message_whose_handler_a_pause_left_behind_is_not_handled_beside_itself(on_postgres: Backend) -> None:
+    backend, handler = on_postgres, Threads()
     broker = MemoryBroker()
     broker.put(message("m1"))
-    consumers = consuming(world, broker, world.consumer(handler, concurrency=2), grace_s=0.0)
+    consumers = consuming(backend, broker, backend.consumer(handler, concurrency=2), grace_s=0.0)
     async with running(consumers):
         await until(lambda: handler.entered == ["m1"])
-        await world.flow(pause(world.dialect, "billing", "ada"))
+        await backend.flow(pause(backend.dialect, "billing", "ada"))
         await until(lambda: list(consumers.alive()) == ["billing: paused"])
         broker.put(message("m2"), message("m3"))
-        await world.flow(resume(world.dialect, "billing", "ada"))
+        await backend.flow(resume(backend.dialect, "billing", "ada"))
         await until(lambda: len(handler.entered) == 2)
         assert "m1" not in handler.entered[1:]
         handler.leave.set()
         await until(lambda: broker.idle)
-    assert await world.ledger() == ["m1", "m2", "m3"]
+    assert await backend.ledger() == ["m1", "m2", "m3"]
 
 
 async def test_both_faces_pause_and_resume(sqlite_path: Path) -> None:

@@ -14,12 +14,13 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from typing_extensions import TypedDict
 
-from onefold import AsyncOnefold, Event, Message, Onefold, Transaction
-from onefold._kernel.events import DeadLettered, Handled
+from onefold import AsyncOnefold, Message, Onefold, Transaction
+from onefold._inbox.handling import Inbox
+from onefold._kernel.telemetry import DeadLettered, Handled
+from onefold._worker.payloads import PydanticPayload
 from onefold.errors import ConfigurationError
-from onefold.inbox.flow import Inbox
-from onefold.worker.payloads import PydanticPayload
-from tests.inbox.worlds import World, message
+from onefold.telemetry import Event
+from tests.inbox.backends import Backend, message
 from tests.worker.consuming import until
 
 CARD = "4111-1111"
@@ -47,15 +48,15 @@ class Note(TypedDict):
     total: int
 
 
-def typed(world: World, handler: Callable[..., Any], **settings: Any) -> Inbox:
-    return world.inbox(handler, payload_of=PydanticPayload, **settings)
+def typed(backend: Backend, handler: Callable[..., Any], **settings: Any) -> Inbox:
+    return backend.inbox(handler, payload_of=PydanticPayload, **settings)
 
 
-async def test_the_first_parameter_gets_the_data_as_its_type(world: World) -> None:
+async def test_the_first_parameter_gets_the_data_as_its_type(backend: Backend) -> None:
     seen: list[object] = []
 
     async def model(order: Order, tx: Transaction[Any]) -> None:
-        await world.write(tx, str(order.total))
+        await backend.write(tx, str(order.total))
         seen.append(order)
 
     async def data(line: Line) -> None:
@@ -73,18 +74,18 @@ async def test_the_first_parameter_gets_the_data_as_its_type(world: World) -> No
     handlers: list[Callable[..., Any]] = [model, data, typed_dict, mapping, constrained]
     for number, handler in enumerate(handlers):
         given = message(f"m{number}", data=b'{"total": 42}')
-        assert isinstance(await world.deliver(typed(world, handler), given), Handled)
+        assert isinstance(await backend.deliver(typed(backend, handler), given), Handled)
     assert seen == [Order(total=42), Line(total=42), ({"total": 42}, "m2"), {"total": 42}, Order(total=42)]
-    assert await world.effects() == ["42"]
+    assert await backend.effects() == ["42"]
 
 
-async def test_a_batch_is_a_list_of_them(world: World) -> None:
+async def test_a_batch_is_a_list_of_them(backend: Backend) -> None:
     sizes: list[int] = []
 
     async def handler(orders: list[Order]) -> None:
         sizes.append(sum(order.total for order in orders))
 
-    await world.deliver(typed(world, handler, batch=10), message(data=b'{"total": 3}'))
+    await backend.deliver(typed(backend, handler, batch=10), message(data=b'{"total": 3}'))
     assert sizes == [3]
 
 
@@ -102,44 +103,49 @@ async def test_a_batch_is_a_list_of_them(world: World) -> None:
     ],
 )
 async def test_what_does_not_fit_is_dead_at_once_and_what_it_contains_is_not_logged(
-    world: World, data: bytes, where: str, caplog: pytest.LogCaptureFixture
+    backend: Backend, data: bytes, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     reason = f"PayloadInvalid: the message's data is no Order: {where}"
 
     async def handler(order: Order) -> None:
-        world.calls.append("never")
+        backend.calls.append("never")
 
-    event = await world.deliver(typed(world, handler), message(data=data))
+    event = await backend.deliver(typed(backend, handler), message(data=data))
     assert event == DeadLettered("billing", "order.placed", reason, "m1")
-    letter = (await world.letters())["m1"]
-    assert (letter.state, letter.failed, letter.reason, letter.data) == ("dead", 1, reason, data)
+    failed_message = (await backend.failed_messages())["m1"]
+    assert (failed_message.state, failed_message.failed, failed_message.reason, failed_message.data) == (
+        "dead",
+        1,
+        reason,
+        data,
+    )
     assert reason in caplog.text
     assert CARD not in caplog.text
     assert CARD not in repr(event)
-    assert world.calls == []
+    assert backend.calls == []
 
 
-async def test_the_record_has_what_pydantic_says(world: World) -> None:
+async def test_the_record_has_what_pydantic_says(backend: Backend) -> None:
     async def handler(order: Order) -> None: ...
 
-    await world.deliver(typed(world, handler), message(data=b'{"total": "many"}'))
-    [failure] = (await world.letters())["m1"].history
+    await backend.deliver(typed(backend, handler), message(data=b'{"total": "many"}'))
+    [failure] = (await backend.failed_messages())["m1"].history
     assert "total: Input should be a valid integer, unable to parse string as an integer" in failure["traceback"]
 
 
-async def test_it_can_be_redriven_when_the_handler_is_repaired(world: World) -> None:
+async def test_it_can_be_redriven_when_the_handler_is_repaired(backend: Backend) -> None:
     async def strict(order: Order) -> None: ...
 
     async def lenient(order: dict[str, Any]) -> None:
-        world.calls.append(order["total"])
+        backend.calls.append(order["total"])
 
-    await world.deliver(typed(world, strict), message(data=b'{"total": "many"}'))
-    await world.change("UPDATE onefold_letter SET state = 'waiting', started = 0, failed = 0")
-    column, now = ("due_at", "now()") if world.dialect == "postgres" else ("due_at_ms", "1")
-    await world.change(f"UPDATE onefold_letter SET {column} = {now}")
-    assert [type(event) for event in await world.run_due(typed(world, lenient))] == [Handled]
-    assert world.calls == ["many"]
+    await backend.deliver(typed(backend, strict), message(data=b'{"total": "many"}'))
+    await backend.change("UPDATE onefold_letter SET state = 'waiting', started = 0, failed = 0")
+    column, now = ("due_at", "now()") if backend.dialect == "postgres" else ("due_at_ms", "1")
+    await backend.change(f"UPDATE onefold_letter SET {column} = {now}")
+    assert [type(event) for event in await backend.run_due(typed(backend, lenient))] == [Handled]
+    assert backend.calls == ["many"]
 
 
 @pytest.mark.parametrize("threads", [False, True])

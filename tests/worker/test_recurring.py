@@ -16,13 +16,13 @@ import asyncpg
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
+from onefold._outbox.schedules import ABANDONED_S, NEVER_MS, TAKEN_S, Timetable, event_id, schedules
+from onefold._worker.cron import due_after
 from onefold.errors import ConfigurationError, MessageInvalid
-from onefold.outbox.recurring import ABANDONED_S, NEVER_MS, TAKEN_S, Timetable, event_id, schedules
-from onefold.worker.cron import due_after
 from tests.cli.commands import onefold, told
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 DAY_MS = 86_400_000
 
@@ -223,7 +223,7 @@ class Crash(BaseException):
     """The process is gone."""
 
 
-class DyingLane(TaskLane[Any]):
+class DyingLane(TaskExecutor[Any]):
     """Dies before its n-th effect on the database."""
 
     def __init__(self, database: Any, effects: int) -> None:

@@ -12,20 +12,20 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._kernel.events import BucketsHeld, Event, Forgotten, Relayed, RelayPaused, RelayResumed, SetAside
 from onefold._kernel.messages import Confirm, Message
-from onefold._kernel.signals import Signal
+from onefold._kernel.telemetry import BucketsHeld, Event, Forgotten, Relayed, RelayPaused, RelayResumed, SetAside
+from onefold._kernel.wakeup_signals import Signal
+from onefold._outbox.destinations import PROBE_ROWS
+from onefold._worker import relay as module
+from onefold._worker.relay import Relay
+from onefold._worker.wakeup import Notifier
 from onefold.brokers.nats import NatsBroker
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
-from onefold.outbox.destinations import PROBE_ROWS
 from onefold.testing.servers import PrivateNats, PrivatePostgres
-from onefold.worker import relay as module
-from onefold.worker.relay import Relay
-from onefold.worker.wakeup import Notifier
 from tests.outbox.relaying import ScriptedBroker, Stage, opened
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 
 

@@ -8,7 +8,7 @@ import nats as nats_client
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from onefold._kernel.events import DestinationPaused, DestinationResumed, Event, SetAside
+from onefold._kernel.telemetry import DestinationPaused, DestinationResumed, Event, SetAside
 from onefold.brokers.nats import NatsBroker
 from onefold.errors import BrokerUnavailable, MessageRefused
 from onefold.testing.servers import PrivateNats

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import aio_pika
 import pytest
 
-from onefold._kernel.events import DestinationPaused, DestinationResumed, Event, SetAside
+from onefold._kernel.telemetry import DestinationPaused, DestinationResumed, Event, SetAside
 from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.testing.servers import PrivateRabbitmq
 from tests.outbox.relaying import Stage, opened
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until
 from tests.worker.test_relay import running
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.events import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
 from onefold._kernel.messages import Confirm, Message
+from onefold._kernel.telemetry import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
+from onefold._worker import relay
 from onefold.errors import BrokerError, BrokerUnavailable, ConnectionLost
-from onefold.worker import relay
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
 from tests.worker.consuming import until
 from tests.worker.test_relay import running

@@ -26,13 +26,13 @@ from redis import Redis
 from taskiq import InMemoryBroker, SimpleRetryMiddleware
 
 from onefold import AsyncOnefold, Onefold, Transaction
+from onefold._worker import arq as on_arq
+from onefold._worker import celery as on_celery
+from onefold._worker import dramatiq as on_dramatiq
+from onefold._worker import taskiq as on_taskiq
 from onefold.errors import ConfigurationError, MessageUnreadable
 from onefold.testing.servers import PrivateValkey
-from onefold.worker import arq as on_arq
-from onefold.worker import celery as on_celery
-from onefold.worker import dramatiq as on_dramatiq
-from onefold.worker import taskiq as on_taskiq
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,34 +13,34 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.events import DeadLettered, Failed, Handled
+from onefold._inbox.consumer import Consumer
 from onefold._kernel.messages import Delivery, Message
+from onefold._kernel.telemetry import DeadLettered, Failed, Handled
 from onefold._kernel.transaction import Transaction
+from onefold._worker.consumer_worker import ConsumerWorker
+from onefold._worker.consumers import Consumers
+from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
-from onefold.db.threads import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.errors import ConfigurationError
-from onefold.inbox.model import Consumer
-from onefold.worker.consumer import Consuming
-from onefold.worker.station import Station
-from tests.inbox.worlds import World, message, sqlite_world
-from tests.patience import PATIENCE_S
+from tests.inbox.backends import Backend, message, sqlite_world
+from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until
 
 
-def consuming(world: World, broker: MemoryBroker, consumer: Consumer, **settings: Any) -> Consuming:
-    return Consuming(
-        world.database,
+def consuming(backend: Backend, broker: MemoryBroker, consumer: Consumer, **settings: Any) -> Consumers:
+    return Consumers(
+        backend.database,
         broker,
         [consumer],
-        transaction=lambda lane: Transaction(lane, world.outbox.outgoing),
-        listener=world.events.append,
+        transaction=lambda executor: Transaction(executor, backend.outbox.outgoing),
+        listener=backend.events.append,
         **settings,
     )
 
 
-def seen(world: World, kind: type) -> int:
-    return sum(isinstance(event, kind) for event in world.events)
+def seen(backend: Backend, kind: type) -> int:
+    return sum(isinstance(event, kind) for event in backend.events)
 
 
 def cancelled() -> asyncio.Future[None]:
@@ -52,20 +52,20 @@ def cancelled() -> asyncio.Future[None]:
 # --- cancellations that are meant for others -------------------------------------------------------------------
 
 
-async def test_a_cancellation_out_of_something_awaited_fails_its_message_and_nothing_else(world: World) -> None:
+async def test_a_cancellation_out_of_something_awaited_fails_its_message_and_nothing_else(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if int(given.id[1:]) % 2:
             await cancelled()
 
     broker = MemoryBroker()
     broker.put(*(message(f"m{number:02}") for number in range(40)))
-    async with running(consuming(world, broker, world.consumer(handler, attempts=1))):
+    async with running(consuming(backend, broker, backend.consumer(handler, attempts=1))):
         await until(lambda: broker.idle)
-    assert await world.effects() == [f"m{number:02}" for number in range(0, 40, 2)]
-    letters = await world.letters()
-    assert sorted(letters) == [f"m{number:02}" for number in range(1, 40, 2)]
-    assert all("raised CancelledError" in letter.reason for letter in letters.values())
+    assert await backend.effects() == [f"m{number:02}" for number in range(0, 40, 2)]
+    failed_messages = await backend.failed_messages()
+    assert sorted(failed_messages) == [f"m{number:02}" for number in range(1, 40, 2)]
+    assert all("raised CancelledError" in failed_message.reason for failed_message in failed_messages.values())
 
 
 class Abort(BaseException):
@@ -108,26 +108,26 @@ async def leave() -> None:
     ],
 )
 async def test_a_handler_that_gives_up_in_an_unusual_way_fails_its_message_and_ends_no_worker(
-    world: World, give_up: Callable[[], Coroutine[Any, Any, None]], reason: str
+    backend: Backend, give_up: Callable[[], Coroutine[Any, Any, None]], reason: str
 ) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if int(given.id[1:]) % 2:
             await give_up()
 
     broker = MemoryBroker()
     broker.put(*(message(f"m{number:02}") for number in range(20)))
-    async with running(consuming(world, broker, world.consumer(handler, attempts=1))):
+    async with running(consuming(backend, broker, backend.consumer(handler, attempts=1))):
         await until(lambda: broker.idle)
-    assert await world.effects() == [f"m{number:02}" for number in range(0, 20, 2)]
-    letters = await world.letters()
-    assert sorted(letters) == [f"m{number:02}" for number in range(1, 20, 2)]
-    assert all(reason in letter.reason for letter in letters.values())
+    assert await backend.effects() == [f"m{number:02}" for number in range(0, 20, 2)]
+    failed_messages = await backend.failed_messages()
+    assert sorted(failed_messages) == [f"m{number:02}" for number in range(1, 20, 2)]
+    assert all(reason in failed_message.reason for failed_message in failed_messages.values())
 
 
 @pytest.mark.parametrize("error", [Abort("enough"), GeneratorExit(), SystemExit(1)], ids=repr)
 async def test_so_does_a_plain_function(sqlite_path: Path, error: BaseException) -> None:
-    async with sqlite_world(sqlite_path) as world:
+    async with sqlite_world(sqlite_path) as backend:
 
         def handler(given: Message) -> None:
             if int(given.id[1:]) % 2:
@@ -135,22 +135,22 @@ async def test_so_does_a_plain_function(sqlite_path: Path, error: BaseException)
 
         broker = MemoryBroker()
         broker.put(*(message(f"m{number:02}") for number in range(20)))
-        async with running(consuming(world, broker, world.consumer(handler, attempts=1))):
+        async with running(consuming(backend, broker, backend.consumer(handler, attempts=1))):
             await until(lambda: broker.idle)
-        assert sorted(await world.letters()) == [f"m{number:02}" for number in range(1, 20, 2)]
+        assert sorted(await backend.failed_messages()) == [f"m{number:02}" for number in range(1, 20, 2)]
 
 
-async def test_a_cancellation_out_of_a_hook_ends_no_worker_and_handles_nothing_twice(world: World) -> None:
+async def test_a_cancellation_out_of_a_hook_ends_no_worker_and_handles_nothing_twice(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         tx.after_commit(cancelled)
 
     names = [f"m{number}" for number in range(3)]
     broker = MemoryBroker()
     broker.put(*map(message, names))
-    async with running(consuming(world, broker, world.consumer(handler, concurrency=1))):
+    async with running(consuming(backend, broker, backend.consumer(handler, concurrency=1))):
         await until(lambda: broker.idle)
-    assert (await world.effects(), await world.ledger(), await world.letters()) == (names, names, {})
+    assert (await backend.effects(), await backend.ledger(), await backend.failed_messages()) == (names, names, {})
 
 
 class Cancelling(MemoryBroker):
@@ -190,16 +190,16 @@ class CancellingSubscription(MemorySubscription):
         await super().keep(deliveries)
 
 
-async def test_a_cancellation_out_of_the_broker_s_client_ends_no_worker(world: World) -> None:
+async def test_a_cancellation_out_of_the_broker_s_client_ends_no_worker(backend: Backend) -> None:
     broker = Cancelling()
     leave = asyncio.Event()
 
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if given.id == "slow":
             await leave.wait()
 
-    async with running(consuming(world, broker, world.consumer(handler))):
+    async with running(consuming(backend, broker, backend.consumer(handler))):
         broker.put(message("m1"))
         await until(lambda: broker.acked == ["m1"])
         broker.put(message("slow"))
@@ -210,72 +210,72 @@ async def test_a_cancellation_out_of_the_broker_s_client_ends_no_worker(world: W
 
 
 async def test_a_worker_that_something_unforeseen_has_ended_begins_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker, failures = MemoryBroker(), 1
-    consumers = consuming(world, broker, world.consumer(concurrency=1))
-    taken = Station._taken
+    consumers = consuming(backend, broker, backend.consumer(concurrency=1))
+    taken = ConsumerWorker._taken
 
-    def failing(station: Station, slot: Any) -> list[Delivery]:
+    def failing(station: ConsumerWorker, slot: Any) -> list[Delivery]:
         nonlocal failures
         if failures:
             failures -= 1
             raise LookupError("a mistake of ours")
         return taken(station, slot)
 
-    monkeypatch.setattr(Station, "_taken", failing)
+    monkeypatch.setattr(ConsumerWorker, "_taken", failing)
     broker.put(message("m1"), message("m2"))
     async with running(consumers):
         await until(lambda: broker.idle)
-    assert await world.effects() == ["m1", "m2"]
+    assert await backend.effects() == ["m1", "m2"]
     assert "a worker failed, and begins again" in caplog.text
 
 
 # --- time limits -----------------------------------------------------------------------------------------------
 
 
-async def test_a_handler_that_hangs_is_cut_off_and_holds_neither_its_slot_nor_a_lock(world: World) -> None:
+async def test_a_handler_that_hangs_is_cut_off_and_holds_neither_its_slot_nor_a_lock(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
-        await world.write(tx, given.id)
+        await backend.write(tx, given.id)
         if given.id == "hangs":
             await asyncio.Event().wait()
 
     broker = MemoryBroker()
     broker.put(message("hangs"), message("m1"))
-    consumer = world.consumer(handler, concurrency=1, attempts=1, timeout_s=0.2)
-    async with running(consuming(world, broker, consumer)):
+    consumer = backend.consumer(handler, concurrency=1, attempts=1, timeout_s=0.2)
+    async with running(consuming(backend, broker, consumer)):
         await until(lambda: broker.idle)
-    assert await world.effects() == ["m1"]
-    [letter] = (await world.letters()).values()
-    assert "took longer than timeout_s=0.2" in letter.reason
+    assert await backend.effects() == ["m1"]
+    [failed_message] = (await backend.failed_messages()).values()
+    assert "took longer than timeout_s=0.2" in failed_message.reason
 
 
-async def test_without_a_time_limit_of_its_own_a_handler_has_its_lease(world: World) -> None:
+async def test_without_a_time_limit_of_its_own_a_handler_has_its_lease(backend: Backend) -> None:
     async def handler(given: Message) -> None:
         await asyncio.Event().wait()
 
     broker = MemoryBroker()
     broker.put(message("m1"))
-    async with running(consuming(world, broker, world.consumer(handler, attempts=1, lease_s=0.2))):
+    async with running(consuming(backend, broker, backend.consumer(handler, attempts=1, lease_s=0.2))):
         await until(lambda: broker.idle)
-    [letter] = (await world.letters()).values()
-    assert "lease_s=0.2" in letter.reason
+    [failed_message] = (await backend.failed_messages()).values()
+    assert "lease_s=0.2" in failed_message.reason
 
 
-async def test_a_time_out_of_the_handler_s_own_is_told_as_it_is(world: World) -> None:
+async def test_a_time_out_of_the_handler_s_own_is_told_as_it_is(backend: Backend) -> None:
     async def handler(given: Message) -> None:
         async with asyncio.timeout(0):
             await asyncio.Event().wait()
 
     broker = MemoryBroker()
     broker.put(message("m1"))
-    async with running(consuming(world, broker, world.consumer(handler, attempts=1))):
+    async with running(consuming(backend, broker, backend.consumer(handler, attempts=1))):
         await until(lambda: broker.idle)
-    [letter] = (await world.letters()).values()
-    assert letter.reason.startswith("TimeoutError")
+    [failed_message] = (await backend.failed_messages()).values()
+    assert failed_message.reason.startswith("TimeoutError")
 
 
-async def test_a_handler_that_ignores_its_cancellation_is_told_by_health(world: World) -> None:
+async def test_a_handler_that_ignores_its_cancellation_is_told_by_health(backend: Backend) -> None:
     leave = asyncio.Event()
 
     async def handler(given: Message) -> None:
@@ -287,7 +287,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_told_by_health(world: 
 
     broker = MemoryBroker()
     broker.put(message("m1"))
-    consumers = consuming(world, broker, world.consumer(handler, timeout_s=0.05))
+    consumers = consuming(backend, broker, backend.consumer(handler, timeout_s=0.05))
     async with running(consumers):
         await until(lambda: "billing: handler of message m1" in consumers.alive())
         leave.set()
@@ -309,14 +309,14 @@ def print_message(given: Message) -> None: ...
 class Threads:
     """A sync consumer over SQLite or Postgres whose handler hangs for some messages."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.hangs = {"hangs0", "hangs1"}
         self.leave = threading.Event()
         self.errors: list[Exception] = []
 
     def handler(self, given: Message, tx: Transaction[Any]) -> None:
-        mark = "?" if self.world.dialect == "sqlite" else "%s"
+        mark = "?" if self.backend.dialect == "sqlite" else "%s"
         tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", (given.id,))
         if given.id in self.hangs:
             self.leave.wait(PATIENCE_S)
@@ -328,8 +328,8 @@ class Threads:
 
 
 @contextmanager
-def threaded(world: World, request: pytest.FixtureRequest) -> Iterator[ThreadedDatabase[Any, Any]]:
-    if world.dialect == "sqlite":
+def threaded(backend: Backend, request: pytest.FixtureRequest) -> Iterator[ThreadedDatabase[Any, Any]]:
+    if backend.dialect == "sqlite":
         sqlite = SqliteDatabase(request.getfixturevalue("sqlite_path"))
         yield ThreadedDatabase(sqlite, off_loop_handle)
         sqlite.close()
@@ -340,59 +340,59 @@ def threaded(world: World, request: pytest.FixtureRequest) -> Iterator[ThreadedD
 
 
 async def test_a_sync_handler_that_hangs_fails_its_message_and_what_it_still_does_is_not_kept(
-    world: World, request: pytest.FixtureRequest
+    backend: Backend, request: pytest.FixtureRequest
 ) -> None:
-    stage, broker = Threads(world), MemoryBroker()
-    consumer = world.consumer(stage.handler, concurrency=2, attempts=1, timeout_s=0.3)
-    with threaded(world, request) as database:
-        consumers = Consuming(database, broker, [consumer], listener=world.events.append)
+    stage, broker = Threads(backend), MemoryBroker()
+    consumer = backend.consumer(stage.handler, concurrency=2, attempts=1, timeout_s=0.3)
+    with threaded(backend, request) as database:
+        consumers = Consumers(database, broker, [consumer], listener=backend.events.append)
         async with running(consumers):
             broker.put(message("hangs0"))
-            await until(lambda: seen(world, DeadLettered) == 1)
+            await until(lambda: seen(backend, DeadLettered) == 1)
             broker.put(message("m1"), message("m2"))  # its thread is still there, and others go on
             await until(lambda: broker.idle)
             assert list(consumers.alive()) == ["billing", "billing: handler of message hangs0"]
             stage.leave.set()
             await until(lambda: bool(stage.errors))
             await until(lambda: list(consumers.alive()) == ["billing"])
-    assert await world.effects() == ["m1", "m2"]
-    [letter] = (await world.letters()).values()
-    assert "its thread cannot be stopped" in letter.reason
+    assert await backend.effects() == ["m1", "m2"]
+    [failed_message] = (await backend.failed_messages()).values()
+    assert "its thread cannot be stopped" in failed_message.reason
 
 
 async def test_with_as_many_threads_left_behind_as_may_be_a_consumer_stands_still_until_one_returns(
-    world: World, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    backend: Backend, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage, broker = Threads(world), MemoryBroker()
-    consumer = world.consumer(stage.handler, concurrency=2, attempts=1, timeout_s=0.3)
-    with threaded(world, request) as database:
-        consumers = Consuming(database, broker, [consumer], listener=world.events.append)
+    stage, broker = Threads(backend), MemoryBroker()
+    consumer = backend.consumer(stage.handler, concurrency=2, attempts=1, timeout_s=0.3)
+    with threaded(backend, request) as database:
+        consumers = Consumers(database, broker, [consumer], listener=backend.events.append)
         async with running(consumers):
             broker.put(message("hangs0"), message("hangs1"))
-            await until(lambda: seen(world, DeadLettered) == 2)
+            await until(lambda: seen(backend, DeadLettered) == 2)
             broker.put(message("m1"))
             await until(lambda: bool(broker.out))
             assert len(consumers.alive()) == 3
             assert "stands still: 2 of its handlers" in caplog.text
-            assert seen(world, Handled) == 0
+            assert seen(backend, Handled) == 0
             stage.leave.set()
             await until(lambda: broker.idle)
-    assert await world.effects() == ["m1"]
+    assert await backend.effects() == ["m1"]
 
 
 async def test_a_hanging_sync_handler_does_not_keep_others_from_writing_to_sqlite(sqlite_path: Path) -> None:
-    async with sqlite_world(sqlite_path) as world:
-        stage, broker = Threads(world), MemoryBroker()
+    async with sqlite_world(sqlite_path) as backend:
+        stage, broker = Threads(backend), MemoryBroker()
         database = SqliteDatabase(sqlite_path)
-        consumer = world.consumer(stage.handler, attempts=2, retry_base_s=60, timeout_s=0.2)
+        consumer = backend.consumer(stage.handler, attempts=2, retry_base_s=60, timeout_s=0.2)
         broker.put(message("hangs0"))
         async with running(
-            Consuming(ThreadedDatabase(database, off_loop_handle), broker, [consumer], listener=world.events.append)
+            Consumers(ThreadedDatabase(database, off_loop_handle), broker, [consumer], listener=backend.events.append)
         ):
-            await until(lambda: seen(world, Failed) == 1)
+            await until(lambda: seen(backend, Failed) == 1)
             with sqlite3.connect(sqlite_path, timeout=PATIENCE_S) as other:
                 other.execute("INSERT INTO effects VALUES ('other')")
             stage.leave.set()
         other.close()
         database.close()
-        assert await world.effects() == ["other"]
+        assert await backend.effects() == ["other"]

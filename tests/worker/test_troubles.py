@@ -8,32 +8,32 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.events import ConsumerPaused, ConsumerResumed, Event, Handled
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
+from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Event, Handled
 from onefold._kernel.transaction import Transaction
+from onefold._worker import consumer_worker, failed_message_loop
+from onefold._worker.consumers import Consumers
+from onefold._worker.trouble_log import QUIET_S, TroubleLog
 from onefold.errors import ConnectionLost, StoreError
-from onefold.worker import letter_box, station
-from onefold.worker.consumer import Consuming
-from onefold.worker.troubles import QUIET_S, Troubles
-from tests.inbox.worlds import World, message
+from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 
 
 class Hiccups:
     """A database that answers those who look, and not the next `left` transactions of handlers."""
 
-    def __init__(self, world: World, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, backend: Backend, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = left
-        self._world = world
-        self._acquire = world.database.acquire
+        self._world = backend
+        self._acquire = backend.database.acquire
         self._next_is_lost = False
-        monkeypatch.setattr(world.database, "acquire", self.acquire)
+        monkeypatch.setattr(backend.database, "acquire", self.acquire)
 
-    def transaction(self, lane: TaskLane[Any]) -> Transaction[Any]:
+    def transaction(self, executor: TaskExecutor[Any]) -> Transaction[Any]:
         """What it is asked for next is the connection of this transaction."""
         self._next_is_lost, self.left = self.left > 0, self.left - 1
-        return Transaction(lane, self._world.outbox.outgoing)
+        return Transaction(executor, self._world.outbox.outgoing)
 
     async def acquire(self) -> Any:
         if self._next_is_lost:
@@ -41,10 +41,10 @@ class Hiccups:
             raise ConnectionLost("the database had a hiccup")
         return await self._acquire()
 
-    def consuming(self, broker: MemoryBroker) -> Consuming:
-        world = self._world
-        return Consuming(
-            world.database, broker, [world.consumer()], transaction=self.transaction, listener=world.events.append
+    def consuming(self, broker: MemoryBroker) -> Consumers:
+        backend = self._world
+        return Consumers(
+            backend.database, broker, [backend.consumer()], transaction=self.transaction, listener=backend.events.append
         )
 
 
@@ -53,17 +53,17 @@ def told(events: list[Any]) -> list[type]:
 
 
 async def test_letters_go_on_after_a_hiccup_of_the_database_while_the_broker_is_away(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(given: Message) -> None:
         raise RuntimeError
 
-    await world.deliver(world.inbox(failing), message())
-    await world.hours_pass()
+    await backend.deliver(backend.inbox(failing), message())
+    await backend.hours_pass()
     broker = Away()
-    async with running(Hiccups(world, 1, monkeypatch).consuming(broker)):
-        await until(lambda: Handled("billing", "order.placed") in world.events)
-    assert await world.effects() == ["m1"]
+    async with running(Hiccups(backend, 1, monkeypatch).consuming(broker)):
+        await until(lambda: Handled("billing", "order.placed") in backend.events)
+    assert await backend.effects() == ["m1"]
 
 
 class Away(MemoryBroker):
@@ -75,21 +75,21 @@ class Away(MemoryBroker):
 
 
 async def test_what_cannot_be_handled_is_told_once_though_the_database_can_be_read_all_the_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letter_box, "POLL_S_MAX", 0.05)
+    monkeypatch.setattr(failed_message_loop, "POLL_S_MAX", 0.05)
     broker = MemoryBroker()
     broker.put(message())
-    async with running(Hiccups(world, 4, monkeypatch).consuming(broker)):
-        await until(lambda: Handled("billing", "order.placed") in world.events)
-        await until(lambda: ConsumerResumed("billing") in world.events)
-    assert told(world.events) == [ConsumerPaused, ConsumerResumed]
+    async with running(Hiccups(backend, 4, monkeypatch).consuming(broker)):
+        await until(lambda: Handled("billing", "order.placed") in backend.events)
+        await until(lambda: ConsumerResumed("billing") in backend.events)
+    assert told(backend.events) == [ConsumerPaused, ConsumerResumed]
     assert broker.given_back.count("m1") >= 4
 
 
 async def test_handling_that_failed_and_is_not_asked_for_again_is_over_after_a_while() -> None:
     now, events = 0.0, list[Event]()
-    troubles = Troubles("billing", events.append, now=lambda: now)
+    troubles = TroubleLog("billing", events.append, now=lambda: now)
     troubles.note("handling", ConnectionLost("gone"))
     troubles.end("letters")
     assert told(events) == [ConsumerPaused], "the letters can be read: that says nothing of handling"
@@ -105,7 +105,7 @@ async def test_handling_that_failed_and_is_not_asked_for_again_is_over_after_a_w
 
 async def test_each_trouble_is_over_by_itself_and_all_of_them_are_told_as_one() -> None:
     events = list[Event]()
-    troubles = Troubles("billing", events.append)
+    troubles = TroubleLog("billing", events.append)
     troubles.note("broker", StoreError("away"))
     assert troubles.healthy.is_set(), "what is at hand can be handled without the broker"
     troubles.note("handling", ConnectionLost("gone"))
@@ -120,7 +120,7 @@ async def test_each_trouble_is_over_by_itself_and_all_of_them_are_told_as_one() 
 
 
 async def test_a_reaper_that_fails_stops_no_handler_and_is_logged_once_a_time(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried = asyncio.Event()
 
@@ -128,13 +128,13 @@ async def test_a_reaper_that_fails_stops_no_handler_and_is_logged_once_a_time(
         tried.set()
         raise StoreError("canceling statement due to statement timeout")
 
-    monkeypatch.setattr(station, "reap", failing)
+    monkeypatch.setattr(consumer_worker, "reap", failing)
     broker = MemoryBroker()
-    async with running(Hiccups(world, 0, monkeypatch).consuming(broker)):
+    async with running(Hiccups(backend, 0, monkeypatch).consuming(broker)):
         await asyncio.wait_for(tried.wait(), 60)
         broker.put(message())
         await until(lambda: broker.idle)
-    assert told(world.events) == []
+    assert told(backend.events) == []
     assert [record.levelno for record in caplog.records if "statement timeout" in record.getMessage()][:1] == [
         logging.WARNING
     ]

@@ -9,11 +9,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._kernel.signals import Signal
+from onefold._kernel.wakeup_signals import Signal
+from onefold._worker import wakeup
+from onefold._worker.wakeup import CHANNEL, Notifier, ThreadNotifier
 from onefold.db.asyncpg import AsyncpgDatabase
-from onefold.worker import wakeup
-from onefold.worker.wakeup import CHANNEL, Notifier, ThreadNotifier
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 async def test_a_signal_is_not_lost_between_looking_and_waiting() -> None:

@@ -13,20 +13,20 @@ from functools import partial
 
 import pytest
 
-from onefold._kernel.borrow import borrowing
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import Broker
 from onefold._kernel.runners import run_async
-from onefold.brokers.connect import broker_of
-from onefold.brokers.endpoints import add, disable, enable, endpoints, note_failures, note_success, schema
-from onefold.brokers.webhook import Answer, WebhookBroker, directory, verify_webhook
-from onefold.brokers.webhook.directory import made
-from onefold.db.migrate import migrate
+from onefold._outbox.endpoint_copies import Copy
+from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.status_report import report
+from onefold.brokers._connect import broker_of
+from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success, schema
+from onefold.brokers.webhook import Answer, WebhookBroker, _endpoint_table, verify_webhook
+from onefold.brokers.webhook._endpoint_table import made
+from onefold.db._migrations import migrate
 from onefold.errors import ConfigurationError, ConnectionLost, MessageRefused, MessageUnreadable
-from onefold.outbox.copies import Copy
-from onefold.outbox.relay import Carrier, Settings
-from onefold.outbox.report import report
 from tests.outbox.relaying import ScriptedBroker, Stage, opened
 from tests.worker.consuming import until
 from tests.worker.test_relay import running
@@ -113,7 +113,7 @@ def using(stage: Stage, receivers: Receivers) -> Broker:
 
 
 async def test_endpoints_are_added_disabled_and_enabled_while_the_relay_runs(stage: Stage) -> None:
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     receivers = Listed()
     async with running(stage, broker=using(stage, receivers), poll_s_max=0.05):
         await stage.write(("nobody wants it", "k"))
@@ -152,8 +152,8 @@ async def is_left_out(stage: Stage, receivers: Receivers) -> bool:
 async def test_an_endpoint_that_fails_again_and_again_or_is_gone_is_disabled(
     stage: Stage, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "note_failures", partial(note_failures, failing_s=0, failures_max=3))
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    monkeypatch.setattr(_endpoint_table, "note_failures", partial(note_failures, failing_s=0, failures_max=3))
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     await stage.run(add(stage.dialect, "good", GOOD, ["t"]))
     await stage.run(add(stage.dialect, "bad", BAD, ["t"]))
     receivers = Listed(bad=status)
@@ -170,7 +170,7 @@ async def test_an_endpoint_that_fails_again_and_again_or_is_gone_is_disabled(
 
 
 async def test_a_success_ends_a_run_of_failures(stage: Stage) -> None:
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     await stage.run(add(stage.dialect, "bad", BAD, ["t"]))
     assert not await stage.run(note_failures(stage.dialect, "bad", 9, "no", failing_s=0))
     assert not await stage.run(note_failures(stage.dialect, "bad", 9, "no"))  # not for a day yet
@@ -183,7 +183,7 @@ async def test_a_success_ends_a_run_of_failures(stage: Stage) -> None:
 
 
 async def test_a_success_after_it_was_enabled_takes_the_old_error_away(stage: Stage) -> None:
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     await stage.run(add(stage.dialect, "bad", BAD, ["t"]))
     await stage.run(disable(stage.dialect, "bad", "maintenance"))
     await stage.run(enable(stage.dialect, "bad"))
@@ -197,7 +197,7 @@ async def test_a_success_after_it_was_enabled_takes_the_old_error_away(stage: St
 
 async def test_an_event_whose_only_endpoint_is_disabled_meanwhile_waits_for_it(stage: Stage) -> None:
     """What was meant for it is not taken for what nobody wants, and can be found by its name."""
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     await stage.run(add(stage.dialect, "bad", BAD, ["t"]))
     receivers = Listed(bad=503)
     [id_] = await stage.write(("a", "k"))
@@ -228,8 +228,8 @@ async def test_what_was_confirmed_is_not_sent_again_because_its_bookkeeping_fail
             raise ConnectionLost("the database is away")
         return await note_success(dialect, name)
 
-    monkeypatch.setattr(directory, "note_success", failing)
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    monkeypatch.setattr(_endpoint_table, "note_success", failing)
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     await stage.run(add(stage.dialect, "bad", BAD, ["t"]))
     await stage.run(note_failures(stage.dialect, "bad", 3, "no"))
     receivers = Listed()
@@ -246,7 +246,7 @@ async def test_what_was_confirmed_is_not_sent_again_because_its_bookkeeping_fail
 
 
 async def test_an_endpoint_that_cannot_be_signed_for_costs_the_others_no_second_request(stage: Stage) -> None:
-    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskLane(stage.database))
+    await run_async(migrate(stage.dialect, schema.MIGRATIONS[stage.dialect]), TaskExecutor(stage.database))
     await stage.run(add(stage.dialect, "good", GOOD, ["t"]))
     await stage.run(add(stage.dialect, "bad", BAD, ["t"], secret="whsec_not base 64"))
     receivers = Listed()
@@ -297,13 +297,13 @@ async def aimed_at(stage: Stage, names: list[str]) -> bool:
 
 async def test_of_the_only_endpoint_of_an_event_nothing_is_claimed_while_it_is_paused(stage: Stage) -> None:
     broker = Aiming("a")
-    carrier = Carrier("r", stage.dialect, Settings(), lambda: 0.0, broker.destinations)
-    await stage.run(carrier.enter())
-    carrier._destinations.refused_all("a", time.monotonic() + 3600)
+    session = RelaySession("r", stage.dialect, Settings(), lambda: 0.0, broker.destinations)
+    await stage.run(session.enter())
+    session._destinations.refused_all("a", time.monotonic() + 3600)
     await stage.write(*((str(number), None) for number in range(5)), ("x", "k"))
-    assert (await stage.run(carrier.tick(), broker)).claimed == 6  # what is not aimed yet may be for others
-    assert (await stage.run(carrier.tick(), broker)).claimed == 0
-    assert (await stage.run(carrier.tick(probing=True), broker)).claimed == 0
+    assert (await stage.run(session.tick(), broker)).claimed == 6  # what is not aimed yet may be for others
+    assert (await stage.run(session.tick(), broker)).claimed == 0
+    assert (await stage.run(session.tick(probing=True), broker)).claimed == 0
     assert broker.calls == []
 
 
@@ -327,12 +327,12 @@ async def test_two_relays_that_want_to_copy_the_same_event_make_each_copy_once(s
     rows = await stage.fetch("SELECT position FROM onefold_outbox")
     message = Message(id="a", source="s", topic="t", data=b"")
     copies = [(position, None, name) for (position,) in rows for name in aims(message)]
-    for carrier in carriers:
+    for session in carriers:
 
-        async def work(carrier: object = carrier) -> None:
-            await carrier._copy([Copy(*copy) for copy in copies])  # type: ignore[attr-defined]
+        async def work(session: object = session) -> None:
+            await session._copy([Copy(*copy) for copy in copies])  # type: ignore[attr-defined]
 
-        await stage.run(borrowing(work))
+        await stage.run(with_connection(work))
     assert sorted(await stage.fetch("SELECT destination FROM onefold_outbox")) == sorted(
         (name,) for name in aims(message)
     )

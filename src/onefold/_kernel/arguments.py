@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from onefold._kernel.addresses import redact
+from onefold._kernel.redaction import redact
 from onefold._kernel.typos import refuse_unknown
 from onefold.errors import ConfigurationError
 

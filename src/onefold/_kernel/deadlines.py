@@ -112,7 +112,7 @@ def shortened(at: float) -> float:
 
 
 def begin(granted: Granted) -> Token[Granted | None]:
-    """Set the deadline of what is called from here, for rims that have no block: take it off with `end`."""
+    """Set the deadline of what is called from here, for adapters that have no block: take it off with `end`."""
     return _current.set(granted)
 
 

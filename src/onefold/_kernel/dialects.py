@@ -6,9 +6,9 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from onefold._kernel.catalog import qualified
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement
+from onefold._kernel.pg_catalog import qualified
 
 #: SQLite's own clock, in milliseconds since 1970.
 SQLITE_NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
@@ -17,7 +17,7 @@ SQLITE_NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGE
 POSTGRES_LIMITS: Final = "current_setting('statement_timeout') || ' ' || current_setting('lock_timeout')"
 
 #: Postgres: the role and the limits that a transaction begins with are kept in it, for our own statements: its handler
-#: may set others (see `as_ourselves` in `db/postgres.py`). A condition that never holds, to stand behind WHERE.
+#: may set others (see `as_ourselves` in `db/_postgres.py`). A condition that never holds, to stand behind WHERE.
 POSTGRES_KEPT: Final = f"""(set_config('onefold.role', current_setting('role'), true) IS NULL
     OR set_config('onefold.limits', {POSTGRES_LIMITS}, true) IS NULL)"""
 

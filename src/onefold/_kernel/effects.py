@@ -16,7 +16,7 @@ from onefold._kernel.messages import Confirm, Message
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from onefold._kernel.ports import AsyncLane, Lane
+    from onefold._kernel.ports import AsyncExecutor, Executor
 
 T = TypeVar("T")
 
@@ -109,8 +109,8 @@ class Effect(Generic[T]):
     def __await__(self) -> Generator[Effect[T], T, T]:
         return (yield self)
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        """Do it on a lane. On a thread's lane this answers; on an asyncio lane it gives what to await."""
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        """Do it on an executor. On a thread's executor this answers; on an asyncio executor it gives what to await."""
         raise NotImplementedError
 
 
@@ -124,8 +124,8 @@ class Batch(Effect[int]):
 
     steps: tuple[Step, ...]
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.batch(self.steps)
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.batch(self.steps)
 
 
 @dataclass(slots=True)
@@ -134,42 +134,42 @@ class Fetch(Effect[list[Row]]):
 
     statement: Statement
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.fetch(self.statement)
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.fetch(self.statement)
 
 
 @dataclass(slots=True)
 class Acquire(Effect[None]):
-    """Have a connection: take one from the pool unless the lane holds one already."""
+    """Have a connection: take one from the pool unless the executor holds one already."""
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.acquire()
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.acquire()
 
 
 @dataclass(slots=True)
 class Release(Effect[None]):
     """Give the connection back to its pool. It must be outside a transaction."""
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.release()
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.release()
 
 
 @dataclass(slots=True)
 class ReleaseCommitted(Release):
-    """COMMIT was answered: note that for the transaction of the lane, then give the connection back. An interruption
-    while it goes back finds the outcome known."""
+    """COMMIT was answered: note that for the transaction of the executor, then give the connection back. An
+    interruption while it goes back finds the outcome known."""
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        lane.note_commit()
-        return lane.release()
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        executor.note_commit()
+        return executor.release()
 
 
 @dataclass(slots=True)
 class Discard(Effect[None]):
     """Throw the connection away: its state is unknown, and the server rolls back what it held."""
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.discard()
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.discard()
 
 
 @dataclass(slots=True)
@@ -178,26 +178,26 @@ class Sleep(Effect[None]):
 
     seconds: float
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.sleep(self.seconds)
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.sleep(self.seconds)
 
 
 @dataclass(slots=True)
 class Now(Effect[float]):
     """Seconds on a monotonic clock: for bounding waits, never for what is stored."""
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.now()
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.now()
 
 
 @dataclass(slots=True)
 class Call(Effect[Any]):
-    """Call the user's function; on an asyncio lane its awaitable result is awaited."""
+    """Call the user's function; on an asyncio executor its awaitable result is awaited."""
 
     function: Callable[[], Any]
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.call(self.function)
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.call(self.function)
 
 
 @dataclass(slots=True)
@@ -206,5 +206,5 @@ class Publish(Effect[Sequence[Confirm]]):
 
     messages: Sequence[Message]
 
-    def perform(self, lane: Lane | AsyncLane) -> Any:
-        return lane.publish(self.messages)
+    def perform(self, executor: Executor | AsyncExecutor) -> Any:
+        return executor.publish(self.messages)

@@ -1,4 +1,5 @@
-"""What the kernel needs from the world, as Protocols: a database, its connections, a lane for one request, a broker.
+"""What the kernel needs from the world, as Protocols: a database, its connections, an executor for one request, a
+broker.
 
 Each port comes in two colours with the same verbs. A driver knows these verbs and no feature.
 """
@@ -65,7 +66,7 @@ class AsyncDatabase(Protocol[H_co]):
     async def close(self) -> None: ...
 
 
-class Lane(Protocol):
+class Executor(Protocol):
     """One request's way to the world: at most one connection at a time, plus waiting, time and user calls."""
 
     def batch(self, steps: Sequence[Step]) -> int: ...
@@ -81,7 +82,7 @@ class Lane(Protocol):
     def abandon(self) -> None: ...
 
 
-class AsyncLane(Protocol):
+class AsyncExecutor(Protocol):
     """The same, for asyncio."""
 
     async def batch(self, steps: Sequence[Step]) -> int: ...

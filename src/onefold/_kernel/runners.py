@@ -2,7 +2,7 @@
 
 What an effect raises is thrown into the flow at the place that awaited it, so flows handle failure with
 plain `try`. An interruption (cancellation, KeyboardInterrupt) is different: nothing more may be awaited on
-its connection, so the lane abandons it at once and the flow is closed where it stands. The server rolls back.
+its connection, so the executor abandons it at once and the flow is closed where it stands. The server rolls back.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from onefold._kernel.effects import Effect, Flow
-from onefold._kernel.ports import AsyncLane, Lane
+from onefold._kernel.ports import AsyncExecutor, Executor
 from onefold.errors import ProgrammerError
 
 T = TypeVar("T")
 
 
-def run(flow: Flow[T], lane: Lane) -> T:
+def run(flow: Flow[T], executor: Executor) -> T:
     """Run a flow to its end on this thread."""
     resume: Any = flow.send
     answer: Any = None
@@ -29,17 +29,17 @@ def run(flow: Flow[T], lane: Lane) -> T:
         try:
             if not isinstance(effect, Effect):
                 raise _not_an_effect(effect)
-            answer = effect.perform(lane)
+            answer = effect.perform(executor)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error
         except BaseException:
-            lane.abandon()
+            executor.abandon()
             flow.close()
             raise
 
 
-async def run_async(flow: Flow[T], lane: AsyncLane) -> T:
+async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
     """Run a flow to its end on the running loop."""
     resume: Any = flow.send
     answer: Any = None
@@ -52,12 +52,12 @@ async def run_async(flow: Flow[T], lane: AsyncLane) -> T:
         try:
             if not isinstance(effect, Effect):
                 raise _not_an_effect(effect)
-            answer = await effect.perform(lane)
+            answer = await effect.perform(executor)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error
         except BaseException:
-            lane.abandon()
+            executor.abandon()
             flow.close()
             raise
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._kernel.effects import Boundary, Nested
-from onefold._kernel.lanes import TaskLane, ThreadLane, begin_in_background
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, begin_in_background
 from onefold._kernel.ports import Connection
 from onefold.errors import ConnectionLost, ProgrammerError, TransactionMisused
 
@@ -51,10 +51,10 @@ _NOT_UNDONE = (
 class Savepoints:
     """All savepoints of one transaction."""
 
-    __slots__ = ("_count", "_open", "doomed", "lane")
+    __slots__ = ("_count", "_open", "doomed", "executor")
 
-    def __init__(self, lane: ThreadLane[Any] | TaskLane[Any]) -> None:
-        self.lane = lane
+    def __init__(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> None:
+        self.executor = executor
         self._count = 0
         self._open: list[int] = []
         #: Why nothing of the transaction may be kept.
@@ -103,16 +103,16 @@ class Savepoint:
         self._parts: list[tuple[Joined, Any]] = []
 
     def __enter__(self) -> None:
-        lane = self._thread_lane()
+        executor = self._thread_lane()
         for joined in self._tx.joined:
             self._parts.append((joined, joined.begin_part()))
-        lane.batch(self._steps(Boundary.SAVEPOINT))
+        executor.batch(self._steps(Boundary.SAVEPOINT))
         self._enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lane = self._thread_lane()
+        executor = self._thread_lane()
         if not self._leave(kind):
             return
         unwritten: Exception | None = None
@@ -125,28 +125,28 @@ class Savepoint:
         try:
             if kind is not None or unwritten is not None:
                 self._end_parts(keep=False)
-            lane.batch(self._ending(kind if unwritten is None else type(unwritten)))
+            executor.batch(self._ending(kind if unwritten is None else type(unwritten)))
         except Exception as failure:
             self._fail(failure)
         if unwritten is not None:
             raise unwritten
 
     async def __aenter__(self) -> None:
-        lane = self._task_lane()
+        executor = self._task_lane()
         for joined in self._tx.joined:
             self._parts.append((joined, await _answer(joined.begin_part())))
-        await lane.batch(self._steps(Boundary.SAVEPOINT))
+        await executor.batch(self._steps(Boundary.SAVEPOINT))
         self._enter()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lane = self._task_lane()
+        executor = self._task_lane()
         if not self._leave(kind):
             return
         if kind is None:
             try:
-                unwritten = await self._keep(lane)
+                unwritten = await self._keep(executor)
             except Exception as failure:
                 self._fail(failure)
             except BaseException:
@@ -154,44 +154,44 @@ class Savepoint:
                 raise
             if unwritten is not None:
                 self._retract()
-                await self._undo_refused(lane)
+                await self._undo_refused(executor)
                 raise unwritten
         elif issubclass(kind, Exception):
-            await self._undo_refused(lane)
+            await self._undo_refused(executor)
         elif issubclass(kind, asyncio.CancelledError):
-            refused, _ = await self._undo(lane)
+            refused, _ = await self._undo(executor)
             if refused is not None:
                 self._savepoints.doom(_NOT_UNDONE.format(why=refused))
         else:  # the loop is on its way out, or the coroutine is being closed: nothing more can be awaited
             self._savepoints.doom(_NOT_UNDONE.format(why=kind.__name__))
 
-    async def _keep(self, lane: TaskLane[Any]) -> Exception | None:
+    async def _keep(self, executor: TaskExecutor[Any]) -> Exception | None:
         """Release. Where a session could not write what it holds, nothing was released: why it could not."""
         try:
             for joined, part in self._all_parts():
                 await _answer(joined.end_part(part, keep=True))
         except Exception as failure:
             return failure
-        await lane.batch(self._ending(None))
+        await executor.batch(self._ending(None))
         return None
 
-    async def _undo_refused(self, lane: TaskLane[Any]) -> None:
-        refused, cancelled = await self._undo(lane)
+    async def _undo_refused(self, executor: TaskExecutor[Any]) -> None:
+        refused, cancelled = await self._undo(executor)
         if cancelled is not None:
             raise cancelled
         if refused is not None:
             self._fail(refused)
 
-    async def _roll_back(self, lane: TaskLane[Any]) -> None:
+    async def _roll_back(self, executor: TaskExecutor[Any]) -> None:
         for joined, part in self._all_parts():
             await _answer(joined.end_part(part, keep=False))
-        await lane.batch(self._ending(Exception))
+        await executor.batch(self._ending(Exception))
 
-    async def _undo(self, lane: TaskLane[Any]) -> tuple[Exception | None, asyncio.CancelledError | None]:
+    async def _undo(self, executor: TaskExecutor[Any]) -> tuple[Exception | None, asyncio.CancelledError | None]:
         """Roll back. Why that failed, if it did, and whether the task was cancelled meanwhile."""
         loop = asyncio.get_running_loop()
         until = loop.time() + UNDO_S_MAX
-        task = begin_in_background(self._roll_back(lane))
+        task = begin_in_background(self._roll_back(executor))
         cancelled: asyncio.CancelledError | None = None
         while not task.done() and (left_s := until - loop.time()) > 0:
             try:
@@ -248,20 +248,20 @@ class Savepoint:
     def _steps(self, *boundaries: Boundary) -> tuple[Nested, ...]:
         return tuple([Nested(boundary, self._number) for boundary in boundaries])
 
-    def _thread_lane(self) -> ThreadLane[Any] | Connection[Any]:
-        lane = self._savepoints.lane
-        if isinstance(lane, ThreadLane):
-            return lane
-        connection = lane.on_this_thread()
+    def _thread_lane(self) -> ThreadExecutor[Any] | Connection[Any]:
+        executor = self._savepoints.executor
+        if isinstance(executor, ThreadExecutor):
+            return executor
+        connection = executor.on_this_thread()
         if connection is not None:
             return connection
         raise ProgrammerError(
             "this transaction belongs to asyncio: write `async with tx.savepoint()`, in an `async def`"
         )
 
-    def _task_lane(self) -> TaskLane[Any]:
-        if isinstance(self._savepoints.lane, TaskLane):
-            return self._savepoints.lane
+    def _task_lane(self) -> TaskExecutor[Any]:
+        if isinstance(self._savepoints.executor, TaskExecutor):
+            return self._savepoints.executor
         raise ProgrammerError("this transaction belongs to a thread: write `with tx.savepoint()`")
 
 

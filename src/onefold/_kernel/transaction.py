@@ -14,11 +14,11 @@ from typing import Any, Generic, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.cancelling import Cancels
 from onefold._kernel.effects import Call, Flow, Statement, Step
-from onefold._kernel.hooks import Due, Hooks
-from onefold._kernel.lanes import TaskLane, ThreadLane, name_of
-from onefold._kernel.misuse import nothing_executed
+from onefold._kernel.end_hooks import Due, Hooks
+from onefold._kernel.event_cancellation import Cancels
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
+from onefold._kernel.handler_errors import nothing_executed
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable
 
@@ -37,7 +37,7 @@ _ENDED = (
 
 NOT_GIVEN = (
     "FastAPI gives a handler, and what it depends on, its transaction where the parameter is annotated with Tx: write "
-    "`tx: Tx[...]`, with `from onefold.http.fastapi import Tx`, as in Tx[AsyncSqlite] or Tx[asyncpg.Connection]"
+    "`tx: Tx[...]`, with `from onefold._http.fastapi import Tx`, as in Tx[AsyncSqlite] or Tx[asyncpg.Connection]"
 )
 
 _PLAIN_DEF = (
@@ -57,7 +57,7 @@ class EventId(str):
 
 
 class Outgoing(Protocol):
-    """The events of one transaction, until COMMIT. See `outbox/write.py`."""
+    """The events of one transaction, until COMMIT. See `_outbox/write.py`."""
 
     def __len__(self) -> int: ...
     def add(
@@ -106,7 +106,7 @@ class Joined(Protocol):
 
 
 class Sessions(Protocol):
-    """The application's sessions. See `db/sqlalchemy/sessions.py`."""
+    """The application's sessions. See `db/sqlalchemy/_sessions.py`."""
 
     @property
     def kind(self) -> str:
@@ -146,17 +146,32 @@ class Transaction(Generic[H]):
     at all."""
 
     __slots__ = (
-        "_cancels", "_handed", "_hooks", "_lane", "_outbox", "_outgoing", "_over", "_savepoints", "_session",
-        "_sessions", "carried", "development", "in_plain_def", "joined", "kept", "settled", "touched",
+        "_cancels",
+        "_executor",
+        "_handed",
+        "_hooks",
+        "_outbox",
+        "_outgoing",
+        "_over",
+        "_savepoints",
+        "_session",
+        "_sessions",
+        "carried",
+        "development",
+        "in_plain_def",
+        "joined",
+        "kept",
+        "settled",
+        "touched",
     )  # fmt: skip
 
     def __init__(
         self,
-        lane: ThreadLane[H] | TaskLane[H],
+        executor: ThreadExecutor[H] | TaskExecutor[H],
         outbox: Callable[[], Outgoing] = no_outbox,
         sessions: Sessions | None = None,
     ) -> None:
-        self._lane = lane
+        self._executor = executor
         self._outbox = outbox
         self._sessions = sessions
         self._session: Any = None
@@ -188,13 +203,13 @@ class Transaction(Generic[H]):
         self._check()
         self._check_awaited("tx.connection")
         self.touched = self._handed = True
-        return self._lane.connection.handle
+        return self._executor.connection.handle
 
     @property
     def is_idle(self) -> bool:
         """Whether its user was given the connection, and has had nothing executed on it: what is not awaited is not
         executed. Where a driver cannot tell, it was."""
-        return self._handed and not getattr(self._lane.connection, "executed", True)
+        return self._handed and not getattr(self._executor.connection, "executed", True)
 
     def session(self) -> Any:
         """The application's SQLAlchemy session inside this transaction, always the same one: a Session, or with
@@ -212,7 +227,7 @@ class Transaction(Generic[H]):
         self._check()
         self.touched = True
         if self._savepoints is None:
-            self._savepoints = Savepoints(self._lane)
+            self._savepoints = Savepoints(self._executor)
         return Savepoint(self._savepoints, self)
 
     @named_arguments("tx.publish")
@@ -251,7 +266,7 @@ class Transaction(Generic[H]):
         self.touched = True
         if self._cancels is None:
             self._cancels = Cancels()
-        return self._cancels.perform(self._lane, event_id, self._events().cancel(event_id))
+        return self._cancels.perform(self._executor, event_id, self._events().cancel(event_id))
 
     def _events(self) -> Outgoing:
         if self._outgoing is None:
@@ -275,11 +290,11 @@ class Transaction(Generic[H]):
         self._check()
         if self._hooks is None:
             self._hooks = Hooks()
-        self._hooks.add(due, self._lane.as_asked_here(call))
+        self._hooks.add(due, self._executor.as_asked_here(call))
 
     def blocking(self, function: Callable[[], Any]) -> Any:
         """What a function that may block answers; on asyncio to be awaited, and called on a thread."""
-        return self._lane.blocking(function)
+        return self._executor.blocking(function)
 
     @property
     def outlived(self) -> bool:
@@ -317,7 +332,7 @@ class Transaction(Generic[H]):
     def open(self) -> None:
         """The claim was granted."""
         self._over = None
-        self._lane.inside = self
+        self._executor.inside = self
 
     def end(self, kept: bool | None = False) -> None:
         """The request is about to be settled or released: the connection belongs to someone else now. `kept` is what
@@ -326,7 +341,7 @@ class Transaction(Generic[H]):
         self.kept = kept
 
     def interrupt(self) -> Callable[[], Flow[None]] | None:
-        """Its lane is abandoned, wherever it stands. What is left to do concludes it with what is known now."""
+        """Its executor is abandoned, wherever it stands. What is left to do concludes it with what is known now."""
         self._over = _ENDED
         return functools.partial(self.conclude, self.kept) if self.outlived else None
 
@@ -347,7 +362,7 @@ class Transaction(Generic[H]):
             except Exception:
                 ended = "COMMIT" if kept else "rollback"
                 _log.exception("a hook after %s failed (%s); the %s stands", ended, name_of(call), ended)
-        self._lane.inside = None  # neither must keep the other from being freed
+        self._executor.inside = None  # neither must keep the other from being freed
 
     def _take_call(self, kept: bool | None) -> Callable[[], Any] | None:
         """What is to be called next, now that it has ended like this. It is forgotten: nothing is called twice."""
@@ -378,7 +393,7 @@ class Transaction(Generic[H]):
             raise nothing_executed(whose, "Leave tx.connection alone where nothing is to be written")
 
     def _check_awaited(self, what: str) -> None:
-        if self.in_plain_def and isinstance(self._lane, TaskLane) and self._lane.is_awaited:
+        if self.in_plain_def and isinstance(self._executor, TaskExecutor) and self._executor.is_awaited:
             raise ProgrammerError(_PLAIN_DEF.format(what))
 
     def _check(self) -> None:

@@ -1,1 +1,9 @@
-"""Brokers: one adapter each, on its well-kept client. Sends are confirmed; unsafe settings are refused at start."""
+"""Brokers: one adapter each, on its well-kept client. Sends are confirmed; unsafe settings are refused at start.
+
+Here is what an adapter for another broker is written against; `onefold.testing.conformance.brokers` checks it.
+"""
+
+from onefold._kernel.messages import Delivery, Message
+from onefold._kernel.ports import Broker, Subscription
+
+__all__ = ["Broker", "Delivery", "Message", "Subscription"]

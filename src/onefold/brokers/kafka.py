@@ -26,12 +26,12 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "kafka") from None
 from confluent_kafka import Message as Record
 
-from onefold._kernel.addresses import redact
 from onefold._kernel.messages import Confirm, Message, write
+from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
-from onefold.brokers.kafka_group import PREFIX, PROBE_S, SLICE_S, Health, KafkaSubscription, ask, made
+from onefold._policy.ranges import require
+from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, Health, KafkaSubscription, ask, made
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
-from onefold.policy.ranges import require
 
 Setting: TypeAlias = str | int | float | bool
 

@@ -31,11 +31,11 @@ from aiormq.exceptions import (
 
 from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.ports import SubscriptionSeen
-from onefold.brokers.addresses import check_address
-from onefold.brokers.rabbitmq_line import PORTS, Line, declare_exchange, end, said, translated
-from onefold.brokers.rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
+from onefold._policy.ranges import require
+from onefold.brokers._addresses import check_address
+from onefold.brokers._rabbitmq_channel import PORTS, Line, declare_exchange, end, said, translated
+from onefold.brokers._rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
-from onefold.policy.ranges import require
 
 __all__ = ["QueueType", "RabbitBroker", "RabbitSubscription"]
 

@@ -25,12 +25,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from onefold._kernel.addresses import redact
 from onefold._kernel.messages import Confirm, Message, name_apart, write
 from onefold._kernel.ports import SubscriptionSeen
+from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
-from onefold.brokers.addresses import check_address
-from onefold.brokers.redis_group import DATA, RedisSubscription, is_final
+from onefold.brokers._addresses import check_address
+from onefold.brokers._redis_group import DATA, RedisSubscription, is_final
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
 #: Below this version a server has no idempotent XADD. Valkey calls itself 7.2.4.

@@ -22,10 +22,12 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "asyncpg") from None
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step, Value
-from onefold._kernel.lanes import begin_in_background, in_background
-from onefold.db.asyncpg_sessions import NO_RESET, Reset, Session
-from onefold.db.bound import Binder, has_secrets
-from onefold.db.postgres import (
+from onefold._kernel.executors import begin_in_background, in_background
+from onefold.db._asyncpg_pool import FairPool, Pool
+from onefold.db._asyncpg_sessions import NO_RESET, Reset, Session
+from onefold.db._bound_batches import Binder, has_secrets
+from onefold.db._fork_and_loop import PerLoop, close_quietly, elsewhere
+from onefold.db._postgres import (
     FIND_TABLES,
     Place,
     as_ourselves,
@@ -37,9 +39,7 @@ from onefold.db.postgres import (
     refused,
     rendered,
 )
-from onefold.db.prepared import NOT_AS_PREPARED, Preparer, unprepared
-from onefold.db.processes import PerLoop, close_quietly, elsewhere
-from onefold.db.turns import Pool, Turns
+from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer, unprepared
 from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -107,14 +107,14 @@ class AsyncpgDatabase:
                 with suppress(TimeoutError):  # whoever is still at work then is cut off
                     await asyncio.wait_for(opened.turns.pool.close(), self._close_timeout_s)
 
-    async def _open(self, opened: _Opened) -> Turns:
+    async def _open(self, opened: _Opened) -> FairPool:
         if self._pool is not None and self._pool._loop is not asyncio.get_running_loop():
             raise elsewhere("asyncpg pool")
         async with opened.opening:  # a pool refuses to be opened by two tasks at once
             if opened.turns is None:
                 pool = asyncpg.create_pool(self._dsn, min_size=0) if self._pool is None else self._pool
                 _ = await pool
-                opened.turns = Turns(pool, patience_s=self._acquire_timeout_s)
+                opened.turns = FairPool(pool, patience_s=self._acquire_timeout_s)
             return opened.turns
 
 
@@ -125,7 +125,7 @@ class _Opened:
 
     def __init__(self) -> None:
         self.opening = asyncio.Lock()
-        self.turns: Turns | None = None
+        self.turns: FairPool | None = None
 
     def drop(self) -> None:
         """The loop is closed."""
@@ -152,7 +152,7 @@ class AsyncpgConnection:
     )  # fmt: skip
 
     def __init__(
-        self, database: AsyncpgDatabase, turns: Turns, proxy: Any, session: Session, schema: str | None
+        self, database: AsyncpgDatabase, turns: FairPool, proxy: Any, session: Session, schema: str | None
     ) -> None:
         self._database = database
         self._turns = turns

@@ -28,11 +28,9 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
-from onefold.db.bound import has_secrets
-from onefold.db.handed_out import C, HandedOut, check_left, check_left_by_tasks, hang_up_tasks, unless_over
-from onefold.db.own_cursors import AsyncOwnCursor, OwnCursor
-from onefold.db.pipeline import DONE, begin_of, send_bound
-from onefold.db.postgres import (
+from onefold.db._bound_batches import has_secrets
+from onefold.db._fork_and_loop import PerLoop, Process, close_quietly, elsewhere, forked
+from onefold.db._postgres import (
     FIND_TABLES,
     Place,
     as_ourselves,
@@ -45,7 +43,9 @@ from onefold.db.postgres import (
     rendered,
     script,
 )
-from onefold.db.processes import PerLoop, Process, close_quietly, elsewhere, forked
+from onefold.db._psycopg_cursors import AsyncOwnCursor, OwnCursor
+from onefold.db._psycopg_handle import C, HandedOut, check_left, check_left_by_tasks, hang_up_tasks, unless_over
+from onefold.db._psycopg_pipeline import DONE, begin_of, send_bound
 from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = psycopg.Connection[Any]

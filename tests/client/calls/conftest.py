@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from onefold import Retrying
-from onefold._kernel.events import Event
-from onefold.client.outcomes import On
-from onefold.testing.waiting import no_waiting
+from onefold._client.error_outcomes import On
+from onefold._kernel.telemetry import Event
+from onefold.testing.no_waiting import no_waiting
 
 #: Makes a call out of what it should do, time after time: raise what is an error, else return it. The last is repeated.
 Make: TypeAlias = Callable[..., Callable[[], Awaitable[Any]]]

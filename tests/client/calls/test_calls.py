@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from onefold import BreakerTerms, Reason, Retrying, RetryPolicy, deadline, report_of
-from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
+from onefold import Retrying, RetryPolicy, deadline
+from onefold._kernel.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
+from onefold.clients import BreakerConfig, Reason, report_of
 from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
 from tests.client.calls.conftest import Script, Ways
 
@@ -133,7 +134,7 @@ async def test_a_wait_that_does_not_fit_is_not_waited(way: Ways) -> None:
 
 
 async def test_a_function_that_breaks_off_says_nothing_about_the_host(way: Ways) -> None:
-    retrying = Retrying(RetryPolicy(breaker=BreakerTerms(calls_least=1, failure_share=0.01)))
+    retrying = Retrying(RetryPolicy(breaker=BreakerConfig(calls_least=1, failure_share=0.01)))
     with pytest.raises(BaseException, match="interrupted") as caught:
         await way.around(retrying, Script(KeyboardInterrupt("interrupted")), OSError)()
     assert isinstance(caught.value, KeyboardInterrupt)
@@ -180,7 +181,7 @@ async def test_what_a_layer_below_has_mended_is_fine(way: Ways) -> None:
 
 
 async def test_what_happens_is_told(way: Ways, heard: list[Event]) -> None:
-    policy = RetryPolicy(budget=None, breaker=BreakerTerms(calls_least=2))
+    policy = RetryPolicy(budget=None, breaker=BreakerConfig(calls_least=2))
     retrying = Retrying(policy, listener=heard.append, draw=lambda: 0.5)
     with pytest.raises(ConnectionError):
         await way.around(retrying, Script(ConnectionError("down")), OSError)()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import onefold
 from onefold import Retrying, RetryPolicy
+from onefold.clients import fallback
 from onefold.errors import CallNotMade, ConfigurationError
 from tests.client.calls.conftest import Script
 
@@ -19,7 +19,7 @@ def test_after_the_last_attempt_and_while_the_breaker_is_open_the_fallback_answe
         errors.append(type(error).__name__)
         return "last known"
 
-    @onefold.fallback(last_known, on=ON)
+    @fallback(last_known, on=ON)
     @Retrying(RetryPolicy(attempts_max=3, budget=None)).calls("prices", on=ConnectionError)
     def price() -> str:
         return str(script())
@@ -36,7 +36,7 @@ async def test_a_coroutine_function_has_one_too_and_other_errors_pass() -> None:
     async def price(error: Exception) -> str:
         raise error
 
-    kept = onefold.fallback(last_known, on=ConnectionError)(price)
+    kept = fallback(last_known, on=ConnectionError)(price)
     assert await kept(ConnectionError("down")) == "instead of down"
     with pytest.raises(KeyError):
         await kept(KeyError("a bug"))
@@ -45,4 +45,4 @@ async def test_a_coroutine_function_has_one_too_and_other_errors_pass() -> None:
 @pytest.mark.parametrize("on", [(), KeyboardInterrupt, "ConnectionError"], ids=repr)
 def test_what_names_no_errors_is_refused(on: object) -> None:
     with pytest.raises(ConfigurationError, match="which errors"):
-        onefold.fallback(str, on=on)  # type: ignore[arg-type]
+        fallback(str, on=on)  # type: ignore[arg-type]

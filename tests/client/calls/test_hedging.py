@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 import onefold
-from onefold import BudgetTerms, Retrying, RetryPolicy
+from onefold import Retrying, RetryPolicy
+from onefold.clients import BudgetConfig, options
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Answer, ScriptedServer, Stall
-from tests.patience import PATIENCE_S
+from onefold.testing.scripted_server import Answer, ScriptedServer, Stall
+from tests.support.patience import PATIENCE_S
 
 
 class Reader:
@@ -86,7 +87,7 @@ async def test_a_second_attempt_that_is_turned_away_leaves_the_call_to_the_first
         return httpx.Response(refused)
 
     async with onefold.retrying(httpx.AsyncClient(transport=httpx.MockTransport(answer))) as client:
-        with onefold.options(hedge_s=0.001):
+        with options(hedge_s=0.001):
             found = await client.get("http://prices.example/")
     assert (found.status_code, found.text, asked) == (200, "late", 2)
 
@@ -103,7 +104,7 @@ async def test_where_both_fail_it_is_a_failed_attempt_of_the_call() -> None:
 
 async def test_without_a_token_there_is_no_second_attempt() -> None:
     reader = Reader()
-    call = hedged(Retrying(RetryPolicy(budget=BudgetTerms(cap_least=0, cap_most=0))), reader)
+    call = hedged(Retrying(RetryPolicy(budget=BudgetConfig(cap_least=0, cap_most=0))), reader)
     await reader.begun(1)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -178,7 +179,7 @@ def streaming(host: Host) -> asyncio.Task[httpx.Response]:
     client = onefold.retrying(httpx.AsyncClient(transport=httpx.MockTransport(host)), RetryPolicy(attempts_max=1))
 
     async def ask() -> httpx.Response:
-        with onefold.options(hedge_s=0.0):
+        with options(hedge_s=0.0):
             return await client.send(client.build_request("GET", "http://prices.example/"), stream=True)
 
     return asyncio.create_task(ask())
@@ -276,14 +277,14 @@ async def test_httpx_asks_a_late_host_twice_and_only_where_it_reads(said: str) -
     with ScriptedServer([Stall(), Answer(200, b"second")]) as server:
         async with onefold.retrying(httpx.AsyncClient(trust_env=False), RetryPolicy(attempts_max=1)) as client:
             if said == "by the block":
-                with onefold.options(hedge_s=0.01):
+                with options(hedge_s=0.01):
                     reply = await client.get(server.url)
             else:
                 reply = await client.get(server.url, extensions={"hedge_s": 0.01})
     assert (reply.content, len(server.requests)) == (b"second", 2)
     with ScriptedServer([Answer(200, b"first", after_s=0.2), Answer(200, b"second")]) as server:
         async with onefold.retrying(httpx.AsyncClient(trust_env=False)) as client:
-            with onefold.options(hedge_s=0.01):
+            with options(hedge_s=0.01):
                 assert (await client.put(server.url, content=b"x")).content == b"first"
     assert len(server.requests) == 1
 
@@ -291,7 +292,7 @@ async def test_httpx_asks_a_late_host_twice_and_only_where_it_reads(said: str) -
 async def test_a_body_that_two_attempts_would_share_is_sent_once() -> None:
     with ScriptedServer([Answer(200, b"first", after_s=0.1), Answer(200, b"second")]) as server:
         async with onefold.retrying(httpx.AsyncClient(trust_env=False)) as client:
-            with onefold.options(hedge_s=0.0):
+            with options(hedge_s=0.0):
                 files = {"question": io.BytesIO(b"what is the price?")}
                 assert (await client.request("GET", server.url, files=files)).content == b"first"
     [asked] = server.requests
@@ -301,6 +302,6 @@ async def test_a_body_that_two_attempts_would_share_is_sent_once() -> None:
 def test_clients_for_threads_say_that_they_cannot() -> None:
     client = onefold.retrying(httpx.Client(trust_env=False))
     refused = pytest.raises(ConfigurationError, match="beside the first")
-    with ScriptedServer([Answer(200)]) as server, client, onefold.options(hedge_s=0.01), refused:
+    with ScriptedServer([Answer(200)]) as server, client, options(hedge_s=0.01), refused:
         client.get(server.url)
     assert server.requests == []

@@ -10,9 +10,9 @@ import stamina
 import tenacity
 
 from onefold import Retrying, RetryPolicy
-from onefold.client.hooks import StaminaHook
+from onefold._client.foreign_retry_loops import StaminaHook
+from onefold._policy.outcome import Answered
 from onefold.errors import CallNotMade
-from onefold.policy.outcome import Answered
 from tests.client.calls.conftest import Script
 
 COLOURS = ("sync", "async")

@@ -9,10 +9,10 @@ import httpx
 import pytest
 import requests
 
-from onefold.client.outcomes import outcome_of, outcome_on
+from onefold._client.error_outcomes import outcome_of, outcome_on
+from onefold._policy.outcome import Answered, Outcome, Unanswered
 from onefold.errors import KeyInFlight, SchemaMissing
-from onefold.policy.outcome import Answered, Outcome, Unanswered
-from onefold.testing.scripted import Answer, ScriptedServer
+from onefold.testing.scripted_server import Answer, ScriptedServer
 
 HEADERS = {"Retry-After": "7"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from onefold import Retrying, RetryPolicy
-from onefold._kernel.events import AttemptEnded, CallEnded, RetryPlanned
-from onefold.client.outcomes import ResultIf
+from onefold._client.error_outcomes import ResultIf
+from onefold._kernel.telemetry import AttemptEnded, CallEnded, RetryPlanned
 from onefold.errors import ConfigurationError
 from tests.client.calls.conftest import Script
 

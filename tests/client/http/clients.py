@@ -16,7 +16,8 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
-from onefold import CallReport, Retrying, report_of
+from onefold import Retrying
+from onefold.clients import CallReport, report_of
 
 #: httpx reads all the certificates of the machine for every transport, which takes longer than a test.
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from onefold import RetryPolicy
-from onefold.testing.waiting import no_waiting
+from onefold.testing.no_waiting import no_waiting
 from tests.client.http.clients import KINDS, Kind
 
 

@@ -16,7 +16,7 @@ import tenacity
 import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.errors import IntentReused
-from onefold.testing.scripted import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.client.http.test_keys import keys, noted
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import onefold
-from onefold import Reason, Retrying, RetryPolicy, report_of
-from onefold.testing.scripted import Act, Answer, Chunks, Half, Received, Reset, ScriptedServer, Trickle
+from onefold import Retrying, RetryPolicy
+from onefold.clients import Reason, options, report_of
+from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Received, Reset, ScriptedServer, Trickle
 from tests.client.http.clients import Kind, only
 
 LARGE = bytes(range(256)) * 12_000  # 3 MB: more than the buffers between two sockets hold
@@ -117,7 +117,7 @@ async def test_an_answer_is_read_while_it_arrives_where_that_is_said(kind: Kind,
     gate = threading.Event()
     with ScriptedServer([Chunks((b"first", b"last"), gate)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
-            with onefold.options(stream=True):
+            with options(stream=True):
                 pieces = caller.pieces(server.url)
                 assert await anext(pieces) == b"first"
             gate.set()
@@ -145,7 +145,7 @@ SLOW = {
 async def test_an_answer_that_trickles_in_is_given_up_in_time(kind: Kind, patient: RetryPolicy, slow: Trickle) -> None:
     with ScriptedServer([slow]) as server:
         async with kind.opened(Retrying(patient)) as caller:
-            with onefold.options(deadline_s=0.6), pytest.raises((kind.no_time, kind.no_connection)) as raised:
+            with options(deadline_s=0.6), pytest.raises((kind.no_time, kind.no_connection)) as raised:
                 await caller.send("GET", server.url)
     report = report_of(raised.value)
     assert report is not None
@@ -160,7 +160,7 @@ async def test_a_connection_that_was_used_before_knows_the_limit_of_the_next_att
     with ScriptedServer([Answer(200, b"ok"), SLOW["headers"]]) as server:
         async with kind.opened(Retrying(patient), connections_max=1) as caller:
             assert (await caller.send("GET", server.url)).body == b"ok"
-            with onefold.options(deadline_s=0.4, attempts_max=1), pytest.raises(kind.no_time):
+            with options(deadline_s=0.4, attempts_max=1), pytest.raises(kind.no_time):
                 await caller.send("GET", server.url)
     assert server.connections == 1
 

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from onefold import BreakerTerms, Retrying, RetryPolicy
+from onefold import Retrying, RetryPolicy
+from onefold._client.call_factory import CallFactory
+from onefold._client.journal import Named
+from onefold._client.journal_store import JournalStore
+from onefold._client.key_hosts import KeyHosts
+from onefold._client.sleeping import Waiting
 from onefold._kernel.effects import Call, Now, Sleep
-from onefold.client.exchange import Exchange
-from onefold.client.journal import Named
-from onefold.client.key_hosts import KeyHosts
-from onefold.client.store import JournalStore
-from onefold.client.waiting import Waiting
+from onefold._policy.attempts import Host
+from onefold._policy.hosts import Hosts
+from onefold._policy.outcome import Unanswered
+from onefold.clients import BreakerConfig
 from onefold.errors import CallNotMade
-from onefold.policy.attempts import Host
-from onefold.policy.hosts import Hosts
-from onefold.policy.outcome import Unanswered
-from onefold.testing.scripted import Answer, ScriptedServer, Stall
-from onefold.testing.scripts import Really, play
+from onefold.testing.scripted_server import Answer, ScriptedServer, Stall
 from tests.client.http.clients import Kind, only
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.scripts import Really, play
 
 
 async def arrived(server: ScriptedServer, count: int) -> None:
@@ -37,7 +38,7 @@ async def arrived(server: ScriptedServer, count: int) -> None:
 @only(lambda kind: kind.on_tasks)
 async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> None:
     # One probe only: were its permit lost, the last call would be refused.
-    terms = BreakerTerms(calls_least=1, probes=1, open_s=0.001, open_max_s=0.001)
+    terms = BreakerConfig(calls_least=1, probes=1, open_s=0.001, open_max_s=0.001)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms, budget=None), generate_keys=True)
     before = asyncio.all_tasks()
     with ScriptedServer([Answer(500), Stall(), Answer(200)]) as server:
@@ -128,11 +129,11 @@ class Line:
         return CallNotMade(message)
 
 
-class World:
+class Backend:
     """An exchange whose breaker is half-open, and lets one probe through."""
 
     def __init__(self) -> None:
-        terms = BreakerTerms(calls_least=1, probes=1, open_s=1, open_max_s=1)
+        terms = BreakerConfig(calls_least=1, probes=1, open_s=1, open_max_s=1)
         policy = RetryPolicy(breaker=terms, budget=None)
         self.host = Host(policy, lambda: 0.0, "host")
         breaker = self.breaker = self.host.breaker
@@ -141,7 +142,7 @@ class World:
         breaker.fail(permit, 0)
         store = JournalStore(None, retention_s=60)
         hosts = Hosts(lambda _: self.host)
-        self.exchange = Exchange(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
+        self.exchange = CallFactory(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
 
     def free(self, now: float) -> bool:
         """The one probe can be had."""
@@ -160,8 +161,8 @@ WAYS: dict[str, tuple[int | Exception, ...]] = {
 def test_whoever_breaks_off_at_any_effect_gives_his_permit_back(way: str) -> None:
     effects = 0
     for stop_at in range(20):
-        world = World()
-        flow = world.exchange.run(Line(*WAYS[way]))
+        backend = Backend()
+        flow = backend.exchange.run(Line(*WAYS[way]))
         answer: Any = None
         resume: Any = flow.send
         try:
@@ -177,24 +178,24 @@ def test_whoever_breaks_off_at_any_effect_gives_his_permit_back(way: str) -> Non
         except (StopIteration, ValueError):
             break
         effects += 1
-        assert world.free(200.0), f"the permit was lost at effect {stop_at}"
+        assert backend.free(200.0), f"the permit was lost at effect {stop_at}"
     assert effects >= 3, "the control: the call has effects to break off at"
 
 
 def test_a_permit_that_is_not_given_back_is_found() -> None:
     """The control of the test above: a flow that is neither closed nor finished holds its probe."""
-    world = World()
-    flow = world.exchange.run(Line(200))
+    backend = Backend()
+    flow = backend.exchange.run(Line(200))
     flow.send(None)
     flow.send(100.0)
-    assert not world.free(101.0)
+    assert not backend.free(101.0)
     flow.close()
-    assert world.free(101.0)
+    assert backend.free(101.0)
 
 
 def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
-    world = World()
-    world.host.breaker = None
+    backend = Backend()
+    backend.host.breaker = None
     line = Line(503, 200)
     line.options["attempt_s"] = 60.0  # all that is left
     turns = [
@@ -207,7 +208,7 @@ def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
         (Call, Really.CALL),
         (Now, 0.3),
     ]
-    assert play(world.exchange.run(line), turns) == 200
+    assert play(backend.exchange.run(line), turns) == 200
     assert line.discarded == 1
     assert line.headers["request-timeout-ms"] == "29800"
 
@@ -224,13 +225,13 @@ class SlowJournal:
 
 
 def test_the_time_that_the_journal_takes_is_not_given_to_the_attempt() -> None:
-    world = World()
-    world.host.breaker = None
+    backend = Backend()
+    backend.host.breaker = None
     line = Line(200)
     line.options |= {"intent": "pay:1", "attempt_s": 60.0}
     store: Any = SimpleNamespace(journal=SlowJournal())
-    hosts = Hosts(lambda _: world.host)
-    exchange = Exchange(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
+    hosts = Hosts(lambda _: backend.host)
+    exchange = CallFactory(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
     turns = [(Now, 0.0), (Call, Really.CALL), (Sleep, None), (Now, 2.0), (Call, Really.CALL), (Now, 2.1)]
     assert play(exchange.run(line), turns) == 200
     assert line.headers["request-timeout-ms"] == "28000"

@@ -13,9 +13,10 @@ import pytest
 import requests
 
 import onefold
-from onefold import BreakerTerms, HttpAnswer, Reason, Retrying, RetryPolicy
+from onefold import Retrying, RetryPolicy
+from onefold.clients import BreakerConfig, HttpAnswer, Reason, options, report_of
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted import Act, Answer, Chunks, Reset, ScriptedServer
+from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 
 PENDING = Answer(200, b'{"state": "pending"}', {"Content-Type": "application/json"})
@@ -85,7 +86,7 @@ async def test_a_block_may_say_it_for_its_calls(kind: Kind, patient: RetryPolicy
     events: list[Any] = []
     with ScriptedServer([Answer(404), Answer(200), Answer(404)]) as server:
         async with kind.opened(Retrying(patient, listener=events.append)) as caller:
-            with onefold.options(retry_if=in_two_seconds):
+            with options(retry_if=in_two_seconds):
                 assert (await caller.send("GET", server.url)).status == 200
             assert (await caller.send("GET", server.url)).status == 404
     assert len(server.requests) == 3
@@ -100,14 +101,14 @@ async def test_seconds_leave_an_error_what_it_is(kind: Kind, patient: RetryPolic
     async with kind.opened(retrying) as caller:
         with pytest.raises(kind.no_connection) as raised:
             await caller.send("POST", f"http://127.0.0.1:{closed_port}", content=b"x")
-        report = onefold.report_of(raised.value)
+        report = report_of(raised.value)
         assert report is not None
         assert (report.attempts, report.reason) == (4, Reason.ATTEMPTS)
         assert [event.wait_s >= 2 for event in events if hasattr(event, "wait_s")] == [True] * 3
         with ScriptedServer([Reset()]) as server:
             [error] = await asyncio.gather(caller.send("POST", server.url, content=b"x"), return_exceptions=True)
         assert len(server.requests) == 1
-        report = onefold.report_of(error)
+        report = report_of(error)
         assert report is not None
         assert report.reason is Reason.NO_KEY
 
@@ -115,7 +116,7 @@ async def test_seconds_leave_an_error_what_it_is(kind: Kind, patient: RetryPolic
 async def test_an_error_that_is_tried_again_in_so_many_seconds_counts_against_the_host(
     kind: Kind, closed_port: int
 ) -> None:
-    policy = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerTerms(calls_least=2))
+    policy = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerConfig(calls_least=2))
     async with kind.opened(Retrying(policy, retry_if=lambda _: 0.0)) as caller:
         for _ in range(2):
             with pytest.raises(kind.no_connection) as raised:
@@ -166,7 +167,7 @@ async def test_a_request_may_say_it_for_itself(kind: Kind, patient: RetryPolicy)
 
 def test_a_condition_that_is_no_function_is_refused_where_it_is_written() -> None:
     wrong: Any = 503
-    for write in (lambda: Retrying(retry_if=wrong), onefold.options(retry_if=wrong).__enter__):
+    for write in (lambda: Retrying(retry_if=wrong), options(retry_if=wrong).__enter__):
         with pytest.raises(ConfigurationError, match="retry_if=503 must be a function"):
             write()
 

@@ -20,12 +20,13 @@ from cryptography.x509.oid import NameOID
 from requests.adapters import HTTPAdapter
 
 import onefold
-from onefold import Retrying, RetryPolicy, report_of
+from onefold import Retrying, RetryPolicy
+from onefold._client.journal import Journal
 from onefold._kernel.effects import Call
-from onefold.client.journal import Journal
-from onefold.testing.scripted import Act, Answer, Chunks, Reset, ScriptedServer
+from onefold.clients import options, report_of
+from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 PIECES = (b"x" * 100, b"y" * 100)
 
@@ -66,7 +67,7 @@ def test_a_pool_of_requests_that_has_nothing_to_give_is_waited_for_until_the_dea
     ended: list[Any] = []
 
     def ask() -> None:
-        with onefold.options(deadline_s=0.2):
+        with options(deadline_s=0.2):
             try:
                 ended.append(session.get(server.url))
             except requests.ConnectionError as error:

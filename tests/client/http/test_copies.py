@@ -13,7 +13,7 @@ from requests.adapters import HTTPAdapter
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold.testing.scripted import Answer, ScriptedServer
+from onefold.testing.scripted_server import Answer, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.client.http.test_keys import keys
 

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from onefold import Backoff, Reason, Retrying, RetryPolicy, report_of
-from onefold.testing.scripted import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
+from onefold import Retrying, RetryPolicy
+from onefold.clients import Backoff, Reason, report_of
+from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
 from tests.client.http.clients import Kind, only
 
 IN_FLIGHT = b'{"type": "https://onefold.dev/problems/key-in-flight"}'

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from onefold import LimiterTerms, Reason, Retrying, RetryPolicy, report_of
+from onefold import Retrying, RetryPolicy
+from onefold.clients import LimiterConfig, Reason, report_of
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted import Answer, Chunks, Reset, ScriptedServer
+from onefold.testing.scripted_server import Answer, Chunks, Reset, ScriptedServer
 from tests.client.http.clients import Kind
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -75,4 +76,6 @@ def test_a_limit_that_lets_nothing_through_is_refused(wrong: int) -> None:
 
 
 def test_a_limit_may_follow_how_long_calls_take() -> None:
-    assert RetryPolicy(in_flight=LimiterTerms(initial=5, most=50)).in_flight_terms() == LimiterTerms(initial=5, most=50)
+    assert RetryPolicy(in_flight=LimiterConfig(initial=5, most=50)).in_flight_config() == LimiterConfig(
+        initial=5, most=50
+    )

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import onefold
-from onefold import Reason, Retrying, RetryPolicy
-from onefold._kernel.lanes import ThreadLane
+from onefold import Retrying, RetryPolicy
+from onefold._client.journal import IntentView, intents
+from onefold._client.journal_store import JournalStore
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.client.journal import IntentView, intents
-from onefold.client.store import JournalStore
-from onefold.db.connect import sync_database
+from onefold.clients import Reason, report_of
+from onefold.db._connect import sync_database
 from onefold.errors import BodyNotReplayable, ConfigurationError, IntentReused, StoreError
-from onefold.testing.scripted import Answer, Received, Reset, ScriptedServer
+from onefold.testing.scripted_server import Answer, Received, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 
 FAILING_TWICE = (Reset(), Answer(503), Answer(201, b"{}"))
@@ -34,7 +35,7 @@ def journal(tmp_path: Path) -> Path:
 def noted(journal: Path) -> dict[str, IntentView]:
     database = sync_database(journal)
     try:
-        found = run(intents(database.dialect, unresolved_only=False), ThreadLane(database))
+        found = run(intents(database.dialect, unresolved_only=False), ThreadExecutor(database))
         return {view.intent: view for view in found}
     finally:
         database.close()
@@ -70,7 +71,7 @@ async def test_elsewhere_a_post_that_may_have_arrived_is_not_repeated(
             with pytest.raises(Exception, match=r".") as raised:
                 await caller.send("POST", f"{server.url}/mail", json={"to": "ann"})
     assert keys(server.requests) == [None]
-    report = onefold.report_of(raised.value)
+    report = report_of(raised.value)
     assert report is not None
     assert report.reason is Reason.NO_KEY
 

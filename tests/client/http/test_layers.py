@@ -12,10 +12,11 @@ import pytest
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
-from onefold import Retrying, RetryPolicy, report_of, retrying
+from onefold import Retrying, RetryPolicy, retrying
+from onefold.clients import report_of
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.testing.scripted import Answer, Reset, ScriptedServer
-from onefold.testing.waiting import no_waiting
+from onefold.testing.no_waiting import no_waiting
+from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 
 

@@ -15,10 +15,12 @@ import httpx2
 import pytest
 
 import onefold
-from onefold import BreakerTerms, Event, Reason, Retrying, RetryPolicy, report_of
-from onefold._kernel.events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
+from onefold import Retrying, RetryPolicy
+from onefold._kernel.telemetry import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
+from onefold.clients import BreakerConfig, Reason, options, report_of
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted import Act, Answer, Chunks, Reset, ScriptedServer, Stall, Trickle
+from onefold.telemetry import Event
+from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer, Stall, Trickle
 from tests.client.http.clients import Kind, only
 
 NO_BREAKER = RetryPolicy(breaker=None)
@@ -56,7 +58,7 @@ async def test_a_retry_costs_more_where_the_request_may_still_wait_in_the_server
     retrying = Retrying(RetryPolicy(attempts_max=2), draw=lambda: 0.0)
     with ScriptedServer([act]) as server:
         async with kind.opened(retrying) as caller:
-            with onefold.options(deadline_s=0.6, attempt_s=0.2), contextlib.suppress(Exception):
+            with options(deadline_s=0.6, attempt_s=0.2), contextlib.suppress(Exception):
                 await caller.send("GET", server.url)
         budget: Any = retrying._hosts.of(server.url.partition("//")[2], 0.0).budget
     assert len(server.requests) == 2
@@ -94,7 +96,7 @@ async def test_an_open_breaker_refuses_with_an_error_of_the_vendor_and_for_its_h
 
 async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
     events: list[Event] = []
-    terms = BreakerTerms(open_s=0.05, open_max_s=0.05)
+    terms = BreakerConfig(open_s=0.05, open_max_s=0.05)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), listener=events.append, generate_keys=True)
     with ScriptedServer([*[Answer(500)] * 5, Answer(200)]) as server:
         async with kind.opened(retrying) as caller:
@@ -219,7 +221,7 @@ async def test_events_tell_effective_from_actual_success(kind: Kind, patient: Re
 # The clients for threads block the loop.
 @only(lambda kind: kind.on_tasks)
 async def test_a_half_open_breaker_lets_three_through_at_once(kind: Kind) -> None:
-    terms = BreakerTerms(open_s=0.01, open_max_s=0.01)
+    terms = BreakerConfig(open_s=0.01, open_max_s=0.01)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), generate_keys=True)
     with ScriptedServer([*[Answer(500)] * 5, Answer(200, after_s=0.3)]) as server:
         async with kind.opened(retrying) as caller:

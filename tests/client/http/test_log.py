@@ -8,7 +8,7 @@ import pytest
 
 from onefold import Retrying, RetryPolicy
 from onefold.errors import CallNotMade
-from onefold.testing.scripted import Act, Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Act, Answer, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-import onefold
 from onefold import Retrying, RetryPolicy
+from onefold.clients import options
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Answer, ScriptedServer
+from onefold.testing.scripted_server import Answer, ScriptedServer
 from tests.client.http.clients import Kind
 
 
 async def test_a_block_says_how_often_its_requests_are_tried(kind: Kind, patient: RetryPolicy) -> None:
     with ScriptedServer([Answer(503)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
-            with onefold.options(attempts_max=3, deadline_s=20):
+            with options(attempts_max=3, deadline_s=20):
                 await caller.send("GET", server.url)
-                with onefold.options(attempts_max=1):
+                with options(attempts_max=1):
                     await caller.send("GET", server.url)
             await caller.send("GET", server.url)
     assert len(server.requests) == 3 + 1 + 4
@@ -59,5 +59,5 @@ def test_what_is_no_host_or_no_policy_is_refused(hosts: dict[str, RetryPolicy], 
     "said", [{"attempts_max": 0}, {"deadline_s": -1}, {"attempt_s": -0.5}], ids=lambda said: next(iter(said))
 )
 def test_options_out_of_range_are_refused_by_name(said: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{next(iter(said))}="), onefold.options(**said):
+    with pytest.raises(ConfigurationError, match=f"^{next(iter(said))}="), options(**said):
         pass

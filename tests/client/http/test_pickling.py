@@ -13,14 +13,15 @@ import requests
 from requests.adapters import HTTPAdapter
 
 import onefold
-from onefold import BreakerTerms, Retrying, RetryPolicy, report_of
+from onefold import Retrying, RetryPolicy
+from onefold.clients import BreakerConfig, report_of
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 from tests.client.http.test_keys import keys
 
-OPEN_AT_ONCE = RetryPolicy(attempts_max=1, breaker=BreakerTerms(calls_least=1, failure_share=0.01))
+OPEN_AT_ONCE = RetryPolicy(attempts_max=1, breaker=BreakerConfig(calls_least=1, failure_share=0.01))
 
 
 def sent(value: Any) -> Any:

@@ -12,11 +12,11 @@ import pytest
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._kernel.lanes import ThreadLane
+from onefold._client.journal import counts
+from onefold._client.wire import UNSIZED_BYTES_MAX
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.client.journal import counts
-from onefold.client.wire import UNSIZED_BYTES_MAX
-from onefold.testing.scripted import Act, Answer, Chunks, ScriptedServer
+from onefold.testing.scripted_server import Act, Answer, Chunks, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.client.http.test_bodies import collected
 
@@ -125,7 +125,7 @@ async def test_an_intent_stays_open_where_the_server_cannot_do_it_for_now(
             for status, still_open in ((503, 1), (201, 0)):
                 with onefold.intent("pay:1"):
                     assert (await caller.send("POST", server.url)).status == status
-                found = run(counts("sqlite"), ThreadLane(retrying._store.threads))
+                found = run(counts("sqlite"), ThreadExecutor(retrying._store.threads))
                 assert (found.unresolved, found.resolved) == (still_open, 1 - still_open)
     assert len({request.headers["idempotency-key"] for request in server.requests}) == 1
     await retrying.aclose()

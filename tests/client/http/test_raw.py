@@ -16,8 +16,8 @@ import urllib3
 from requests.adapters import BaseAdapter, HTTPAdapter
 
 from onefold import Retrying, RetryPolicy
-from onefold.client.wire import UNSIZED_BYTES_MAX
-from onefold.testing.scripted import Act, Answer, Chunks, Half, ScriptedServer
+from onefold._client.wire import UNSIZED_BYTES_MAX
+from onefold.testing.scripted_server import Act, Answer, Chunks, Half, ScriptedServer
 
 SHORT = b'{"title": "not\nfound"}\n'
 #: Longer than what is read within an attempt, also when it is packed.

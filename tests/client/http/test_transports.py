@@ -14,9 +14,10 @@ import pytest
 import requests
 
 import onefold
-from onefold import Retrying, RetryPolicy, report_of
+from onefold import Retrying, RetryPolicy
+from onefold.clients import report_of
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
 from tests.client.http.h2_server import H2Server
 from tests.client.http.test_keys import keys
 

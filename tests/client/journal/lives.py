@@ -12,12 +12,12 @@ import sys
 from contextlib import closing
 from math import inf
 
-from onefold._kernel.borrow import borrowing
+from onefold._client.journal import Journal, Named
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.client.journal import Journal, Named
-from onefold.db.connect import sync_database
+from onefold.db._connect import sync_database
 
 HASH = b"h" * 16
 TARGET = "POST https://bank.example/payments"
@@ -36,7 +36,7 @@ class Hasty(Journal):
             await Batch((Boundary.BEGIN, self._sql.insert(intent, fresh, fingerprint, target), Boundary.COMMIT))
             return Named(fresh, known=False)
 
-        return await borrowing(work)
+        return await with_connection(work)
 
 
 class Unwritten(Journal):
@@ -60,12 +60,12 @@ def live(address: str, kind: str) -> None:
         print("ready", flush=True)
         for line in sys.stdin:
             verb, intent = line.split()
-            lane = ThreadLane(database)
-            named = run(journal.claim(intent, HASH, TARGET), lane)
+            executor = ThreadExecutor(database)
+            named = run(journal.claim(intent, HASH, TARGET), executor)
             print(named.key, named.known, flush=True)
             if verb == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            lane.abandon()
+            executor.abandon()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from math import inf
 
 import pytest
 
+from onefold._client.journal import Journal, Named
 from onefold._kernel.effects import Discard
-from onefold.client.journal import Journal, Named
 from onefold.errors import StoreError
-from onefold.testing.crash import Act, Boundaries, Crossing, lose_connection, never_struck, strikes
+from tests.client.journal.backends import HASH, PAY, TARGET, Backend
 from tests.client.journal.lives import Unwritten
-from tests.client.journal.worlds import HASH, PAY, TARGET, World
+from tests.support.crash import Act, Boundaries, Crossing, lose_connection, never_struck, strikes
 
 
 class Killed(BaseException):
@@ -37,20 +37,20 @@ class Careless(Unwritten):
         return named
 
 
-async def broken(world: World, make: Callable[[], Journal], act: Act) -> list[str]:
+async def broken(backend: Backend, make: Callable[[], Journal], act: Act) -> list[str]:
     """Strike everywhere; the crossings after which a key was lost, or an intent had two."""
     wrong, struck, counted = [], [], []
     for strike in strikes(act):
-        await world.change("DELETE FROM onefold_intent")
+        await backend.change("DELETE FROM onefold_intent")
         boundaries = Boundaries(strike)
         handed_out: list[str] = []
         for _ in range(2):
             try:
-                named = await world.flow(make().claim(PAY, HASH, TARGET), boundaries.around_async(world.database))
+                named = await backend.flow(make().claim(PAY, HASH, TARGET), boundaries.around_async(backend.database))
                 handed_out.append(named.key)
             except (StoreError, Killed):
                 pass
-        last = await world.claim(world.journal())
+        last = await backend.claim(backend.journal())
         if {*handed_out, last.key} != {last.key} or last.known < bool(handed_out):
             wrong.append(f"{strike.struck}: {handed_out} {last}")
         if strike.struck is None:
@@ -63,9 +63,9 @@ async def broken(world: World, make: Callable[[], Journal], act: Act) -> list[st
 
 
 @pytest.mark.parametrize("act", [lose_connection, kill], ids=["lost", "killed"])
-async def test_wherever_it_is_struck_a_claim_loses_no_key(world: World, act: Act) -> None:
-    assert await broken(world, world.journal, act) == []
+async def test_wherever_it_is_struck_a_claim_loses_no_key(backend: Backend, act: Act) -> None:
+    assert await broken(backend, backend.journal, act) == []
 
 
-async def test_control_a_key_handed_out_before_commit_is_seen_to_be_lost(on_postgres: World) -> None:
+async def test_control_a_key_handed_out_before_commit_is_seen_to_be_lost(on_postgres: Backend) -> None:
     assert await broken(on_postgres, lambda: Careless("postgres"), lose_connection) != []

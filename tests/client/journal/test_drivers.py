@@ -11,51 +11,51 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._kernel.borrow import borrowing
+from onefold._client.journal import Named, counts, forget, prepare
+from onefold._client.journal.sql import STATEMENTS
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
-from onefold.client.journal import Named, counts, forget, prepare
-from onefold.client.journal.sql import STATEMENTS
 from onefold.errors import IntentReused, StoreBusy
-from tests.client.journal.worlds import DAY_S, HASH, PAY, TARGET, World
+from tests.client.journal.backends import DAY_S, HASH, PAY, TARGET, Backend
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture(params=[*SQLITE_ASYNC, *POSTGRES_ASYNC])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     if request.param in SQLITE_ASYNC:
         driver, address = SQLITE_ASYNC[request.param], str(request.getfixturevalue("sqlite_path"))
     else:
         driver, address = POSTGRES_ASYNC[request.param], request.getfixturevalue("postgres_dsn")
-    async with opened(driver(address, 5.0)) as world:
-        yield world
+    async with opened(driver(address, 5.0)) as backend:
+        yield backend
 
 
 @asynccontextmanager
-async def opened(driver: AbstractAsyncContextManager[Any]) -> AsyncIterator[World]:
+async def opened(driver: AbstractAsyncContextManager[Any]) -> AsyncIterator[Backend]:
     async with driver as subject:
-        world = World(subject.database)
-        await world.flow(prepare(world.dialect))
-        yield world
+        backend = Backend(subject.database)
+        await backend.flow(prepare(backend.dialect))
+        yield backend
 
 
-async def test_intents_are_claimed_left_answered_listed_swept_and_forgotten(world: World) -> None:
-    journal = world.journal()
-    assert await world.claim(journal) == Named("key-1", known=False)
-    assert await world.claim(journal) == Named("key-1", known=True)
+async def test_intents_are_claimed_left_answered_listed_swept_and_forgotten(backend: Backend) -> None:
+    journal = backend.journal()
+    assert await backend.claim(journal) == Named("key-1", known=False)
+    assert await backend.claim(journal) == Named("key-1", known=True)
     with pytest.raises(IntentReused):
-        await world.claim(journal, fingerprint=b"o" * 20)
-    await world.flow(journal.leave(PAY, "timeout"))
-    [row] = await world.listed()
+        await backend.claim(journal, fingerprint=b"o" * 20)
+    await backend.flow(journal.leave(PAY, "timeout"))
+    [row] = await backend.listed()
     assert (row.intent, row.key, row.reason, row.tries) == (PAY, "key-1", "timeout", 2)
-    await world.flow(journal.resolve(PAY, 201))
-    found = await world.flow(counts(world.dialect))
+    await backend.flow(journal.resolve(PAY, 201))
+    found = await backend.flow(counts(backend.dialect))
     assert (found.unresolved, found.resolved, found.oldest_s) == (0, 1, None)
-    await world.age(PAY, 2 * DAY_S)
-    assert await world.flow(journal.sweep()) == 1
-    await world.claim(journal)
-    assert await world.flow(forget(world.dialect, PAY)) is True
-    assert await world.listed(unresolved_only=False) == []
+    await backend.age(PAY, 2 * DAY_S)
+    assert await backend.flow(journal.sweep()) == 1
+    await backend.claim(journal)
+    assert await backend.flow(forget(backend.dialect, PAY)) is True
+    assert await backend.listed(unresolved_only=False) == []
 
 
 @pytest.mark.parametrize("driver", POSTGRES_ASYNC)
@@ -63,9 +63,9 @@ async def test_a_table_that_somebody_has_locked_is_waited_for_until_the_deadline
     driver: str, postgres_dsn: str
 ) -> None:
     """As a migration does, or an operator whose transaction is still open in a terminal."""
-    async with opened(POSTGRES_ASYNC[driver](postgres_dsn, 5.0)) as world:
-        journal = world.journal()
-        await world.claim(journal)
+    async with opened(POSTGRES_ASYNC[driver](postgres_dsn, 5.0)) as backend:
+        journal = backend.journal()
+        await backend.claim(journal)
         operator = await asyncpg.connect(postgres_dsn)
         try:
             await operator.execute("BEGIN; LOCK TABLE onefold_intent IN ACCESS EXCLUSIVE MODE")
@@ -74,12 +74,12 @@ async def test_a_table_that_somebody_has_locked_is_waited_for_until_the_deadline
                 journal.resolve(PAY, 201, until=time.monotonic() + 0.2),
             ):
                 with pytest.raises(StoreBusy):
-                    await asyncio.wait_for(world.flow(flow), PATIENCE_S)
+                    await asyncio.wait_for(backend.flow(flow), PATIENCE_S)
             await operator.execute("ROLLBACK")
         finally:
             await operator.close()
-        await world.flow(journal.resolve(PAY, 201, until=time.monotonic() + PATIENCE_S))
-        assert await world.unresolved() == []
+        await backend.flow(journal.resolve(PAY, 201, until=time.monotonic() + PATIENCE_S))
+        assert await backend.unresolved() == []
 
 
 @pytest.mark.parametrize(("own", "expected"), [("0", "3s"), ("50ms", "50ms"), ("1h", "3s"), ("3s", "3s")])
@@ -91,6 +91,6 @@ async def test_a_shorter_limit_that_the_role_has_for_locks_is_kept(postgres_dsn:
         await Batch((Boundary.ROLLBACK,))
         return found
 
-    async with opened(POSTGRES_ASYNC["asyncpg"](postgres_dsn, 5.0)) as world:
-        [[found]] = await world.flow(borrowing(find))
+    async with opened(POSTGRES_ASYNC["asyncpg"](postgres_dsn, 5.0)) as backend:
+        [[found]] = await backend.flow(with_connection(find))
     assert found == expected

@@ -9,13 +9,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from onefold._client.journal import Journal, prepare
 from onefold._kernel.effects import Boundary, Statement, Step
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
-from onefold.client.journal import Journal, prepare
-from onefold.db.connect import sync_database
-from tests.client.journal.worlds import HASH, PAY, TARGET
+from onefold.db._connect import sync_database
+from tests.client.journal.backends import HASH, PAY, TARGET
 
 ASK = {
     "sqlite": Statement("PRAGMA synchronous"),
@@ -25,7 +25,7 @@ ASK = {
 FULL, NORMAL = 2, 1
 
 
-class Watching(ThreadLane[object]):
+class Watching(ThreadExecutor[object]):
     """Asks, in every transaction and just before it ends, how it will be flushed."""
 
     __slots__ = ("_ask", "seen")
@@ -47,13 +47,13 @@ class Watching(ThreadLane[object]):
 def flushes(address: str) -> tuple[object, object, object, object]:
     """How these are flushed: a first claim, a second one, a call that was left, and one that was answered."""
     with closing(sync_database(address)) as database:
-        run(prepare(database.dialect), ThreadLane(database))
-        lane, journal = Watching(database), Journal(database.dialect)
-        run(journal.claim(PAY, HASH, TARGET), lane)
-        run(journal.claim(PAY, HASH, TARGET), lane)
-        run(journal.leave(PAY, "timeout"), lane)
-        run(journal.resolve(PAY, 201), lane)
-    first, second, left, answered = lane.seen
+        run(prepare(database.dialect), ThreadExecutor(database))
+        executor, journal = Watching(database), Journal(database.dialect)
+        run(journal.claim(PAY, HASH, TARGET), executor)
+        run(journal.claim(PAY, HASH, TARGET), executor)
+        run(journal.leave(PAY, "timeout"), executor)
+        run(journal.resolve(PAY, 201), executor)
+    first, second, left, answered = executor.seen
     return first, second, left, answered
 
 
@@ -73,8 +73,8 @@ def test_on_postgres_a_claim_waits_for_the_disk_whatever_the_default(
 
 def test_the_setting_ends_with_its_transaction(postgres_dsn: str) -> None:
     with closing(sync_database(postgres_dsn)) as database:
-        run(prepare(database.dialect), ThreadLane(database))
-        run(Journal(database.dialect).resolve(PAY, 201), ThreadLane(database))
+        run(prepare(database.dialect), ThreadExecutor(database))
+        run(Journal(database.dialect).resolve(PAY, 201), ThreadExecutor(database))
         connection = database.acquire()
         assert connection.fetch(ASK["postgres"]) == [("on",)]
         connection.release()

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from onefold._client.journal import Journal, Named
+from onefold._client.journal.flow import BUSY_S_MAX, CLAIM_S_MAX
+from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Effect, Fetch, Now, Release
-from onefold.client.journal import Journal, Named
-from onefold.client.journal.flow import BUSY_S_MAX, CLAIM_S_MAX
-from onefold.client.journal.sql import STATEMENTS
 from onefold.errors import ConnectionLost, IntentReused, StoreBusy
-from onefold.testing.scripts import ScriptDiffers, Turn, play
-from tests.client.journal.worlds import HASH, PAY, TARGET
+from tests.client.journal.backends import HASH, PAY, TARGET
+from tests.support.scripts import ScriptDiffers, Turn, play
 
 SQL = STATEMENTS["sqlite"]
 BEGIN = Batch((Boundary.BEGIN,))

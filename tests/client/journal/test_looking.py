@@ -7,74 +7,74 @@ from typing import Any
 
 import pytest
 
+from onefold._app import MIGRATIONS as ALL
+from onefold._client.journal import Journal, Summary, counts, forget, intent_of, intents, prepare
+from onefold._client.journal.schema import MIGRATIONS
+from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Flow
-from onefold._kernel.lanes import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.client.journal import Journal, Summary, counts, forget, intent_of, intents, prepare
-from onefold.client.journal.schema import MIGRATIONS
-from onefold.client.journal.sql import STATEMENTS
-from onefold.db.connect import sync_database
-from onefold.db.migrate import migrate
-from onefold.db.postgres import rendered
+from onefold.db._connect import sync_database
+from onefold.db._migrations import migrate
+from onefold.db._postgres import rendered
 from onefold.errors import ConfigurationError, SchemaMissing
-from onefold.face import MIGRATIONS as ALL
-from tests.client.journal.worlds import HASH, PAY, TARGET, World
+from tests.client.journal.backends import HASH, PAY, TARGET, Backend
 
 
-async def test_intents_are_listed_in_pages_the_oldest_first(world: World) -> None:
-    journal = world.journal()
+async def test_intents_are_listed_in_pages_the_oldest_first(backend: Backend) -> None:
+    journal = backend.journal()
     names = [f"i{number}" for number in (3, 1, 4, 5, 9)]
     for name in names:
-        await world.claim(journal, name)
-    await world.flow(journal.resolve("i4", 200))
-    assert await world.unresolved() == ["i3", "i1", "i5", "i9"]
+        await backend.claim(journal, name)
+    await backend.flow(journal.resolve("i4", 200))
+    assert await backend.unresolved() == ["i3", "i1", "i5", "i9"]
     seen: list[str] = []
     after = None
-    while page := await world.flow(intents(world.dialect, False, 2, after)):
+    while page := await backend.flow(intents(backend.dialect, False, 2, after)):
         assert len(page) <= 2
         seen += [each.intent for each in page]
         after = page[-1].position
-        await world.flow(forget(world.dialect, page[-1].intent))  # a page is found also when the last one is gone
+        await backend.flow(forget(backend.dialect, page[-1].intent))  # a page is found also when the last one is gone
     assert seen == names
 
 
-async def test_an_intent_is_shown_with_all_that_is_known_of_it(world: World) -> None:
-    assert await world.flow(intent_of(world.dialect, PAY)) is None
-    await world.claim(world.journal())
-    await world.age(PAY, 100)
-    found = await world.flow(intent_of(world.dialect, PAY))
+async def test_an_intent_is_shown_with_all_that_is_known_of_it(backend: Backend) -> None:
+    assert await backend.flow(intent_of(backend.dialect, PAY)) is None
+    await backend.claim(backend.journal())
+    await backend.age(PAY, 100)
+    found = await backend.flow(intent_of(backend.dialect, PAY))
     assert (found.key, found.target, found.tries, found.reason, found.status) == ("key-1", TARGET, 1, None, None)
     assert 100 <= found.age_s < 200
     assert found.resolved_ms is None
-    assert [found.position] == [each.position for each in await world.listed()]
+    assert [found.position] == [each.position for each in await backend.listed()]
 
 
-async def test_counts_tell_how_many_and_how_old_and_stop_at_a_limit(world: World) -> None:
-    assert await world.flow(counts(world.dialect)) == Summary(0, 0, None, cut=False)
-    journal = world.journal()
+async def test_counts_tell_how_many_and_how_old_and_stop_at_a_limit(backend: Backend) -> None:
+    assert await backend.flow(counts(backend.dialect)) == Summary(0, 0, None, cut=False)
+    journal = backend.journal()
     for name in ("a", "b", "c"):
-        await world.claim(journal, name)
-    await world.flow(journal.resolve("a", 200))
-    await world.age("b", 50)
-    found = await world.flow(counts(world.dialect))
+        await backend.claim(journal, name)
+    await backend.flow(journal.resolve("a", 200))
+    await backend.age("b", 50)
+    found = await backend.flow(counts(backend.dialect))
     assert (found.unresolved, found.resolved, found.cut) == (2, 1, False)
     assert 50 <= found.oldest_s < 100
-    assert (await world.flow(counts(world.dialect, 2))).cut is True
+    assert (await backend.flow(counts(backend.dialect, 2))).cut is True
 
 
-async def test_what_is_not_there_cannot_be_forgotten(world: World) -> None:
-    await world.claim(world.journal())
-    assert await world.flow(forget(world.dialect, "pay:ord-43")) is False
-    assert await world.unresolved() == [PAY]
+async def test_what_is_not_there_cannot_be_forgotten(backend: Backend) -> None:
+    await backend.claim(backend.journal())
+    assert await backend.flow(forget(backend.dialect, "pay:ord-43")) is False
+    assert await backend.unresolved() == [PAY]
 
 
 @pytest.mark.parametrize("limit", [0, 1001])
-async def test_a_page_has_bounds(world: World, limit: int) -> None:
+async def test_a_page_has_bounds(backend: Backend, limit: int) -> None:
     with pytest.raises(ConfigurationError, match=f"limit={limit}"):
-        await world.flow(intents(world.dialect, True, limit))
+        await backend.flow(intents(backend.dialect, True, limit))
 
 
-async def test_no_statement_reads_the_whole_journal(on_postgres: World) -> None:
+async def test_no_statement_reads_the_whole_journal(on_postgres: Backend) -> None:
     await on_postgres.change(
         "INSERT INTO onefold_intent (intent, key, fingerprint, target, resolved_at) "
         "SELECT 'i' || n, 'k' || n, '', '', CASE WHEN n % 1000 > 0 THEN now() END FROM generate_series(1, 20000) AS n"
@@ -103,7 +103,7 @@ def asked(address: str, *flows: Any) -> Any:
     with closing(sync_database(address)) as database:
         for flow in flows:
             made: Flow[Any] = flow(database.dialect)
-            answer = run(made, ThreadLane(database))
+            answer = run(made, ThreadExecutor(database))
     return answer
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold.client.journal import default_journal, made_private
+from onefold._client.journal import default_journal, made_private
 from onefold.errors import ConfigurationError
 
 

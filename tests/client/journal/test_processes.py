@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from onefold._kernel.lanes import ThreadLane
+from onefold._client.journal import prepare
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.client.journal import prepare
-from onefold.db.connect import sync_database
-from tests.patience import PATIENCE_S
+from onefold.db._connect import sync_database
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 PROCESSES = 3
@@ -31,7 +31,7 @@ INTENTS = 40
 def journal(address: str) -> str:
     """The address of a journal."""
     with closing(sync_database(address)) as database:
-        run(prepare(database.dialect), ThreadLane(database))
+        run(prepare(database.dialect), ThreadExecutor(database))
     return address
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from onefold._kernel.lanes import TaskLane
+from onefold._app import MIGRATIONS
+from onefold._client.journal import Journal
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
-from onefold.client.journal import Journal
-from onefold.db.migrate import migrate
+from onefold.db._migrations import migrate
 from onefold.errors import OnefoldError
-from onefold.face import MIGRATIONS
 from onefold.testing.servers import PrivatePostgres
 from tests.db.test_server_log import OPENED, log_of
 
@@ -34,17 +34,17 @@ async def test_a_refused_claim_leaves_no_key_in_the_log(talkative: PrivatePostgr
     dsn = talkative.fresh_database()
     journal = Journal("postgres", new_key=lambda: "hunter2-key")
     async with OPENED[name](dsn) as (database, _):
-        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskLane(database))
-        known = await run_async(journal.claim("pay:1", b"f" * 16, "POST hunter2-target"), TaskLane(database))
+        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
+        known = await run_async(journal.claim("pay:1", b"f" * 16, "POST hunter2-target"), TaskExecutor(database))
         with psycopg.connect(dsn, autocommit=True) as connection:
             for sql in REFUSING:
                 connection.execute(sql.encode())
         before = len(log_of(talkative))
         for intent in ("pay:1", "pay:2"):  # a known intent, and a new one
             with pytest.raises(OnefoldError):
-                await run_async(journal.claim(intent, b"f" * 16, "POST hunter2-target"), TaskLane(database))
+                await run_async(journal.claim(intent, b"f" * 16, "POST hunter2-target"), TaskExecutor(database))
         with pytest.raises(OnefoldError):
-            await run_async(journal.leave("pay:1", "hunter2-reason"), TaskLane(database))
+            await run_async(journal.leave("pay:1", "hunter2-reason"), TaskExecutor(database))
     assert known.key == "hunter2-key"
     log = log_of(talkative)[before:]
     assert "the journal is closed" in log

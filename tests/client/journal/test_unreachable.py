@@ -13,8 +13,9 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import onefold
 from onefold import Retrying
+from onefold.clients import options
 from onefold.errors import StoreBusy
-from onefold.testing.scripted import Answer, ScriptedServer
+from onefold.testing.scripted_server import Answer, ScriptedServer
 from tests.client.http.clients import KINDS, Kind
 
 
@@ -48,7 +49,7 @@ async def test_a_call_waits_for_its_journal_no_longer_than_its_deadline(kind: Ki
     with ScriptedServer([Answer(200)]) as server:
         async with journal_of(given, kind, mute) as journal, kind.opened(Retrying(journal=journal)) as caller:
             refused = pytest.raises(StoreBusy, match="no connection to the key journal")
-            with onefold.options(deadline_s=0.3), onefold.intent("pay:1"), refused:
+            with options(deadline_s=0.3), onefold.intent("pay:1"), refused:
                 await caller.send("POST", server.url)
     assert server.requests == []
 

@@ -15,10 +15,10 @@ import stripe
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._kernel.events import RetryPlanned
+from onefold._kernel.telemetry import RetryPlanned
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted import Answer, Reset, ScriptedServer, Stall
-from onefold.testing.waiting import no_waiting
+from onefold.testing.no_waiting import no_waiting
+from onefold.testing.scripted_server import Answer, Reset, ScriptedServer, Stall
 from tests.client.http.test_keys import keys, noted
 from tests.client.sdks.customer import (
     ANSWERS,
@@ -32,7 +32,7 @@ from tests.client.sdks.customer import (
     stripe_client,
     talk,
 )
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 BUSY = Answer(503, b"{}", JSON)
 ONCE = RetryPolicy(attempts_max=1, budget=None, breaker=None)

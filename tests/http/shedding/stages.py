@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import Any
 
+from onefold._http.asgi import Application, Message, Receive, Send
+from onefold._http.wsgi import Application as WsgiApplication
+from onefold._http.wsgi import Environ, StartResponse
 from onefold._kernel import deadlines
-from onefold.http.asgi import Application, Message, Receive, Send
-from onefold.http.wsgi import Application as WsgiApplication
-from onefold.http.wsgi import Environ, StartResponse
-from onefold.policy.limiter import Sample
-from tests.patience import PATIENCE_S
+from onefold._policy.limiter import Sample
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass(slots=True)

@@ -11,15 +11,16 @@ import pytest
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
-from onefold import Request, Shedding, shed_asgi
-from onefold._kernel.events import Event, LimitMoved, Shed
+from onefold import Request
+from onefold._http.asgi import Receive, Send
+from onefold._http.shedding.admission_controller import AdmissionController
+from onefold._http.shedding.asgi import SheddingMiddleware
+from onefold._kernel.telemetry import Event, LimitMoved, Shed
+from onefold._policy.limiter import LimiterConfig, Sample
 from onefold.errors import ProgrammerError
-from onefold.http.asgi import Receive, Send
-from onefold.http.shedding.asgi import SheddingMiddleware
-from onefold.http.shedding.reception import Reception
-from onefold.policy.limiter import LimiterTerms, Sample
+from onefold.shedding import Shedding, shed_asgi
 from tests.http.shedding.stages import Caller, Clock, Noted, Works, ask, asking, scope_of, settled
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
 
@@ -28,9 +29,9 @@ def level_of(request: Request) -> int:
     return int(request.header("x-level") or 0)
 
 
-def watched(app: Any, settings: Shedding = ONE, **how: Any) -> tuple[SheddingMiddleware, Reception]:
+def watched(app: Any, settings: Shedding = ONE, **how: Any) -> tuple[SheddingMiddleware, AdmissionController]:
     """The middleware, and what is behind its desk."""
-    reception = Reception(settings, **how)
+    reception = AdmissionController(settings, **how)
     return SheddingMiddleware(app, reception, settings), reception
 
 
@@ -218,7 +219,7 @@ async def test_a_handler_that_raises_gives_its_place_back_once(broken: Any) -> N
     for _ in range(5):
         with pytest.raises(Broken):
             await ask(app, "/")
-        assert reception.door.running == 0
+        assert reception.queue.running == 0
 
 
 async def test_an_application_that_answers_nothing_gives_its_place_back() -> None:
@@ -226,7 +227,7 @@ async def test_an_application_that_answers_nothing_gives_its_place_back() -> Non
 
     app, reception = watched(silent)
     assert (await ask(app, "/")).status == 0
-    assert reception.door.running == 0
+    assert reception.queue.running == 0
 
 
 async def test_a_client_that_cannot_be_sent_to_costs_no_place() -> None:
@@ -239,7 +240,7 @@ async def test_a_client_that_cannot_be_sent_to_costs_no_place() -> None:
 
     with pytest.raises(OSError, match="gone"):
         await app(scope_of("/x"), Caller().receive, send)
-    assert reception.door.running == 0
+    assert reception.queue.running == 0
 
 
 async def test_a_cancelled_waiter_is_forgotten_and_a_cancelled_runner_makes_room() -> None:
@@ -248,15 +249,15 @@ async def test_a_cancelled_waiter_is_forgotten_and_a_cancelled_runner_makes_room
     running, cancelled, next_one = asking(app, "/running", "/cancelled", "/next")
     await works.arrival()
     await settled()
-    assert reception.door.waiting == 2
+    assert reception.queue.waiting == 2
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
-    assert (reception.door.running, reception.door.waiting) == (1, 1)
+    assert (reception.queue.running, reception.queue.waiting) == (1, 1)
     running.cancel()
     assert await works.arrival() == "/next"
     works.let_go("/next")
     assert (await next_one).status == 200
-    assert reception.door.running == 0
+    assert reception.queue.running == 0
     assert works.ran == ["/running", "/next"]
 
 
@@ -269,13 +270,13 @@ async def test_who_is_cancelled_in_the_moment_of_entering_passes_its_place_on() 
     works.let_go("/running", "/next")
     while not running.done():
         await asyncio.sleep(0)
-        if reception.door.waiting == 1:  # told, and not yet gone on
+        if reception.queue.waiting == 1:  # told, and not yet gone on
             cancelled.cancel()
             break
     replies = await asyncio.gather(running, cancelled, next_one, return_exceptions=True)
     assert isinstance(replies[1], asyncio.CancelledError)
     assert works.ran == ["/running", "/next"]
-    assert (reception.door.running, reception.door.waiting) == (0, 0)
+    assert (reception.queue.running, reception.queue.waiting) == (0, 0)
 
 
 async def test_a_client_that_goes_away_in_the_queue_is_forgotten_and_its_work_is_not_done() -> None:
@@ -286,10 +287,10 @@ async def test_a_client_that_goes_away_in_the_queue_is_forgotten_and_its_work_is
     caller = Caller()
     leaving = asyncio.create_task(ask(app, "/leaving", caller=caller))
     await settled()
-    assert reception.door.waiting == 1
+    assert reception.queue.waiting == 1
     caller.gone.set()
     assert (await leaving).status == 0
-    assert reception.door.waiting == 0
+    assert reception.queue.waiting == 0
     works.let_go("/running")
     await running
     assert works.ran == ["/running"]
@@ -324,16 +325,16 @@ async def test_a_stream_keeps_its_place_until_its_first_byte_only() -> None:
                 return
 
     clock, law = Clock(), Noted()
-    terms = LimiterTerms(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
+    terms = LimiterConfig(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
     app, reception = watched(stream, Shedding(limit=terms, law=lambda: law), clock=clock)
     [task] = asking(app, "/stream")
     steps.put_nowait(b"")
     await settled()
-    assert reception.door.running == 1, "an empty part is no byte"
+    assert reception.queue.running == 1, "an empty part is no byte"
     clock.now += 2
     steps.put_nowait(b"first")
     await settled()
-    assert reception.door.running == 0
+    assert reception.queue.running == 0
     clock.now += 3600
     steps.put_nowait(b"end")
     assert (await task).body == b"firstend"
@@ -358,7 +359,7 @@ async def test_an_event_stream_gives_its_place_back_with_its_head() -> None:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = await http.get("/plain", headers={"request-timeout-ms": "5000"})
-                if reception.door.running == 0:
+                if reception.queue.running == 0:
                     break
         assert answer.status_code == 200
         silence.set()
@@ -368,9 +369,9 @@ async def test_an_event_stream_gives_its_place_back_with_its_head() -> None:
 # What the machines are told
 
 
-def machine(works: Any, clock: Clock) -> tuple[SheddingMiddleware, Reception, list[Sample]]:
+def machine(works: Any, clock: Clock) -> tuple[SheddingMiddleware, AdmissionController, list[Sample]]:
     law = Noted()
-    terms = LimiterTerms(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
+    terms = LimiterConfig(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
     app, reception = watched(works, Shedding(limit=terms, law=lambda: law), clock=clock)
     return app, reception, law.samples
 
@@ -388,7 +389,7 @@ async def test_latency_is_measured_without_the_wait() -> None:
     works.let_go("/second")
     await asyncio.gather(first, second)
     assert samples[0].mean_s == pytest.approx((3 + 0.5) / 2)
-    assert list(reception.door._shedder._latencies) == [3.0, 0.5]
+    assert list(reception.queue._shedder._latencies) == [3.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -479,7 +480,7 @@ async def test_a_limit_that_moves_is_told() -> None:
 
     works, told, clock = Works(), list[Event](), Clock()
     works.let_go("/")
-    settings = Shedding(limit=LimiterTerms(initial=3, most=5, gather_s=0.001, calls_least=1), law=Up)
+    settings = Shedding(limit=LimiterConfig(initial=3, most=5, gather_s=0.001, calls_least=1), law=Up)
     app, _ = watched(works, settings, listener=told.append, clock=clock)
     for _ in range(9):
         clock.now += 1

@@ -15,11 +15,12 @@ from fastapi import BackgroundTasks, FastAPI
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
-from onefold import AsyncOnefold, Shedding, shed_asgi, shed_wsgi, single_principal
+from onefold import AsyncOnefold, single_principal
 from onefold._kernel import deadlines
-from onefold._kernel.events import Event, Shed
+from onefold._kernel.telemetry import Event, Shed
+from onefold.shedding import Shedding, shed_asgi, shed_wsgi
 from tests.http.shedding.stages import Works, ask, asking
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
 

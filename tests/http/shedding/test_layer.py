@@ -15,18 +15,19 @@ import flask
 import pytest
 from fastapi import FastAPI
 
-from onefold import AsyncOnefold, Onefold, Shedding, shed_asgi, shed_wsgi
+from onefold import AsyncOnefold, Onefold
+from onefold._http.policy import Settings
 from onefold._kernel import deadlines
-from onefold._kernel.events import Claimed, Released, Shed
-from onefold.http.policy import Settings
+from onefold._kernel.telemetry import Claimed, Released, Shed
+from onefold.shedding import Shedding, shed_asgi, shed_wsgi
 from onefold.testing.servers import PrivatePostgres
-from tests.contract.plans import Gate, Plan
+from tests.contract.backends import CONNECTIONS_MAX, AsgiWorld, Backend, WsgiWorld
+from tests.contract.plans import Plan, RequestGuard
 from tests.contract.rows import ALL, ASGI, POSTGRES, WorldName
 from tests.contract.wire import looping
-from tests.contract.worlds import CONNECTIONS_MAX, AsgiWorld, World, WsgiWorld
 from tests.http.shedding.stages import until
 from tests.http.stages import Orders, account_of, calling, problem
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 FULL = Shedding(limit=1, queue_most=0, status=503)
 
@@ -65,7 +66,7 @@ class OutsideWsgiWorld(WsgiWorld):
         self._app = shed_wsgi(self._app, FULL, listener=self.events.append)
 
 
-Open = Callable[..., World]
+Open = Callable[..., Backend]
 
 
 @pytest.fixture(scope="module")
@@ -79,52 +80,52 @@ def open_world(
     request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop
 ) -> Iterator[Open]:
     """Opens a world whose application sheds, inside of the layer or outside."""
-    opened: list[World] = []
+    opened: list[Backend] = []
 
-    def open_one(name: WorldName, *, inside: bool = True) -> World:
+    def open_one(name: WorldName, *, inside: bool = True) -> Backend:
         address = str(tmp_path / "orders.db")
         if name in POSTGRES:
             server: PrivatePostgres = request.getfixturevalue("postgres")
             address = server.fresh_database()
-        world: World
+        backend: Backend
         if name in ASGI:
-            world = (ShedAsgiWorld if inside else OutsideAsgiWorld)(name, address, loop_thread)
+            backend = (ShedAsgiWorld if inside else OutsideAsgiWorld)(name, address, loop_thread)
         else:
-            world = (ShedWsgiWorld if inside else OutsideWsgiWorld)(name, address)
-        opened.append(world)
-        return world
+            backend = (ShedWsgiWorld if inside else OutsideWsgiWorld)(name, address)
+        opened.append(backend)
+        return backend
 
     yield open_one
-    for world in opened:
-        world.close()
+    for backend in opened:
+        backend.close()
 
 
-def check_replay_first(world: World) -> None:
-    assert world.post(key='"done"', plan=Plan(body=b"served before")).status == 201
-    gate = Gate()
-    running = world.start(key='"running"', plan=Plan(gate=gate, writes=False))  # SQLite has one write lock
-    gate.await_arrival()
+def check_replay_first(backend: Backend) -> None:
+    assert backend.post(key='"done"', plan=Plan(body=b"served before")).status == 201
+    guard = RequestGuard()
+    running = backend.start(key='"running"', plan=Plan(guard=guard, writes=False))  # SQLite has one write lock
+    guard.await_arrival()
     for _ in range(3):
-        replay = world.post(key='"done"')
+        replay = backend.post(key='"done"')
         assert (replay.status, replay.body, replay.replayed) == (201, b"served before", True)
-    assert world.post(key='"done"', body=b"other").status == 422
-    assert world.post(key='"running"').problem == "key-in-flight"
-    shed = world.post(key='"new"')
+    assert backend.post(key='"done"', body=b"other").status == 422
+    assert backend.post(key='"running"').problem == "key-in-flight"
+    shed = backend.post(key='"new"')
     assert (shed.status, shed.problem) == (503, "overloaded")
     assert 1 <= int(shed.header("retry-after") or 0) <= 5
-    gate.open()
+    guard.open()
     assert running.answer().status == 201
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_replays_are_served_while_new_work_is_shed(open_world: Open, name: WorldName) -> None:
-    world = open_world(name)
-    check_replay_first(world)
-    assert [event for event in world.events if isinstance(event, Shed)] == [Shed("queue full", 0)]
-    assert len(world.records()) == 2, "what was shed left a record"
-    later = world.post(key='"new"')
+    backend = open_world(name)
+    check_replay_first(backend)
+    assert [event for event in backend.events if isinstance(event, Shed)] == [Shed("queue full", 0)]
+    assert len(backend.records()) == 2, "what was shed left a record"
+    later = backend.post(key='"new"')
     assert (later.status, later.replayed) == (201, False)
-    assert world.rows() == ["book"] * 2
+    assert backend.rows() == ["book"] * 2
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -136,101 +137,101 @@ def test_the_check_finds_a_shedder_that_is_outside_of_the_layer(open_world: Open
 @pytest.mark.parametrize("status", [503, 429])
 @pytest.mark.parametrize("name", ALL)
 def test_a_refusal_is_not_stored_whatever_its_status(open_world: Open, name: WorldName, status: Any) -> None:
-    world: Any = open_world(name)
-    world.shedding_settings = Shedding(limit=1, queue_most=0, status=status)
-    gate = Gate()
-    running = world.start(key='"running"', plan=Plan(gate=gate, writes=False))  # SQLite has one write lock
-    gate.await_arrival()
-    assert [world.post(key='"new"').status for _ in range(3)] == [status] * 3
-    assert world.status_of('"new"')["state"] == "unknown"
-    assert [event for event in world.events if isinstance(event, Released)] != []
-    gate.open()
+    backend: Any = open_world(name)
+    backend.shedding_settings = Shedding(limit=1, queue_most=0, status=status)
+    guard = RequestGuard()
+    running = backend.start(key='"running"', plan=Plan(guard=guard, writes=False))  # SQLite has one write lock
+    guard.await_arrival()
+    assert [backend.post(key='"new"').status for _ in range(3)] == [status] * 3
+    assert backend.status_of('"new"')["state"] == "unknown"
+    assert [event for event in backend.events if isinstance(event, Released)] != []
+    guard.open()
     assert running.answer().status == 201
-    assert world.post(key='"new"').status == 201
-    assert world.events.count(Claimed("POST /orders", "replay")) == 0
-    assert len(world.records()) == 2
+    assert backend.post(key='"new"').status == 201
+    assert backend.events.count(Claimed("POST /orders", "replay")) == 0
+    assert len(backend.records()) == 2
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_expired_work_is_dropped_and_a_retry_with_time_runs(open_world: Open, name: WorldName) -> None:
-    world = open_world(name)
-    late = world.post(key='"k"', headers=(("request-timeout-ms", "0"),))
+    backend = open_world(name)
+    late = backend.post(key='"k"', headers=(("request-timeout-ms", "0"),))
     assert (late.status, late.problem) == (504, "deadline-passed")
-    assert not world.calls
+    assert not backend.calls
     seen: list[float | None] = []
 
     async def look(desk: Any) -> None:
         seen.append(deadlines.left_s())
 
-    retried = world.post(key='"k"', headers=(("request-timeout-ms", "60000"),), plan=Plan(acts=look))
+    retried = backend.post(key='"k"', headers=(("request-timeout-ms", "60000"),), plan=Plan(acts=look))
     assert (retried.status, retried.replayed) == (201, False)
     assert seen[0] is not None
     assert 0 < seen[0] <= 60
-    replay = world.post(key='"k"', headers=(("request-timeout-ms", "0"),))
+    replay = backend.post(key='"k"', headers=(("request-timeout-ms", "0"),))
     assert (replay.status, replay.replayed) == (201, True), "an answer that is there costs nothing, however late"
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_who_waits_inside_the_layer_runs_when_there_is_room(open_world: Open, name: WorldName) -> None:
-    world: Any = open_world(name)
-    world.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
-    gate = Gate()
-    first = world.start(key='"0"', plan=Plan(gate=gate, writes=False))
-    gate.await_arrival()
-    others = [world.start(key=f'"{number}"') for number in (1, 2, 3)]
-    until(lambda: world.events.count(Claimed("POST /orders", "run")) == 4)
-    assert len(world.calls) == 1
-    gate.open()
+    backend: Any = open_world(name)
+    backend.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
+    guard = RequestGuard()
+    first = backend.start(key='"0"', plan=Plan(guard=guard, writes=False))
+    guard.await_arrival()
+    others = [backend.start(key=f'"{number}"') for number in (1, 2, 3)]
+    until(lambda: backend.events.count(Claimed("POST /orders", "run")) == 4)
+    assert len(backend.calls) == 1
+    guard.open()
     assert [pending.answer().status for pending in (first, *others)] == [201] * 4
-    assert len(world.records()) == 4
+    assert len(backend.records()) == 4
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_who_waits_inside_the_layer_holds_neither_a_connection_nor_its_key(open_world: Open, name: WorldName) -> None:
-    world: Any = open_world(name)
-    world.shedding_settings = Shedding(limit=1, queue_most=CONNECTIONS_MAX, wait_most_s=60)
-    gate = Gate()
-    first = world.start(key='"0"', plan=Plan(gate=gate, writes=False))
-    gate.await_arrival()
+    backend: Any = open_world(name)
+    backend.shedding_settings = Shedding(limit=1, queue_most=CONNECTIONS_MAX, wait_most_s=60)
+    guard = RequestGuard()
+    first = backend.start(key='"0"', plan=Plan(guard=guard, writes=False))
+    guard.await_arrival()
     # As many as the pool has connections: were they held, nothing else could be claimed, nor even asked about.
-    others = [world.start(key=f'"{number}"') for number in range(1, CONNECTIONS_MAX + 1)]
-    until(lambda: world.events.count(Released("POST /orders", "waits for its turn")) == CONNECTIONS_MAX)
-    assert {world.status_of(f'"{number}"')["state"] for number in range(1, CONNECTIONS_MAX + 1)} == {"unknown"}
-    if world.is_postgres:
-        open_ones = world.sql("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+    others = [backend.start(key=f'"{number}"') for number in range(1, CONNECTIONS_MAX + 1)]
+    until(lambda: backend.events.count(Released("POST /orders", "waits for its turn")) == CONNECTIONS_MAX)
+    assert {backend.status_of(f'"{number}"')["state"] for number in range(1, CONNECTIONS_MAX + 1)} == {"unknown"}
+    if backend.is_postgres:
+        open_ones = backend.sql("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
         assert open_ones == [(1,)], "only the one that runs"
-    gate.open()
+    guard.open()
     assert [pending.answer().status for pending in (first, *others)] == [201] * (CONNECTIONS_MAX + 1)
-    assert len(world.records()) == len(world.calls) == CONNECTIONS_MAX + 1
+    assert len(backend.records()) == len(backend.calls) == CONNECTIONS_MAX + 1
 
 
-def aside(world: World, count: int) -> bool:
+def aside(backend: Backend, count: int) -> bool:
     """Whether so many have stepped aside."""
-    return world.events.count(Released("POST /orders", "waits for its turn")) == count
+    return backend.events.count(Released("POST /orders", "waits for its turn")) == count
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_of_two_that_wait_with_one_key_the_second_gets_the_answer_of_the_first(
     open_world: Open, name: WorldName
 ) -> None:
-    world: Any = open_world(name)
-    world.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
-    gate = Gate()
-    first = world.start(key='"0"', plan=Plan(gate=gate, writes=False))
-    gate.await_arrival()
+    backend: Any = open_world(name)
+    backend.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
+    guard = RequestGuard()
+    first = backend.start(key='"0"', plan=Plan(guard=guard, writes=False))
+    guard.await_arrival()
     twins = []
     for number in (1, 2):  # one after the other: while the first has its key claimed, the second is refused
-        twins.append(world.start(key='"twin"', plan=Plan(body=b"once")))
-        until(partial(aside, world, number))
-    gate.open()
+        twins.append(backend.start(key='"twin"', plan=Plan(body=b"once")))
+        until(partial(aside, backend, number))
+    guard.open()
     assert first.answer().status == 201
     answers = [twin.answer() for twin in twins]
     # Under WSGI a place is free before COMMIT: the second may meet the first's key, and is told to ask again.
-    answers = [world.post(key='"twin"') if answer.status == 409 else answer for answer in answers]
+    answers = [backend.post(key='"twin"') if answer.status == 409 else answer for answer in answers]
     assert [(answer.status, answer.body) for answer in answers] == [(201, b"once")] * 2
     assert sorted(answer.replayed for answer in answers) == [False, True]
-    assert len(world.calls) == 2
-    assert world.post(key='"later"').status == 201, "a place was not given back"
+    assert len(backend.calls) == 2
+    assert backend.post(key='"later"').status == 201, "a place was not given back"
 
 
 # Installed into frameworks
@@ -244,7 +245,7 @@ async def test_installed_into_fastapi_replays_come_first_and_other_routes_are_sh
     once = colour(orders.path, principal=account_of, shedding=Shedding(limit=1, queue_most=0, exempt=["/health"]))
     app = FastAPI()
     once.install(app)
-    entered, gate = asyncio.Event(), asyncio.Event()
+    entered, guard = asyncio.Event(), asyncio.Event()
 
     @app.post("/orders")
     @once.idempotent(writes=False)
@@ -254,7 +255,7 @@ async def test_installed_into_fastapi_replays_come_first_and_other_routes_are_sh
     @app.get("/slow")
     async def slow() -> str:
         entered.set()
-        await gate.wait()
+        await guard.wait()
         return "slow"
 
     app.get("/health")(lambda: "well")
@@ -268,7 +269,7 @@ async def test_installed_into_fastapi_replays_come_first_and_other_routes_are_sh
         assert problem(await client.get("/slow")) == "overloaded"
         assert (await client.get("/health")).json() == "well"
         assert (await client.get("/onefold/specification")).status_code == 200
-        gate.set()
+        guard.set()
         assert (await running).json() == "slow"
         assert (await client.post("/orders", key='"l"')).json() == "ordered"
     assert orders.records == 2

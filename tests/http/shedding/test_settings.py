@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from onefold import Shedding
+from onefold._policy.limiter import LimiterConfig
 from onefold.errors import ConfigurationError
-from onefold.policy.limiter import LimiterTerms
+from onefold.shedding import Shedding
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_what_is_out_of_range_is_refused_by_name(make: Callable[[], Any], messag
 
 
 def test_a_number_is_a_limit_that_stays() -> None:
-    assert Shedding(limit=7).limiter_terms == LimiterTerms(initial=7, least=7, most=7)
-    assert Shedding().limiter_terms == LimiterTerms()
+    assert Shedding(limit=7).limiter_config == LimiterConfig(initial=7, least=7, most=7)
+    assert Shedding().limiter_config == LimiterConfig()

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import uvicorn
 
-from onefold import Shedding, shed_asgi
-from onefold._kernel.events import Event, Shed
+from onefold._kernel.telemetry import Event, Shed
+from onefold.shedding import Shedding, shed_asgi
 from tests.http.shedding.stages import Works, reached, settled
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 LIMIT, QUEUE, CROWD = 4, 6, 60
 
@@ -57,14 +57,14 @@ async def test_of_a_crowd_those_are_served_that_fit_and_the_others_are_told_to_c
 async def test_a_client_that_hangs_up_in_the_queue_is_never_worked_for() -> None:
     works = Works()
     app: Any = shed_asgi(works, Shedding(limit=1, wait_most_s=60))
-    door = app._reception.door
+    queue = app._reception.queue
     async with serving(app) as http:
         running = asyncio.create_task(http.get("/running"))
         assert await works.arrival() == "/running"
         leaving = asyncio.create_task(http.get("/leaving"))
-        await reached(lambda: door.waiting == 1)
+        await reached(lambda: queue.waiting == 1)
         leaving.cancel()
-        await reached(lambda: door.waiting == 0)
+        await reached(lambda: queue.waiting == 0)
         works.let_go("/running", "/leaving")
         assert (await running).status_code == 200
     assert works.ran == ["/running"]

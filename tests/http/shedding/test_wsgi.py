@@ -9,15 +9,16 @@ from typing import Any
 import flask
 import pytest
 
-from onefold import Request, Shedding, shed_wsgi
+from onefold import Request
+from onefold._http.shedding.admission_controller import AdmissionController
+from onefold._http.shedding.wsgi import SheddingMiddleware
+from onefold._http.wsgi import Environ, StartResponse
 from onefold._kernel import deadlines
-from onefold._kernel.events import Event, Shed
-from onefold.http.shedding.reception import Reception
-from onefold.http.shedding.wsgi import SheddingMiddleware
-from onefold.http.wsgi import Environ, StartResponse
-from onefold.policy.limiter import LimiterTerms
+from onefold._kernel.telemetry import Event, Shed
+from onefold._policy.limiter import LimiterConfig
+from onefold.shedding import Shedding, shed_wsgi
 from tests.http.shedding.stages import Clock, Noted, ThreadWorks, ask_thread, asking_threads, until
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
 
@@ -26,8 +27,8 @@ def level_of(request: Request) -> int:
     return int(request.header("x-level") or 0)
 
 
-def watched(app: Any, settings: Shedding = ONE, **how: Any) -> tuple[SheddingMiddleware, Reception]:
-    reception = Reception(settings, **how)
+def watched(app: Any, settings: Shedding = ONE, **how: Any) -> tuple[SheddingMiddleware, AdmissionController]:
+    reception = AdmissionController(settings, **how)
     return SheddingMiddleware(app, reception, settings), reception
 
 
@@ -42,7 +43,7 @@ def test_no_more_threads_run_than_the_limit_allows_and_all_are_served(late: bool
         works.let_go(path)
     assert {future.result(PATIENCE_S).status for future in crowd} == {200}
     assert works.peak == 3
-    until(lambda: reception.door.running == 0)
+    until(lambda: reception.queue.running == 0)
 
 
 def test_threads_that_race_freely_leave_nothing_behind() -> None:
@@ -58,7 +59,7 @@ def test_threads_that_race_freely_leave_nothing_behind() -> None:
     assert set(statuses) <= {200, 503}
     assert statuses.count(200) == len(works.ran)
     assert works.peak <= 2
-    assert (reception.door.running, reception.door.waiting) == (0, 0)
+    assert (reception.queue.running, reception.queue.waiting) == (0, 0)
 
 
 def test_the_queue_is_bounded_the_most_important_enter_first_and_the_displaced_are_told() -> None:
@@ -67,9 +68,9 @@ def test_the_queue_is_bounded_the_most_important_enter_first_and_the_displaced_a
     [running] = asking_threads(app, "/running")
     works.arrival()
     [low] = asking_threads(app, "/low", headers={"x-level": "-1"})
-    until(lambda: reception.door.waiting == 1)
+    until(lambda: reception.queue.waiting == 1)
     [normal] = asking_threads(app, "/normal")
-    until(lambda: reception.door.waiting == 2)
+    until(lambda: reception.queue.waiting == 2)
     [high] = asking_threads(app, "/high", headers={"x-level": "1"})
     displaced = low.result(PATIENCE_S)
     assert (displaced.status, displaced.problem) == (503, "overloaded")
@@ -126,22 +127,22 @@ def test_a_handler_that_raises_gives_its_place_back_once(broken: Callable[..., I
     for _ in range(5):
         with pytest.raises(Broken):
             ask_thread(app, "/")
-        assert reception.door.running == 0
+        assert reception.queue.running == 0
 
 
 def test_an_answer_that_is_closed_unread_gives_its_place_back() -> None:
     app, reception = watched(ThreadWorks(late=True))
     answer: Any = app({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *given: lambda data: None)
-    assert reception.door.running == 1
+    assert reception.queue.running == 1
     answer.close()
-    assert reception.door.running == 0
+    assert reception.queue.running == 0
 
 
 def test_a_thread_that_is_interrupted_in_the_queue_leaves_it() -> None:
     works, interrupts = ThreadWorks(), [KeyboardInterrupt]
 
     def clock() -> float:
-        if reception.door.waiting and interrupts:
+        if reception.queue.waiting and interrupts:
             raise interrupts.pop()
         return time.monotonic()
 
@@ -150,7 +151,7 @@ def test_a_thread_that_is_interrupted_in_the_queue_leaves_it() -> None:
     works.arrival()
     with pytest.raises(KeyboardInterrupt):
         ask_thread(app, "/interrupted")
-    assert (reception.door.running, reception.door.waiting) == (1, 0)
+    assert (reception.queue.running, reception.queue.waiting) == (1, 0)
     works.let_go("/running")
     assert running.result(PATIENCE_S).status == 200
 
@@ -163,13 +164,13 @@ def test_a_stream_keeps_its_place_until_its_first_byte_and_an_event_stream_until
         yield b"second"
 
     clock, law = Clock(), Noted()
-    terms = LimiterTerms(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
+    terms = LimiterConfig(initial=1, least=1, most=1, gather_s=0.001, calls_least=1)
     app, reception = watched(stream, Shedding(limit=terms, law=lambda: law), clock=clock)
     for kind, held in (("text/csv", [True, False, False]), ("text/event-stream", [False, False, False])):
         found = []
         chunks = app({"REQUEST_METHOD": "GET", "PATH_INFO": f"/{kind}"}, lambda *given: lambda data: None)
         for _ in chunks:
-            found.append(reception.door.running == 1)
+            found.append(reception.queue.running == 1)
             clock.now += 10
         assert found == held
         chunks.close()  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 NOBODY = 65_534
 AS_ROOT = os.geteuid() == 0

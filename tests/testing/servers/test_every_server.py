@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from onefold.errors import ProgrammerError
-from onefold.testing.proxy import HOST
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers import (
     PrivateKafka,
     PrivateNats,
@@ -25,7 +25,7 @@ from onefold.testing.servers import (
     ServerUnavailable,
 )
 from onefold.testing.servers.process import Launch
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
 from tests.testing.servers.processes import children, ends, family, is_alive, mentioning, run
 

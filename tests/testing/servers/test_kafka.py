@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from onefold.errors import ConfigurationError
 from onefold.testing.servers import GivenKafka, PrivateKafka, kafka_cluster
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def producer(cluster: PrivateKafka | GivenKafka) -> Producer:

@@ -20,7 +20,7 @@ import pytest
 
 import onefold
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.testing.proxy import HOST
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers import (
     Installation,
     PrivatePostgres,
@@ -29,7 +29,7 @@ from onefold.testing.servers import (
     find_installation,
     wheel_folder,
 )
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.testing.servers.processes import AS_ROOT, NOBODY, children, ends, family, is_alive, parent, run, users
 
 

@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
-from onefold._kernel.borrow import borrowing
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
-from onefold._kernel.lanes import TaskLane
+from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Confirm, Delivery, Message, Origin, name_apart, received, write
 from onefold._kernel.ports import AsyncDatabase, SubscriptionSeen
 from onefold._kernel.runners import run_async
-from onefold._kernel.signals import News
 from onefold._kernel.topics import is_pattern, matches
-from onefold.brokers.local.sql import STATEMENTS
+from onefold._kernel.wakeup_signals import News
+from onefold.brokers.local._sql import STATEMENTS
 from onefold.errors import BrokerUnavailable, ConfigurationError, StoreBusy, StoreError, TopicNotSubscribed
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class LocalBroker:
         give_up_at = time.monotonic() + BUSY_S_MAX
         while True:
             try:
-                return await run_async(borrowing(work), TaskLane(self._database))
+                return await run_async(with_connection(work), TaskExecutor(self._database))
             except StoreError as error:
                 # A lock that somebody holds (on SQLite there is only one) is no outage: it is worth waiting for.
                 if not isinstance(error, StoreBusy) or time.monotonic() >= give_up_at:

@@ -6,7 +6,7 @@ the message's id and source as `Nats-Msg-Id`, so what is sent twice within the s
 A connection that is lost is not waited for: whoever needs one next makes a new one, or is told BrokerUnavailable.
 """
 
-from onefold.brokers.nats.broker import NatsBroker
-from onefold.brokers.nats.subscription import NatsSubscription
+from onefold.brokers.nats._broker import NatsBroker
+from onefold.brokers.nats._subscription import NatsSubscription
 
 __all__ = ["NatsBroker", "NatsSubscription"]

@@ -25,18 +25,18 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from onefold._kernel.effects import Row, Statement, Step
-from onefold.db.errands import Errands
-from onefold.db.leaving import PAUSE_S, TIMES, is_end
-from onefold.db.postgres import FIND_TABLES, Place
-from onefold.db.sqlalchemy.errors import not_connected
-from onefold.db.sqlalchemy.over_sqlite import OverSqlite
-from onefold.db.sqlalchemy.pools import PoolOfLoop, PoolOfProcess
-from onefold.db.sqlalchemy.sessions import Factory, Sessions, tx_of
-from onefold.db.sqlalchemy.strangers import Guard, guard_engine
-from onefold.db.sqlalchemy.verbs import SqlalchemyConnection
-from onefold.db.sqlalchemy.watching import watch
-from onefold.db.sqlite.locks import lock_file
-from onefold.db.sqlite.version import check_version
+from onefold.db._left_running import PAUSE_S, TIMES, is_end
+from onefold.db._postgres import FIND_TABLES, Place
+from onefold.db._shielded import Shielded
+from onefold.db.sqlalchemy._connection import SqlalchemyConnection
+from onefold.db.sqlalchemy._engine_events import watch
+from onefold.db.sqlalchemy._errors import not_connected
+from onefold.db.sqlalchemy._foreign_commits import Guard, guard_engine
+from onefold.db.sqlalchemy._pools import PoolOfLoop, PoolOfProcess
+from onefold.db.sqlalchemy._sessions import Factory, Sessions, tx_of
+from onefold.db.sqlalchemy._sqlite import OverSqlite
+from onefold.db.sqlite._locks import lock_file
+from onefold.db.sqlite._version import check_version
 from onefold.errors import ConfigurationError
 
 __all__ = [
@@ -114,7 +114,7 @@ class AsyncSqlalchemyDatabase:
         self._place = Place()
         self._pool = PoolOfLoop(engine.sync_engine)
         watch(engine.sync_engine)
-        self._errands = Errands()
+        self._errands = Shielded()
 
     def sessions(self, factory: Factory | None) -> Sessions:
         """The application's sessions, by its factory where it gave one."""
@@ -127,7 +127,7 @@ class AsyncSqlalchemyDatabase:
     async def acquire(self) -> AsyncSqlalchemyConnection:
         self._pool.check()
         # Many releases of SQLAlchemy, cancelled half-way, lose the connection they were about to hand out.
-        return await self._errands.run(self._take(), unheard=AsyncSqlalchemyConnection.release)
+        return await self._errands.run(self._take(), on_abandoned=AsyncSqlalchemyConnection.release)
 
     async def _take(self) -> AsyncSqlalchemyConnection:
         try:
@@ -149,7 +149,7 @@ class AsyncSqlalchemyConnection:
 
     __slots__ = ("_connection", "_errands", "_verbs")
 
-    def __init__(self, connection: AsyncConnection, verbs: SqlalchemyConnection, errands: Errands) -> None:
+    def __init__(self, connection: AsyncConnection, verbs: SqlalchemyConnection, errands: Shielded) -> None:
         self._connection = connection
         self._verbs = verbs
         self._errands = errands

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onefold._kernel.savepoints import UNDO_S_MAX
-from onefold.db.processes import Process
-from onefold.db.sqlite.connection import SqliteConnection
-from onefold.db.sqlite.errand import Errand
-from onefold.db.sqlite.errors import error_for
-from onefold.db.sqlite.guarded import GuardedConnection
-from onefold.db.sqlite.link import Link, Shared, make_private
-from onefold.db.sqlite.locks import KeyLocks, lock_file
-from onefold.db.sqlite.version import check_version
-from onefold.db.threads import LaneThread, ThreadedDatabase, call_until_done
+from onefold.db._fork_and_loop import Process
+from onefold.db._threaded import ConnectionThread, ThreadedDatabase, call_until_done
+from onefold.db.sqlite._connection import SqliteConnection
+from onefold.db.sqlite._errors import error_for
+from onefold.db.sqlite._file import Link, Shared, make_private
+from onefold.db.sqlite._guarded_connection import GuardedConnection
+from onefold.db.sqlite._interruptible import Interruptible
+from onefold.db.sqlite._locks import KeyLocks, lock_file
+from onefold.db.sqlite._version import check_version
 from onefold.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class AsyncSqlite:
 
     __slots__ = ("_connection", "_term", "_thread")
 
-    def __init__(self, connection: SqliteConnection, thread: LaneThread) -> None:
+    def __init__(self, connection: SqliteConnection, thread: ConnectionThread) -> None:
         self._connection = connection
         #: The transaction it is for. After it, and before the connection is gone, another would begin, and be lost.
         self._term = connection.term
@@ -158,7 +158,7 @@ class AsyncSqlite:
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do anything with the real connection, in one hop."""
-        errand = Errand(self._connection, self._term, work)
+        errand = Interruptible(self._connection, self._term, work)
         try:
             return await self._thread.run(errand)
         except (asyncio.CancelledError, GeneratorExit):

@@ -1,4 +1,4 @@
-"""Where scenarios run: a lane of their own, more lanes for other connections, and user code on the handle.
+"""Where scenarios run: an executor of their own, more executors for other connections, and user code on the handle.
 
 A scenario is a flow, so the same lines run on threads and on asyncio; only this module knows the difference.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
-from onefold._kernel.borrow import borrowing
+from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Call, Effect, Fetch, Flow, Release, Statement, Value
-from onefold._kernel.lanes import TaskLane, ThreadLane
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold.errors import OnefoldError
@@ -70,9 +70,9 @@ def on_postgres(subject: Subject) -> bool:
 class Stage:
     """What a scenario sees of the driver."""
 
-    def __init__(self, subject: Subject, lane: ThreadLane[Any] | TaskLane[Any]) -> None:
+    def __init__(self, subject: Subject, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> None:
         self.subject = subject
-        self._lane = lane
+        self._executor = executor
 
     def sql(self, text: str, *values: Value) -> Statement:
         """A statement written for Postgres, with every $1 cast to its type, in the driver's dialect."""
@@ -85,15 +85,15 @@ class Stage:
 
     def user(self, work: Callable[..., Any], *args: object) -> Call:
         """User code on the handle."""
-        return Call(lambda: work(self._lane.connection.handle, *args))
+        return Call(lambda: work(self._executor.connection.handle, *args))
 
     def user_inserts(self, id_: int) -> Call:
         """A row from user code."""
         return self.user(self.subject.execute, f"INSERT INTO onefold_conformance (id, name) VALUES ({id_}, 'theirs')")
 
     def elsewhere(self, *flows: FlowOn) -> Call:
-        """Run flows on lanes of their own, all at once; a list of what they return."""
-        if isinstance(self._lane, ThreadLane):
+        """Run flows on executors of their own, all at once; a list of what they return."""
+        if isinstance(self._executor, ThreadExecutor):
             return Call(lambda: on_threads(self.subject, flows))
         return Call(lambda: on_tasks(self.subject, flows))
 
@@ -107,7 +107,7 @@ class Stage:
 
     async def others_see(self, *ids: int) -> None:
         """Another connection must see these rows and no others: they are what is committed."""
-        [found] = await self.elsewhere(lambda other: borrowing(other.ids))
+        [found] = await self.elsewhere(lambda other: with_connection(other.ids))
         expect(found == list(ids), f"another connection sees {found}, not {list(ids)}")
 
 
@@ -133,7 +133,7 @@ async def prepare(stage: Stage) -> None:
     async def work() -> int:
         return await Batch((stage.sql("DROP TABLE IF EXISTS onefold_conformance"), stage.sql(table)))
 
-    await borrowing(work)
+    await with_connection(work)
 
 
 def in_dialect(dialect: str, text: str) -> str:
@@ -180,17 +180,17 @@ async def holding(stage: Stage, count: int, then: FlowOn) -> None:
 
 
 def on_threads(subject: Subject, flows: Sequence[FlowOn]) -> list[Any]:
-    """Run flows at once, each on a thread and a lane of its own."""
+    """Run flows at once, each on a thread and an executor of its own."""
     results: list[Any] = [None] * len(flows)
 
     def perform(number: int) -> None:
-        lane = ThreadLane(cast(Database[Any], subject.database))
+        executor = ThreadExecutor(cast(Database[Any], subject.database))
         try:
-            results[number] = run(flows[number](Stage(subject, lane)), lane)
+            results[number] = run(flows[number](Stage(subject, executor)), executor)
         except Exception as error:
             results[number] = error
         finally:
-            lane.abandon()
+            executor.abandon()
 
     threads = [threading.Thread(target=perform, args=(number,)) for number in range(len(flows))]
     for thread in threads:
@@ -201,14 +201,14 @@ def on_threads(subject: Subject, flows: Sequence[FlowOn]) -> list[Any]:
 
 
 async def on_tasks(subject: Subject, flows: Sequence[FlowOn]) -> list[Any]:
-    """Run flows at once, each in a task and on a lane of its own."""
+    """Run flows at once, each in a task and on an executor of its own."""
 
     async def perform(flow: FlowOn) -> Any:
-        lane = TaskLane(cast(AsyncDatabase[Any], subject.database))
+        executor = TaskExecutor(cast(AsyncDatabase[Any], subject.database))
         try:
-            return await run_async(flow(Stage(subject, lane)), lane)
+            return await run_async(flow(Stage(subject, executor)), executor)
         finally:
-            await lane.discard()
+            await executor.discard()
 
     return _unless_failed(await asyncio.gather(*map(perform, flows), return_exceptions=True))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from onefold.errors import ConfigurationError
-from onefold.testing.proxy import HOST
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers import kafka_mock
 from onefold.testing.servers.process import Launch, PrivateServer, ServerUnavailable, converse, file_of_wheel
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from onefold.testing.proxy import HOST
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers.process import Launch, PrivateServer, converse, find_program, write_secret
 
 _USER: Final = "onefold"

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from onefold.errors import ConfigurationError, ProgrammerError
-from onefold.testing.proxy import HOST
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers.process import (
     Launch,
     PrivateServer,

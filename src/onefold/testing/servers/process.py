@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from onefold.errors import OnefoldError, ProgrammerError
-from onefold.testing.proxy import HOST, reserve_port
+from onefold.testing.fault_proxy import HOST, reserve_port
 from onefold.testing.servers import keeper
 
 START_S_MAX: Final = 60.0

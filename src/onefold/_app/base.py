@@ -1,0 +1,389 @@
+"""What both apps share: how they are made, how routes and consumers are declared, and their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Never, TypeVar, Unpack
+
+from onefold._app.asyncapi_document import Described
+from onefold._app.migrations import migrate_embedded
+from onefold._app.recurring_events import RecurringEvents
+from onefold._http.guarded_request import current_request
+from onefold._http.install import Layer
+from onefold._http.policy import Authorize, Policy, Principal, Settings
+from onefold._http.reaper import EVERY_S
+from onefold._http.shedding import Shedding
+from onefold._idempotency.encryption import Sealer
+from onefold._inbox.consumer import Consumer, Order
+from onefold._inbox.handler_transaction import handling
+from onefold._inbox.ledger_entry import Entry
+from onefold._kernel.arguments import named_arguments
+from onefold._kernel.effects import Flow, Isolation, checked_isolation
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.messages import Delivery
+from onefold._kernel.plain_transaction import PlainTransaction
+from onefold._kernel.ports import AsyncDatabase, Broker, Database
+from onefold._kernel.redaction import redact
+from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import Event, Listener, tell
+from onefold._kernel.transaction import Sessions, Transaction
+from onefold._kernel.typos import refuse_unknown
+from onefold._kernel.wakeup_signals import News
+from onefold._outbox.status_report import retry_topics
+from onefold._outbox.write import Outbox
+from onefold._policy.quota import Quota
+from onefold._worker.consumers import Consumers
+from onefold._worker.ledger_reaper import LedgerReaper
+from onefold._worker.payloads import PydanticPayload
+from onefold._worker.relay import Relay
+from onefold._worker.settings import ConsumerSettings, RelaySettings, chosen
+from onefold._worker.wakeup import Notifier, ThreadNotifier, listening
+from onefold.brokers._connect import BrokerGiven, broker_of, check_broker, check_patterns
+from onefold.brokers.local import LocalBroker
+from onefold.brokers.local._sql import CHANNEL as DELIVERIES
+from onefold.errors import ConfigurationError, ProgrammerError
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+_CONSUMER_SETTINGS = ("topic", "order", *ConsumerSettings.__annotations__)
+D = TypeVar("D", Database[Any], AsyncDatabase[Any])
+
+_DATABASES = "a SQLite file ('app.db'), a URL (postgresql://...), or a pool or an engine of your driver"
+
+
+def _named(handler: Callable[..., object]) -> str:
+    return f"{handler.__module__}.{getattr(handler, '__qualname__', repr(handler))}"
+
+
+def _topics(given: object) -> Any:
+    """One topic, or several. What is neither is refused by Consumer."""
+    return tuple(given) if isinstance(given, Collection) and not isinstance(given, str | bytes) else (given,)
+
+
+def _both(first: Listener | None, second: Listener | None) -> Listener | None:
+    if first is None or second is None:
+        return first or second
+
+    def each(event: Event) -> None:
+        tell(first, event)
+        tell(second, event)
+
+    return each
+
+
+def shown(database: object, source: str | None) -> str:
+    """What a Onefold was made with, without anything secret."""
+    if isinstance(database, str | Path):
+        given = repr(redact(str(database)))
+    else:
+        given = f"{type(database).__module__.partition('.')[0]}.{type(database).__qualname__}"
+    return given if source is None else f"{given}, source={source!r}"
+
+
+class BaseOnefold(RecurringEvents, Described, Generic[D]):
+    """What both apps share: they are made alike, and their routes are declared alike."""
+
+    #: Whether handlers are awaited.
+    _asynchronous: ClassVar[bool]
+
+    _notifier: Notifier | ThreadNotifier
+
+    def _open(self, database: object) -> D:
+        raise NotImplementedError
+
+    def _wakes(self) -> tuple[Callable[[], None], ...]:
+        """What is called after events were committed, besides a relay in this process. Other relays poll."""
+        return ()
+
+    @named_arguments(hints={"database": _DATABASES})
+    def __init__(
+        self,
+        database: object,
+        *,
+        source: str | None = None,
+        broker: BrokerGiven | None = None,
+        session_factory: Callable[[], Any] | None = None,
+        principal: Principal | None = None,
+        authorize: Authorize | None = None,
+        defaults: Settings | None = None,
+        isolation: Isolation | None = None,
+        sealer: Sealer | None = None,
+        listener: Listener | None = None,
+        pages: str | None = "/onefold",
+        development: bool = False,
+        event_bytes_max: int = 512 * 1024,
+        shedding: Shedding | None = None,
+        quota: Quota | None = None,
+        earlier_records: bool = True,
+        unsealed_answers: bool = False,
+        reap_every_s: float | None = EVERY_S,
+        **unknown: Never,
+    ) -> None:
+        """`quota`: of one principal, on all routes together that have none of their own. `earlier_records`: find keys
+        of onefold 0.1, stored or in flight; may be False one retention after its last process. `unsealed_answers`: read
+        answers from before there was a `sealer`, for one retention: who can write the table can write such answers too.
+        `reap_every_s`: how often, about, an ASGI application deletes what has expired; None: that is done elsewhere."""
+        self._check_given(unknown, broker, listener)
+        migrate_embedded(database)
+        self._database: D = self._open(database)
+        self._outbox = Outbox(dialect=self._database.dialect, source=source, event_bytes_max=event_bytes_max)
+        self._outbox.committed.extend(self._wakes())
+        # SQLite's one write lock is taken by whoever touches the connection, not by everyone who might.
+        self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
+        self._sessions = self._sessions_of(session_factory)
+        self._isolation = checked_isolation(isolation)
+        self._prepare_messages(broker)
+        self._shown = shown(database, source)
+        self._layer = Layer(
+            name=repr(self),
+            dialect=self._database.dialect,
+            plain=self._plain,
+            outbox=self._outbox.outgoing,
+            sessions=self._sessions,
+            principal=principal,
+            authorize=authorize,
+            defaults=defaults if isolation is None else {"isolation": isolation, **(defaults or {})},
+            quota=quota,
+            sealer=sealer,
+            listener=listener,
+            pages=pages,
+            development=development,
+            asynchronous=self._asynchronous,
+            shedding=shedding,
+            earlier_records=earlier_records,
+            unsealed_answers=unsealed_answers,
+            reap_every_s=reap_every_s,
+        )
+        self._development = development
+        self._guard_engine(development)
+
+    def _check_given(self, unknown: Collection[str], broker: object, listener: object) -> None:
+        """Refuse what can only be a mistake, where it is written."""
+        known = inspect.signature(BaseOnefold).parameters.values()
+        names = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        refuse_unknown(unknown, names, type(self).__name__)
+        check_broker(broker)
+        if listener is not None and not callable(listener):
+            raise ConfigurationError(f"listener={listener!r} must be a function of one event, or None")
+
+    def _prepare_messages(self, broker: BrokerGiven | None) -> None:
+        self._broker = broker
+        self._consumers = []
+        self._recurring = []
+        self._published = []
+        self._news = News()
+        self._ledger = LedgerReaper(self._database.dialect)
+
+    def _guard_engine(self, development: bool) -> None:
+        if development and (guard := getattr(self._database, "guard", None)) is not None:
+            guard(self._layer.operation_inside)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._shown})"
+
+    def idempotent(self, *without_parentheses: Never, **settings: Unpack[Settings]) -> Callable[[F], F]:
+        """IdempotentHandler a handler: its requests happen once. Goes below the framework's own route decorator."""
+        if without_parentheses:
+            raise ConfigurationError(
+                "@once.idempotent is missing its parentheses: write @once.idempotent(), or with settings, as in "
+                "@once.idempotent(required=True)"
+            )
+        return self._layer.marker(settings)
+
+    def policy(self, **settings: Unpack[Settings]) -> Policy:
+        """The policy the same settings give, for routes that are written down instead of decorated."""
+        return self._layer.policy(settings)
+
+    @named_arguments("once.consumer")
+    def consumer(
+        self, name: str, *, topic: str | Sequence[str], order: Order = "none", **settings: Unpack[ConsumerSettings]
+    ) -> Callable[[F], F]:
+        """IdempotentHandler the handler of a consumer, which handles each message of the topic (or topics) once:
+        `handler(message)`, `handler(message, tx)` or, with a second parameter of a SQLAlchemy session's type,
+        `handler(message, session)`. Its first parameter may be annotated with a type of data (`order: Order`, a
+        pydantic model), and others with `Annotated[T, Depends(function)]`. `name` is its identity, at the broker and in
+        the ledger."""
+        refuse_unknown(settings, _CONSUMER_SETTINGS, f"consumer {name!r}")
+        topics = _topics(topic)
+        given: ConsumerSettings = {"isolation": self._isolation, **settings}
+
+        def mark(function: F) -> F:
+            consumer = Consumer(
+                name=name, topics=topics, handler=function, order=order, payload_of=PydanticPayload, **given
+            )
+            for other in self._consumers:
+                if other.name == name:
+                    raise ConfigurationError(
+                        f"two consumers are named {name!r}, {_named(other.handler)} and {_named(function)}: they would "
+                        "share their messages. Give each a name of its own, or one handler both topics"
+                    )
+            self._check_session(consumer)
+            check_patterns(self._broker, name, topics)
+            self._consumers.append(consumer)
+            return function
+
+        return mark
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """The consumers marked so far."""
+        return tuple(self._consumers)
+
+    @property
+    def broker(self) -> BrokerGiven | None:
+        """The broker as it was given."""
+        return self._broker
+
+    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        """Run one of onefold's flows, a function of the dialect, over this database: `await once.ask(report)`."""
+        raise NotImplementedError
+
+    async def relay(
+        self,
+        stop: asyncio.Event,
+        *,
+        begun: Callable[[Relay], object] | None = None,
+        listener: Listener | None = None,
+        **settings: Unpack[RelaySettings],
+    ) -> None:
+        """Publish what is in the outbox until told to stop. `begun` gets the relay, to ask whether it lives; `listener`
+        hears of it beside the application's own."""
+        database = self._for_workers()
+        heard_by = _both(self._layer.listener, listener)
+        timetable = self._timetable()
+        sender, broker = self._notifier.sender, self._broker_for(database)
+        relay = Relay(database, broker, sender=sender, listener=heard_by, timetable=timetable, **settings)
+        self._outbox.committed.append(relay.signal.set)
+        if begun is not None:
+            begun(relay)
+        try:
+            await relay.run(stop)
+        finally:
+            self._outbox.committed.remove(relay.signal.set)
+
+    async def consume(
+        self,
+        stop: asyncio.Event,
+        *,
+        only: Collection[str] = (),
+        begun: Callable[[Consumers], object] | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Run the consumers (or only those named) until told to stop. `begun` gets them, to ask whether they live;
+        `listener` hears of it beside the application's own."""
+        database = self._for_workers()
+        broker = self._broker_for(database)
+        consuming = Consumers(
+            database,
+            broker,
+            chosen(self._consumers, only),
+            transaction=self._new_transaction,
+            listener=_both(self._layer.listener, listener),
+        )
+        if begun is not None:
+            begun(consuming)
+        if isinstance(broker, LocalBroker):
+            news = broker.news
+            async with listening(database, news.set, channel=DELIVERIES, sender=news.sender, news=news):
+                await consuming.run(stop)
+        else:
+            await consuming.run(stop)
+
+    async def manage(self, work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:
+        """Do something with the workers' database and the broker, open for as long: `await once.manage(survey)`."""
+        database = self._for_workers()
+        broker = self._broker_for(database)
+        try:
+            await broker.open()
+            return await work(database, broker)
+        finally:
+            await broker.close()
+
+    def _check_outside(self, what: str) -> None:
+        """A handler has its transaction. A second one would commit apart from it: kept though the handler fails, and
+        again when it is repeated."""
+        guarded = current_request.get()
+        tx = handling.get() if guarded is None else guarded.tx
+        if tx is not None and tx.is_open_for(self._outbox.outgoing):
+            handler = "a consumer's handler" if guarded is None else f"the handler of {guarded.operation}"
+            raise ProgrammerError(
+                f"{what} was called inside {handler}: what is written there would commit apart from the handler's "
+                "own transaction. Use that one: tx, which a consumer gets as its second parameter, FastAPI as a "
+                "parameter of type Tx (onefold._http.fastapi), and Flask from current_transaction() "
+                "(onefold._http.flask); tx.savepoint() is for a part that may fail alone"
+            )
+
+    def _entry(
+        self,
+        consumer: str,
+        message_id: str,
+        source: str | None,
+        lease_s: float,
+        dead_letter_on: tuple[type[Exception], ...],
+        delivery: Delivery | None,
+    ) -> Entry:
+        return Entry(
+            self._database.dialect,
+            consumer,
+            message_id,
+            source=source,
+            lease_s=lease_s,
+            isolation=self._isolation,
+            dead_letter_on=dead_letter_on,
+            delivery=delivery,
+            listener=self._layer.listener,
+        )
+
+    def _ledger_chore(self, consumer: str, retention_s: float) -> Flow[None] | None:
+        """What forgets old ledger rows, when it is time to. Consumers that have a worker leave it to that."""
+        if any(declared.name == consumer for declared in self._consumers):
+            return None
+        return self._ledger.due(consumer, retention_s)
+
+    def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> Transaction[Any]:
+        tx = Transaction(executor, self._outbox.outgoing, self._sessions)
+        tx.development = self._development
+        return tx
+
+    def _check_session(self, consumer: Consumer) -> None:
+        has = None if self._sessions is None else self._sessions.kind
+        if (wanted := consumer.signature.session) not in (None, has):
+            offers = f"it has sessions of type {has}" if has else "its database is no SQLAlchemy engine"
+            raise ConfigurationError(
+                f"the handler of consumer {consumer.name!r} takes a session of type {wanted}, which this "
+                f"{type(self).__name__} cannot give: {offers}"
+            )
+
+    def _sessions_of(self, factory: Callable[[], Any] | None) -> Sessions | None:
+        make = getattr(self._database, "sessions", None)
+        if make is not None:
+            sessions: Sessions = make(factory)
+            return sessions
+        if factory is not None:
+            raise ConfigurationError(
+                "session_factory is given, but the database is no SQLAlchemy engine, so that sessions cannot share its "
+                "transactions: pass the engine that the sessions are bound to instead"
+            )
+        return None
+
+    def _for_workers(self) -> AsyncDatabase[Any]:
+        raise NotImplementedError
+
+    def _broker_for(self, database: AsyncDatabase[Any]) -> Broker:
+        given = self._broker
+        if given is None:
+            if database.dialect != "sqlite":
+                raise ConfigurationError(
+                    "there is no broker: give Onefold one, for example broker='nats://localhost:4222', or "
+                    "broker='local' to have the database itself deliver"
+                )
+            given = "local"
+
+        async def awaited(topics: Sequence[str]) -> None:
+            await run_async(retry_topics(database.dialect, topics), TaskExecutor(database))
+
+        self._news.sender = self._notifier.sender
+        return broker_of(given, database, awaited, self._news)

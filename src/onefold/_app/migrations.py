@@ -1,0 +1,52 @@
+"""Every feature's tables, and a SQLite file that has them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from onefold._client.journal import schema as journal_schema
+from onefold._idempotency import schema as idempotency_schema
+from onefold._inbox import schema as inbox_schema
+from onefold._kernel.executors import ThreadExecutor
+from onefold._kernel.runners import run
+from onefold._outbox import schema as outbox_schema
+from onefold.brokers._endpoints import schema as endpoint_schema
+from onefold.brokers.local import schema as local_schema
+from onefold.db._connect import dialect_of, file_of, sync_database
+from onefold.db._migrations import migrate
+from onefold.errors import ProgrammerError
+
+_log = logging.getLogger("onefold.database")
+
+_FEATURES = (idempotency_schema, outbox_schema, inbox_schema, local_schema, journal_schema, endpoint_schema)
+
+
+def _numbered(dialect: str) -> dict[int, tuple[str, ...]]:
+    """The migrations of all features. Two with one number would be one, and its tables would be missing."""
+    found: dict[int, tuple[str, ...]] = {}
+    for feature in _FEATURES:
+        if twice := found.keys() & feature.MIGRATIONS[dialect].keys():
+            raise ProgrammerError(f"{feature.__name__} has migrations {sorted(twice)}, which another feature has too")
+        found |= feature.MIGRATIONS[dialect]
+    return found
+
+
+#: Every feature's tables, per dialect. The numbers run through all of them.
+MIGRATIONS = {dialect: _numbered(dialect) for dialect in ("postgres", "sqlite")}
+
+
+def migrate_embedded(database: object) -> None:
+    """A SQLite file given by its path is ours to prepare. Servers are migrated on purpose: `onefold migrate`."""
+    if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
+        own = sync_database(database)
+        try:
+            applied = run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadExecutor(own))
+        finally:
+            own.close()
+        if applied:
+            done = "created" if min(applied) == min(MIGRATIONS[own.dialect]) else "upgraded"
+            _log.info(
+                "SQLite file %r: onefold's tables were %s (versions %s)",
+                str(file_of(database)), done, ", ".join(map(str, applied)),
+            )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Events that an application publishes again and again: how they are declared, and handed to its relays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from uuid import UUID
+
+from onefold._outbox.schedules import Recurring, Timetable
+from onefold._outbox.write import Outbox
+from onefold.errors import ConfigurationError
+
+
+class RecurringEvents:
+    """The part of a face that has them."""
+
+    _outbox: Outbox
+    _recurring: list[Recurring]
+
+    def recurring(
+        self,
+        name: str,
+        *,
+        cron: str,
+        topic: str,
+        data: object = None,
+        key: str | int | UUID | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        zone: str = "UTC",
+    ) -> None:
+        """Publish an event again and again, whenever a cron expression says so in the time zone: `cron="0 6 * * *"`. It
+        is done by the relays of this application, once per due time however many there are. `name` is its identity."""
+        from onefold._worker.cron import recurring  # cron expressions are an extra
+
+        if any(each.name == name for each in self._recurring):
+            raise ConfigurationError(f"two recurring events are named {name!r}: give each a name of its own")
+        draft = functools.partial(self._outbox.draft, topic, data, key=key, headers=headers or {})
+        self._recurring.append(recurring(name, cron, zone, functools.partial(draft, content_type=content_type)))
+
+    def _timetable(self) -> Timetable | None:
+        """For one relay."""
+        if not self._recurring:
+            return None
+        return Timetable(self._outbox.dialect, self._outbox.source or "", self._recurring)

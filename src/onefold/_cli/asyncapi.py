@@ -1,0 +1,30 @@
+"""`onefold asyncapi`: print an application's AsyncAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from onefold._cli.options import TARGET_HELP
+from onefold._cli.output import answer
+from onefold._cli.targets import closed, loaded, opened
+
+
+def command(
+    target: Annotated[str, typer.Argument(help=TARGET_HELP, show_default=False)],
+    title: Annotated[str, typer.Option(help="The document's title; by default the application's source.")] = "",
+    app_version: Annotated[str, typer.Option(help="The version of the application's interface.")] = "1.0.0",
+) -> None:
+    """Print an AsyncAPI 3 document, as JSON: what the application's consumers receive, what it says that it publishes
+    (once.publishes), and the schemas of typed data."""
+    asyncio.run(_main(target, loaded(target), title, app_version))
+
+
+async def _main(target: str, value: object, title: str, version: str) -> None:
+    once = await opened(target, value)
+    try:
+        answer(once.asyncapi(title=title or None, version=version))
+    finally:
+        await closed(once)

@@ -1,0 +1,93 @@
+"""`onefold consume`: run the consumers of an application, in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
+from onefold._cli.options import AS_JSON_LINES, TARGET_HELP
+from onefold._cli.output import answer, broker_name, log_to_stderr, printed, say, tell_as_json
+from onefold._cli.signals import stopped_by_signals
+from onefold._cli.targets import AnyOnefold, closed, loaded, opened, refuse_missing_tables
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.failed_messages import tallied
+from onefold._kernel.telemetry import Listener
+from onefold._worker.consumers import Consumers
+from onefold._worker.settings import chosen
+from onefold.errors import OnefoldError
+
+
+def command(
+    target: Annotated[str, typer.Argument(help=TARGET_HELP, show_default=False)],
+    only: Annotated[list[str] | None, typer.Option(help="Run only this consumer; may be repeated.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Print the consumers and stop.")] = False,
+    health_host: Annotated[str, HOST] = "127.0.0.1",
+    health_port: Annotated[int | None, PORT] = None,
+    health_stale_s: Annotated[float, STALE_S] = 120,
+    as_json: Annotated[bool, AS_JSON_LINES] = False,
+) -> None:
+    """Run the consumers until SIGTERM or SIGINT; what is being handled then is finished, the rest given back."""
+    log_to_stderr()
+    value = loaded(target)
+    log_to_stderr()
+    health = Health(health_host, health_port, health_stale_s)
+    asyncio.run(_main(target, value, only or [], check=check, health=health, as_json=as_json))
+
+
+async def _main(target: str, value: object, only: Sequence[str], *, check: bool, health: Health, as_json: bool) -> None:
+    once = await opened(target, value)
+    try:
+        consumers = chosen(once.consumers, only)
+        if check:
+            _print(consumers, as_json=as_json)
+            return
+        await refuse_missing_tables(once, tallied)
+        what = f"consuming from {broker_name(once.broker)}: {', '.join(consumer.name for consumer in consumers)}"
+        await _consume(once, only, what, health, tell_as_json if as_json else None)
+    finally:
+        await closed(once)
+
+
+async def _consume(once: AnyOnefold, only: Sequence[str], what: str, health: Health, listener: Listener | None) -> None:
+    running: list[Consumers] = []
+
+    def begun(consuming: Consumers) -> None:
+        say(what)
+        running.append(consuming)
+
+    def alive() -> Mapping[str, float]:
+        return running[0].alive() if running else {}
+
+    with stopped_by_signals() as stop:
+        async with healthz(health, alive):
+            try:
+                await once.consume(stop, only=only, begun=begun, listener=listener)
+            except ExceptionGroup as group:
+                raise _cause(group) from None
+
+
+def _print(consumers: Sequence[Consumer], *, as_json: bool) -> None:
+    if as_json:
+        answer([{"consumer": each.name, "topics": each.topics, "order": each.order} for each in consumers])
+        return
+    rows = [
+        (each.name, ", ".join(each.topics), each.order, f"{each.handler.__module__}.{_name(each)}")
+        for each in consumers
+    ]
+    printed("", ("consumer", "topics", "order", "handler"), rows)
+
+
+def _name(consumer: Consumer) -> str:
+    return getattr(consumer.handler, "__qualname__", type(consumer.handler).__qualname__)
+
+
+def _cause(group: ExceptionGroup[Exception]) -> Exception:
+    """What one consumer ended for, where that is ours to say; they run in a group."""
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, OnefoldError) else group

@@ -1,0 +1,54 @@
+"""`onefold consumers pause|resume`: a consumer receives nothing, in all its processes, until it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Annotated
+
+import typer
+
+from onefold._cli.options import ACTOR, DATABASE, NAME, acting
+from onefold._cli.session import asked, session
+from onefold._inbox.consumer import checked_name
+from onefold._inbox.pausing import pause, pauses, resume
+from onefold._inbox.registry import named
+from onefold.errors import ConfigurationError
+
+
+def pause_command(
+    name: Annotated[str, NAME],
+    database: Annotated[str, DATABASE] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also one that was never seen here.")] = False,
+) -> None:
+    """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
+    at the broker."""
+    checked_name(name)
+    with session(database) as place:
+        if not yes:
+            known = [*place.ask(named(place.dialect)), *(each.consumer for each in place.ask(pauses(place.dialect)))]
+            _refuse_unseen(name, known)
+        is_paused = place.ask(pause(place.dialect, name, acting(actor)))
+    if not is_paused:
+        raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
+    typer.echo(f"paused: {name}; its processes stop receiving within seconds, until: onefold consumers resume {name}")
+
+
+def _refuse_unseen(name: str, known: Collection[str]) -> None:
+    """A pause under a name that is mistyped would look like one, while the consumer goes on."""
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigurationError(
+            f"no consumer {name!r} has been seen in this database; {meant}--yes pauses it before its first start"
+        )
+
+
+def resume_command(
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
+) -> None:
+    """Have a consumer go on that was paused."""
+    if not asked(database, lambda dialect: resume(dialect, name, acting(actor))):
+        raise ConfigurationError(f"consumer {name!r} is not paused")
+    typer.echo(f"resumed: {name}")

@@ -1,0 +1,98 @@
+"""`onefold consumers`: those that a database and its broker know of; pausing one, and the end of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from onefold._cli.consumer_pause import pause_command, resume_command
+from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, acting, confirmed
+from onefold._cli.output import age, answer, printed
+from onefold._cli.targets import closed, from_target_or_addresses
+from onefold._kernel.ports import AsyncDatabase, Broker
+from onefold._worker.consumer_admin import ConsumerSeen, Removed, remove, survey
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, help="Consumers that the broker keeps messages for: list, pause, end them.")
+app.command("pause")(pause_command)
+app.command("resume")(resume_command)
+
+_TARGET = typer.Option(
+    "--target", "-t", help="module:attribute of an Onefold that brings its own database and broker.", show_default=False
+)
+
+
+@app.command("list")
+def list_command(
+    context: typer.Context,
+    target: Annotated[str, _TARGET] = "",
+    database: Annotated[str, DATABASE] = "",
+    broker: Annotated[str, BROKER] = "",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """List consumers: their topics, what waits for them, how many processes run them and when one was last seen."""
+    found = _managed(context, target, database, broker, survey)
+    if as_json:
+        answer([asdict(each) for each in found])
+    elif found:
+        printed("", ("consumer", "topics", "waiting", "running", "last seen", "paused"), map(_row, found))
+    else:
+        typer.echo("there are no consumers")
+
+
+@app.command("remove")
+def remove_command(
+    context: typer.Context,
+    name: Annotated[str, NAME],
+    target: Annotated[str, _TARGET] = "",
+    database: Annotated[str, DATABASE] = "",
+    broker: Annotated[str, BROKER] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """End a consumer for good: its subscription and what waits there, its ledger and its failed messages. Refused while
+    it runs."""
+    confirmed(f"Remove the consumer {name}, what waits for it, its ledger and its failed messages?", yes=yes)
+
+    async def work(opened: AsyncDatabase[Any], at: Broker) -> Removed:
+        return await remove(opened, at, name, acting(actor))
+
+    removed = _managed(context, target, database, broker, work)
+    if as_json:
+        answer(asdict(removed))
+        return
+    waiting = "nothing kept at the broker" if removed.waiting is None else f"{removed.waiting} waiting messages"
+    typer.echo(
+        f"removed: {name}; dropped: {waiting}, {removed.failed_messages} failed messages, "
+        f"{removed.handled} rows of its ledger"
+    )
+
+
+def _managed(
+    context: typer.Context,
+    target: str,
+    database: str,
+    broker: str,
+    work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]],
+) -> T:
+    make = from_target_or_addresses(context, target, database, broker)
+
+    async def run() -> T:
+        once = await make()
+        try:
+            return await once.manage(work)
+        finally:
+            await closed(once)
+
+    return asyncio.run(run())
+
+
+def _row(each: ConsumerSeen) -> tuple[object, ...]:
+    last_seen = None if each.seen_s is None else f"{age(each.seen_s)} ago"
+    return (each.name, ", ".join(each.topics) or None, each.waiting, each.running, last_seen, each.paused_by)

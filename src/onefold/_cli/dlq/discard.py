@@ -1,0 +1,109 @@
+"""`onefold dlq discard`, `skip` and `resume`: going on without a failed message. Each is asked for, and audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
+from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, YES, acting, confirmed
+from onefold._cli.output import answer
+from onefold._cli.session import session
+from onefold._cli.times import moment_of
+from onefold._inbox.redrive import Filter, discard, discard_all, resume_at, skip
+from onefold._kernel.effects import Flow
+
+_ID = typer.Argument(metavar="ID", show_default=False)
+
+
+def discard_command(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID...", help="Only these; all that fit the filters, when none.")
+    ] = None,
+    database: Annotated[str, DATABASE] = "",
+    consumer: Annotated[str, CONSUMER] = "",
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, REASON] = "",
+    since: Annotated[str, SINCE] = "",
+    until: Annotated[str, UNTIL] = "",
+    force: Annotated[bool, typer.Option("--force", help="With ids: also those that wait to be tried again.")] = False,
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Delete dead letters for good: by their ids, or all that fit the filters of `dlq list`."""
+    filtered = any((topic, reason, since, until))
+    if bool(ids) == filtered or (force and filtered):
+        raise typer.BadParameter("say which: either ids, or --topic, --reason, --since, --until (without --force)")
+    begin, end = moment_of(since, "--since"), moment_of(until, "--until")
+    with session(database) as place:
+        whose = consumer_of(place, consumer)
+        confirmed(f"Delete {len(ids) if ids else 'all fitting'} letter(s) of {whose} for good?", yes=yes)
+        if ids:
+            count = place.ask(discard(place.dialect, whose, tuple(ids), actor=acting(actor), force=force))
+        else:
+            chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
+            count = place.ask(discard_all(place.dialect, chosen, actor=acting(actor)))
+    _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
+    if count == 0:
+        raise typer.Exit(1)
+
+
+def _print_discarded(consumer: str, count: int, asked: int | None, *, as_json: bool) -> None:
+    if as_json:
+        answer({"consumer": consumer, "discarded": count, "asked": asked})
+    elif asked is None:
+        typer.echo(f"discarded: {count}")
+    else:
+        typer.echo(f"discarded: {count} of {asked}" + ("" if count == asked else "; the others are not dead"))
+
+
+def skip_command(
+    message_id: Annotated[str, _ID],
+    database: Annotated[str, DATABASE] = "",
+    consumer: Annotated[str, CONSUMER] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Let a key that is handled in order go on without its dead letter, which stays to be looked at."""
+    question = "Go on without {id} of {consumer}?"
+    _move(skip, question, "skipped", message_id, database, consumer, actor=actor, yes=yes, as_json=as_json)
+
+
+def resume_command(
+    message_id: Annotated[str, _ID],
+    database: Annotated[str, DATABASE] = "",
+    consumer: Annotated[str, CONSUMER] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Let a key that is handled in order go on with this waiting failed message: what is missing before it is given
+    up."""
+    question = "Go on with {id} of {consumer}, and give up what is missing before it?"
+    _move(resume_at, question, "resumed", message_id, database, consumer, actor=actor, yes=yes, as_json=as_json)
+
+
+def _move(
+    verb: Callable[..., Flow[Any]],
+    question: str,
+    done: str,
+    message_id: str,
+    database: str,
+    consumer: str,
+    *,
+    actor: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    with session(database) as place:
+        whose = consumer_of(place, consumer)
+        confirmed(question.format(id=message_id, consumer=whose), yes=yes)
+        place.ask(verb(place.dialect, whose, message_id, actor=acting(actor)))
+    if as_json:
+        answer({"consumer": whose, done: message_id})
+    else:
+        typer.echo(f"{done}: {message_id} of {whose}")

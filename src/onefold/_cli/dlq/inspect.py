@@ -1,0 +1,172 @@
+"""`onefold dlq list` and `onefold dlq show`: looking changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import typer
+
+from onefold._cli.dlq.selection import (
+    CONSUMER,
+    REASON,
+    SINCE,
+    UNTIL,
+    consumers_with_failed_messages,
+    failed_message_of,
+)
+from onefold._cli.options import DATABASE, JSON, TOPIC
+from onefold._cli.output import answer, harmless, moment, printed
+from onefold._cli.session import Session, session
+from onefold._cli.times import moment_of
+from onefold._inbox.failed_messages import FailedMessageView, summed_up, tallied
+from onefold._inbox.redrive import Filter
+from onefold.errors import ConfigurationError
+
+
+class State(StrEnum):
+    """Which failed messages are listed."""
+
+    DEAD = "dead"
+    WAITING = "waiting"
+    ALL = "all"
+
+
+_STATES: dict[State, Literal["dead", "waiting"] | None] = {
+    State.DEAD: "dead",
+    State.WAITING: "waiting",
+    State.ALL: None,
+}
+
+
+def list_command(
+    database: Annotated[str, DATABASE] = "",
+    consumer: Annotated[str, CONSUMER] = "",
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, REASON] = "",
+    since: Annotated[str, SINCE] = "",
+    until: Annotated[str, UNTIL] = "",
+    state: Annotated[State, typer.Option(help="Dead ones, or those that wait to be tried again.")] = State.DEAD,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """List dead letters: messages that are not tried again until a person says so."""
+    begin, end = moment_of(since, "--since"), moment_of(until, "--until")
+    found: list[dict[str, Any]] = []
+    with session(database) as place:
+        for name in [consumer] if consumer else consumers_with_failed_messages(place):
+            chosen = Filter(consumer=name, topic=topic or None, reason=reason or None, since=begin, until=end)
+            if len(found) < limit:
+                fit = place.ask(summed_up(place.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
+                found += [_summary(name, failed_message) for failed_message in fit]
+        waiting = 0 if state is not State.DEAD or as_json else _waiting(place, consumer, topic)
+    if as_json:
+        answer(found)
+        return
+    columns = ("id", "consumer", "topic", "key", "state", "failed", "died", "reason")
+    if found:
+        printed("", columns, [[each[column] for column in columns] for each in found])
+    typer.echo(f"letters: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+    if waiting:
+        typer.echo(f"waiting for their next try, or behind a letter of their key: {waiting}; see --state waiting")
+
+
+def _waiting(place: Session, consumer: str, topic: str) -> int:
+    """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
+    return sum(
+        tally.failed_messages
+        for tally in place.ask(tallied(place.dialect))
+        if tally.state == "waiting" and consumer in ("", tally.consumer) and topic in ("", tally.topic)
+    )
+
+
+def show_command(
+    message_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    database: Annotated[str, DATABASE] = "",
+    consumer: Annotated[str, CONSUMER] = "",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show one failed message: its headers, its data, and what became of it each time."""
+    with session(database) as place:
+        names = [consumer] if consumer else consumers_with_failed_messages(place)
+        found = [
+            (name, failed_message)
+            for name in names
+            if (failed_message := failed_message_of(place, name, message_id)) is not None
+        ]
+    if not found:
+        raise ConfigurationError(f"there is no letter {message_id!r}" + (f" of {consumer!r}" if consumer else ""))
+    if len(found) > 1:
+        owners = ", ".join(name for name, _ in found)
+        raise ConfigurationError(f"several consumers have a letter {message_id!r} ({owners}): name one with --consumer")
+    name, failed_message = found[0]
+    if as_json:
+        origin = {
+            "broker": failed_message.origin.broker,
+            "subject": failed_message.origin.subject,
+            "id": failed_message.origin.id,
+        }
+        found_there = {
+            "origin": origin,
+            "headers": failed_message.headers,
+            **_data(failed_message),
+            "history": failed_message.history,
+        }
+        answer({**_summary(name, failed_message), **found_there})
+    else:
+        _print(name, failed_message)
+
+
+def _summary(consumer: str, failed_message: FailedMessageView) -> dict[str, Any]:
+    message = failed_message.message
+    return {
+        "id": failed_message.id,
+        "consumer": consumer,
+        "state": failed_message.state,
+        "source": message.source if message else None,
+        "topic": failed_message.topic,
+        "key": message.key if message else failed_message.origin.key,
+        "version": message.version if message else None,
+        "reason": failed_message.reason,
+        "started": failed_message.started,
+        "failed": failed_message.failed,
+        "created": moment(failed_message.created_ms),
+        "died": moment(failed_message.died_ms),
+        "due_in_s": failed_message.due_in_s,
+        "redrive": failed_message.redrive,
+    }
+
+
+def _data(failed_message: FailedMessageView) -> dict[str, Any]:
+    """The data as what it is: JSON, text, or bytes."""
+    try:
+        text = failed_message.data.decode()
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(failed_message.data).decode()}
+    try:
+        return {"data": json.loads(text)}
+    except (ValueError, RecursionError):
+        return {"data_text": text}
+
+
+def _print(consumer: str, failed_message: FailedMessageView) -> None:
+    for name, value in _summary(consumer, failed_message).items():
+        if value is not None:
+            typer.echo(f"{name + ':':<10} {harmless(str(value))}")
+    typer.echo("\norigin")
+    for name, value in (
+        ("broker", failed_message.origin.broker),
+        ("subject", failed_message.origin.subject),
+        ("id", failed_message.origin.id),
+    ):
+        typer.echo(f"  {name}: {harmless(value or '-')}")
+    typer.echo("\nheaders")
+    for name, value in sorted(failed_message.headers.items()):
+        typer.echo(f"  {harmless(name)}: {harmless(value)}")
+    [(kind, data)] = _data(failed_message).items()
+    typer.echo(f"\n{kind}")
+    typer.echo(harmless(data if isinstance(data, str) and kind != "data" else json.dumps(data, indent=2)))
+    for failure in failed_message.history:
+        typer.echo(f"\n{failure['at']} {harmless(failure['error'])}\n{harmless(failure['traceback'])}")

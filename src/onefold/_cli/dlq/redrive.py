@@ -1,0 +1,150 @@
+"""`onefold dlq redrive`, `jobs` and `cancel`: dead letters are tried again, at a rate, as a job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
+from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, acting
+from onefold._cli.output import answer, moment, printed, say
+from onefold._cli.session import Session, asked, session
+from onefold._cli.times import moment_of
+from onefold._inbox.consumer import DAY_S
+from onefold._inbox.redrive import LETTERS_MAX, Filter, Job, Preview, audited, cancel, job_of, preview, redrive
+
+_LOOK_EVERY_S: Final = 0.25
+
+
+def redrive_command(
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these; all that fit the filters, when none.")] = None,
+    database: Annotated[str, DATABASE] = "",
+    consumer: Annotated[str, CONSUMER] = "",
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, REASON] = "",
+    since: Annotated[str, SINCE] = "",
+    until: Annotated[str, UNTIL] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    rate: Annotated[float, typer.Option(help="Letters per second.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=LETTERS_MAX, help="So many, at the most.")] = 10_000,
+    days_max: Annotated[
+        float, typer.Option("--days", min=0, help="Not those that died longer ago: as the consumer's dead_letter_s.")
+    ] = 7,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 if some are dead again.")] = False,
+    actor: Annotated[str, ACTOR] = "",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Try dead letters again, in the order of their keys."""
+    begin, end = moment_of(since, "--since"), moment_of(until, "--until")
+    with session(database) as place:
+        chosen = Filter(
+            consumer=consumer_of(place, consumer),
+            topic=topic or None,
+            reason=reason or None,
+            since=begin,
+            until=end,
+            ids=tuple(ids) if ids else None,
+        )
+        age_s = days_max * DAY_S
+        if dry_run:
+            _print_preview(chosen.consumer, place.ask(preview(place.dialect, chosen, dead_letter_s=age_s)), as_json)
+            return
+        started = redrive(
+            place.dialect, chosen, actor=acting(actor), per_second=rate, letters_max=limit, dead_letter_s=age_s
+        )
+        job = place.ask(started)
+        if wait and job.failed_messages:
+            job = _waited(place, job)
+    _print_job(job, as_json=as_json)
+    if not job.failed_messages or (wait and job.dead):
+        raise typer.Exit(1)
+
+
+def jobs_command(
+    database: Annotated[str, DATABASE] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many, at the most.")] = 20,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """List redrives, the newest first, and how they stand."""
+    with session(database) as place:
+        # Every job has a line in the audit; other lines are in between.
+        lines = place.ask(audited(place.dialect, limit=10_000))
+        begun = [line for line in lines if line["action"] == "redrive"][:limit]
+        found = [
+            {
+                **_job(place.ask(job_of(place.dialect, line["details"]["job"]))),
+                "actor": line["actor"],
+                "started": moment(line["at_ms"]),
+            }
+            for line in begun
+        ]
+    if as_json:
+        answer(found)
+        return
+    columns = ("id", "consumer", "actor", "started", "letters", "handled", "waiting", "dead", "cancelled")
+    if found:
+        printed("", columns, [[each[column] for column in columns] for each in found])
+    else:
+        typer.echo("there are no redrives")
+
+
+def cancel_command(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
+    database: Annotated[str, DATABASE] = "",
+    actor: Annotated[str, ACTOR] = "",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Cancel a redrive: what was not tried yet is dead again."""
+    job = asked(database, lambda dialect: cancel(dialect, job_id, actor=acting(actor)))
+    _print_job(job, as_json=as_json)
+
+
+def _waited(place: Session, job: Job) -> Job:
+    say(
+        f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
+        "`onefold dlq cancel`"
+    )
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("redriven", total=job.failed_messages)
+        while True:
+            job = place.ask(job_of(place.dialect, job.id))
+            progress.update(bar, completed=job.failed_messages - job.waiting)
+            if job.cancelled or not job.waiting:
+                return job
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _job(job: Job) -> dict[str, Any]:
+    # What a cancelled job had not tried is no longer its own, so nobody can say how many were handled.
+    handled = None if job.cancelled else job.failed_messages - job.waiting - job.dead
+    return {**asdict(job), "handled": handled}
+
+
+def _print_job(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        answer(_job(job))
+    elif not job.failed_messages:
+        typer.echo(f"no dead letter of {job.consumer} fits")
+    else:
+        word = "cancelled" if job.cancelled else "redrive"
+        typer.echo(
+            f"{word} {job.id}: {job.failed_messages} messages of {job.consumer}; {job.waiting} waiting, "
+            f"{job.dead} dead again"
+        )
+
+
+def _print_preview(consumer: str, found: Preview, as_json: bool) -> None:
+    if as_json:
+        answer({"consumer": consumer, "letters": found.failed_messages, **asdict(found)})
+        return
+    typer.echo(f"would redrive {found.failed_messages} letters of {consumer}")
+    if found.groups:
+        rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in found.groups]
+        printed("", ("topic", "letters", "unfit", "reason"), rows)
+    if found.first:
+        typer.echo("first: " + ", ".join(found.first))

@@ -1,0 +1,89 @@
+"""`onefold endpoints`: where webhooks go, how each endpoint fares; adding, disabling and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from onefold._cli.options import DATABASE, JSON, NAME, YES, acting, confirmed
+from onefold._cli.output import answer, moment, printed
+from onefold._cli.session import asked
+from onefold._kernel.effects import Flow
+from onefold._kernel.redaction import redact
+from onefold.brokers._endpoints import EndpointSeen, add, disable, enable, endpoints, remove
+from onefold.errors import ConfigurationError
+
+app = typer.Typer(no_args_is_help=True, help="Endpoints of webhooks: list, add, disable, enable and remove them.")
+
+
+@app.command("list")
+def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False) -> None:
+    """List the endpoints and how they fare. Paths may be secret, and are not shown."""
+    found = [_told(each) for each in asked(database, endpoints)]
+    if as_json:
+        answer(found)
+    elif found:
+        printed("", tuple(found[0]), [tuple(each.values()) for each in found])
+    else:
+        typer.echo("there are no endpoints")
+
+
+@app.command("add")
+def add_command(
+    name: Annotated[str, NAME],
+    url: Annotated[str, typer.Argument(metavar="URL", show_default=False)],
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", help="Its topics, or patterns (order.*, order.>); '*' is every topic.")
+    ],
+    database: Annotated[str, DATABASE] = "",
+    secret: Annotated[
+        str,
+        typer.Option(
+            envvar="ONEFOLD_ENDPOINT_SECRET", help="whsec_...; the broker's own, when none.", show_default=False
+        ),
+    ] = "",
+) -> None:
+    """Add an endpoint, or change one. Relays have it within a second."""
+    asked(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
+    typer.echo(f"added: {name}")
+
+
+@app.command("disable")
+def disable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
+    """Send nothing to an endpoint. What waits for it stays in the outbox; new events are not kept for it."""
+    _act(database, name, lambda dialect: disable(dialect, name, f"disabled by {acting('')}"), "disabled")
+
+
+@app.command("enable")
+def enable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
+    """Send to an endpoint again. For what became a dead letter meanwhile: onefold outbox retry --destination NAME."""
+    _act(database, name, lambda dialect: enable(dialect, name), "enabled")
+
+
+@app.command("remove")
+def remove_command(
+    name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", yes: Annotated[bool, YES] = False
+) -> None:
+    """Remove an endpoint. For what still waits for it: onefold outbox discard --destination NAME."""
+    confirmed(f"Remove the endpoint {name}?", yes=yes)
+    _act(database, name, lambda dialect: remove(dialect, name), "removed")
+
+
+def _act(database: str, name: str, question: Callable[[str], Flow[int]], done: str) -> None:
+    if asked(database, question) == 0:
+        raise ConfigurationError(f"there is no endpoint {name!r} that could be {done}; see `onefold endpoints list`")
+    typer.echo(f"{done}: {name}")
+
+
+def _told(each: EndpointSeen) -> dict[str, object]:
+    return {
+        "name": each.name,
+        "url": redact(each.url),
+        "topics": ", ".join(each.topics),
+        "failures": each.failures,
+        "failing since": moment(each.failing_since_ms),
+        "disabled": moment(each.disabled_at_ms),
+        "error": each.last_error,
+    }

@@ -1,0 +1,86 @@
+"""GET /healthz for a process that serves nothing else: one small answer per connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import typer
+
+from onefold._cli.output import say
+from onefold.errors import ConfigurationError
+
+#: Asked by this machine only, unless told otherwise: probes of an orchestrator come from elsewhere.
+HOST = typer.Option("--health-host", help="The address /healthz is served on; 0.0.0.0 for probes from elsewhere.")
+PORT = typer.Option("--health-port", min=0, max=65_535, help="Serve GET /healthz on this port; 0: on a free one.")
+STALE_S = typer.Option("--health-stale", min=1, help="Seconds without a turn after which /healthz says 503.")
+
+_REQUEST_S_MAX = 5.0
+_REQUEST_BYTES_MAX = 16 * 1024
+_PHRASES = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Where /healthz is served, and what makes it 503. Without a port it is not."""
+
+    host: str
+    port: int | None
+    stale_s: float
+
+
+@asynccontextmanager
+async def healthz(health: Health, alive: Callable[[], Mapping[str, float]]) -> AsyncIterator[None]:
+    """Serve while the block lasts, and say where. Unwell: a worker did not turn in time."""
+    if health.port is None:
+        yield
+        return
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_S_MAX):
+                writer.write(await _answered(reader, alive, health.stale_s))
+                await writer.drain()
+        except (TimeoutError, OSError):
+            pass
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    try:
+        server = await asyncio.start_server(serve, health.host, health.port, limit=_REQUEST_BYTES_MAX)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--health-port {health.port} cannot be listened on at {health.host}: {error.strerror or error}"
+        ) from error
+    async with server:
+        host = f"[{health.host}]" if ":" in health.host else health.host
+        say(f"health at http://{host}:{server.sockets[0].getsockname()[1]}/healthz")
+        yield
+
+
+async def _answered(reader: asyncio.StreamReader, alive: Callable[[], Mapping[str, float]], stale_s: float) -> bytes:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        method, path, _ = head.partition(b"\r\n")[0].decode("ascii").split(" ")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+        return _response(400, {})
+    if path.partition("?")[0] != "/healthz":
+        return _response(404, {})
+    if method not in ("GET", "HEAD"):
+        return _response(405, {})
+    turns = {name: round(seconds, 3) for name, seconds in alive().items()}
+    return _response(200 if all(seconds <= stale_s for seconds in turns.values()) else 503, turns, method)
+
+
+def _response(status: int, content: Mapping[str, float], method: str = "GET") -> bytes:
+    body = json.dumps(content).encode()
+    head = (
+        f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        "cache-control: no-store\r\nconnection: close\r\n\r\n"
+    ).encode()
+    return head if method == "HEAD" else head + body

@@ -1,0 +1,63 @@
+"""`onefold migrate`: create or upgrade onefold's tables, or print the SQL for people who run their own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Final
+
+import typer
+
+from onefold._app import MIGRATIONS
+from onefold._cli.options import DATABASE
+from onefold._cli.session import open_session
+from onefold._kernel.redaction import redact
+from onefold.db._connect import dialect_of, file_of
+from onefold.db._migrations import migrate, newer, script
+from onefold.errors import ConfigurationError
+
+#: What is given without a name is not Typer's to refuse: `_check` says how it is named.
+CONTEXT: Final = {"allow_extra_args": True}
+
+
+def command(
+    context: typer.Context,
+    database: Annotated[str, DATABASE] = "",
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the SQL and change nothing; the database is not opened.")
+    ] = False,
+) -> None:
+    """Create or upgrade onefold's tables. Safe to run again, and from several processes at once. A SQLite file that is
+    not there is made."""
+    _check(context.args, database)
+    if show:
+        dialect = dialect_of(database)
+        typer.echo(script(dialect, MIGRATIONS[dialect]))
+        return
+    file = file_of(database)
+    is_new = file is not None and not file.exists()
+    with open_session(database) as place:
+        known = MIGRATIONS[place.dialect]
+        applied = place.ask(migrate(place.dialect, known))
+        beyond = place.ask(newer(place.dialect, known))
+    if is_new and file is not None:
+        typer.echo(f"created the SQLite file {str(file.absolute())!r}, which was not there")
+    if applied:
+        typer.echo(f"applied to {redact(database)}: {', '.join(map(str, applied))}")
+    elif beyond:
+        typer.echo(f"newer, fine: a newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it")
+    else:
+        typer.echo("up to date")
+
+
+def _check(unnamed: list[str], database: str) -> None:
+    """Say how the database is named: other commands take a target."""
+    if unnamed:
+        given = "app.db"
+        with suppress(ConfigurationError):  # a target, or something else that may be secret
+            dialect_of(unnamed[0])
+            given = redact(unnamed[0])
+        raise typer.BadParameter(
+            f"migrate takes no argument; it takes the database as an option: --database {given}, or ONEFOLD_DATABASE"
+        )
+    if not database:
+        raise typer.BadParameter("give --database, or set ONEFOLD_DATABASE")

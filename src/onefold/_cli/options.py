@@ -1,0 +1,74 @@
+"""Options several commands share, and how they are checked. The environment is read here and nowhere below."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+
+import typer
+
+from onefold.db._connect import file_of
+
+_DATABASE = "postgresql://user@host/name, or the path of a SQLite file."
+
+DATABASE = typer.Option("--database", "-d", envvar="ONEFOLD_DATABASE", help=_DATABASE, show_default=False)
+
+#: For a verb whose noun takes the database too: reading the variable here would hide what was given before it.
+DATABASE_AFTER = typer.Option("--database", "-d", help=_DATABASE, show_default=False)
+
+BROKER = typer.Option(
+    "--broker",
+    "-b",
+    envvar="ONEFOLD_BROKER",
+    help="nats://..., redis://..., amqp://..., kafka://host:port, or 'local' for the database itself.",
+    show_default=False,
+)
+
+TARGET_HELP = "module:attribute of an Onefold, of an application it is installed in, or of a function that returns one."
+
+NAME = typer.Argument(metavar="NAME", show_default=False)
+
+TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
+
+JSON = typer.Option("--json", help="Print JSON.")
+
+AS_JSON_LINES = typer.Option("--json", help="Print what happens, one JSON object per line.")
+
+YES = typer.Option("--yes", "-y", help="Do not ask.")
+
+ACTOR = typer.Option("--actor", help="Who does this, for the audit; by default whoever runs it.")
+
+
+def existing(database: str) -> str:
+    """The database that was given. A command with a typo would create the file, find nothing to do, and look healthy
+    for ever."""
+    if not database:
+        raise typer.BadParameter("give --database or set ONEFOLD_DATABASE")
+    file = file_of(database)
+    if file is not None and not file.exists():
+        raise typer.BadParameter(f"there is no SQLite file {str(file)!r}; check the path")
+    return database
+
+
+def acting(given: str) -> str:
+    """Whoever was named, or runs the command."""
+    if given:
+        return given
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, a number without a name
+        return f"uid {os.getuid()}"
+
+
+def confirmed(question: str, *, yes: bool) -> None:
+    """Go on only if a person, or --yes, says so."""
+    if yes:
+        return
+    typer.echo(f"{question} [y/N]: ", nl=False, err=True)  # not by typer.confirm, which writes to stdout as well
+    said = sys.stdin.readline()
+    if not said:  # no terminal, and nothing that was piped
+        typer.echo(err=True)
+        raise typer.BadParameter("it is not done, because there is no answer: give --yes where no one can be asked")
+    if said.strip().lower() not in ("y", "yes"):
+        raise typer.Abort

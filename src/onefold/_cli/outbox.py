@@ -1,0 +1,229 @@
+"""`onefold outbox`: what waits and why; and what to do with what is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+import typer
+
+from onefold._cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirmed
+from onefold._cli.output import age, answer, printed
+from onefold._cli.session import asked, session
+from onefold._cli.times import moment_of
+from onefold._kernel.effects import Flow
+from onefold._kernel.redaction import redact
+from onefold._outbox.debezium import connector
+from onefold._outbox.status_report import Chosen, Report, Stopped, cancel, discard_all, report, retry_all, stopped
+from onefold.db._connect import dialect_of
+
+app = typer.Typer(help="What waits in the outbox and why; and what to do with what is stopped.")
+
+_IDS = typer.Argument(help="Ids of stopped events; all that fit the filters, when none.", show_default=False)
+_REASON = typer.Option("--reason", help="Whose error contains this.")
+_DESTINATION = typer.Option("--destination", help="For this endpoint only.")
+_SINCE = typer.Option(
+    "--since", help="Dead since this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d."
+)
+_DEAD = typer.Option("--dead", help="Dead letters only, not what is tried again by itself.")
+
+
+@app.callback(invoke_without_command=True)
+def look(
+    context: typer.Context,
+    database: Annotated[str, DATABASE] = "",
+    stopped_max: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Stopped events to list.")] = 100,
+    as_json: Annotated[bool, JSON] = False,
+    print_debezium: Annotated[
+        bool, typer.Option("--print-debezium", help="Print a Debezium connector that publishes in place of a relay.")
+    ] = False,
+    schema: Annotated[str, typer.Option(help="For --print-debezium: the schema of onefold's tables.")] = "public",
+) -> None:
+    """Look at the outbox: what waits, what is stopped and why, which relays are at work."""
+    context.obj = database
+    if context.invoked_subcommand is not None:
+        return
+    if print_debezium:
+        answer(_connector(database, schema))
+        return
+    found = asked(database, lambda dialect: report(dialect, stopped_max=stopped_max))
+    if as_json:
+        answer({**asdict(found), "waiting": _waiting(found)})
+    else:
+        _print(redact(database), found)
+
+
+@app.command("list")
+def list_command(
+    context: typer.Context,
+    database: Annotated[str, DATABASE_AFTER] = "",
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, _REASON] = "",
+    destination: Annotated[str, _DESTINATION] = "",
+    since: Annotated[str, _SINCE] = "",
+    dead: Annotated[bool, _DEAD] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """List stopped events: dead letters, and those that are tried again."""
+    chosen = _chosen([], topic, reason, destination, since, dead=dead)
+    found = asked(database or context.obj, lambda dialect: stopped(dialect, chosen, limit=limit))
+    if as_json:
+        answer([asdict(each) for each in found])
+        return
+    if found:
+        _print_stopped("", found)
+    typer.echo(f"stopped events: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+
+
+@app.command("retry")
+def retry_command(
+    context: typer.Context,
+    ids: Annotated[list[str] | None, _IDS] = None,
+    database: Annotated[str, DATABASE_AFTER] = "",
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, _REASON] = "",
+    destination: Annotated[str, _DESTINATION] = "",
+    since: Annotated[str, _SINCE] = "",
+    dead: Annotated[bool, _DEAD] = False,
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Try stopped events now, instead of when their time comes. Their attempts begin anew."""
+    chosen = _chosen(ids or [], topic, reason, destination, since, dead=dead)
+    confirmed(f"Try {_how_many(ids)} stopped event(s) now?", yes=yes)
+    _act(database or context.obj, retry_all, chosen, "retried", as_json=as_json)
+
+
+@app.command("discard")
+def discard_command(
+    context: typer.Context,
+    ids: Annotated[list[str] | None, _IDS] = None,
+    database: Annotated[str, DATABASE_AFTER] = "",
+    topic: Annotated[str, TOPIC] = "",
+    reason: Annotated[str, _REASON] = "",
+    destination: Annotated[str, _DESTINATION] = "",
+    since: Annotated[str, _SINCE] = "",
+    dead: Annotated[bool, _DEAD] = False,
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Delete stopped events: they are never published, and their keys go on with a gap."""
+    chosen = _chosen(ids or [], topic, reason, destination, since, dead=dead)
+    if chosen == Chosen():
+        raise typer.BadParameter(
+            "say which: name ids, or filter with --dead, --topic, --reason, --destination, --since"
+        )
+    confirmed(f"Delete {_how_many(ids)} stopped event(s), never to be published?", yes=yes)
+    _act(database or context.obj, discard_all, chosen, "discarded", as_json=as_json)
+
+
+@app.command("cancel")
+def cancel_command(
+    context: typer.Context,
+    ids: Annotated[list[str], typer.Argument(help="Ids of events that wait for their time.", show_default=False)],
+    database: Annotated[str, DATABASE_AFTER] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Take back delayed events before their time has come: they are never published."""
+    for each in ids:
+        _check_id(each)
+    confirmed(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
+    count = asked(database or context.obj, lambda dialect: cancel(dialect, ids))
+    if as_json:
+        answer({"cancelled": count, "asked": len(ids)})
+    else:
+        others = "" if count == len(ids) else "; the others have left, are leaving or were never there"
+        typer.echo(f"cancelled: {count} of {len(ids)}{others}")
+    if count == 0:
+        raise typer.Exit(1)
+
+
+def _connector(database: str, schema: str) -> dict[str, object]:
+    """With what the address says, where one is given, and without its password."""
+    if not database:
+        return connector(schema=schema)
+    if dialect_of(database) != "postgres":
+        raise typer.BadParameter("Debezium reads the log of Postgres: give the address of one, or none")
+    address = urlsplit(database)
+    given = {"host": address.hostname, "user": address.username, "database": address.path.lstrip("/")}
+    return connector(
+        schema=schema, port=address.port or 5432, **{name: unquote(value) for name, value in given.items() if value}
+    )
+
+
+def _chosen(ids: list[str], topic: str, reason: str, destination: str, since: str, *, dead: bool) -> Chosen:
+    return Chosen(
+        ids=tuple(ids) or None,
+        topic=topic or None,
+        reason=reason or None,
+        destination=destination or None,
+        since=moment_of(since, "--since"),
+        dead=dead,
+    )
+
+
+def _check_id(given: str) -> None:
+    try:
+        UUID(given)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{given!r:.100} is no id of an event: tx.publish answers one, as 01980c5e-7b1a-7c3e-9d5f-3a1b2c4d5e6f"
+        ) from None
+
+
+def _how_many(ids: list[str] | None) -> str:
+    return str(len(ids)) if ids else "all fitting"
+
+
+def _act(database: str, verb: Callable[[str, Chosen], Flow[int]], chosen: Chosen, done: str, *, as_json: bool) -> None:
+    with session(database) as place:
+        count = place.ask(verb(place.dialect, chosen))
+    named = None if chosen.ids is None else len(chosen.ids)
+    if as_json:
+        answer({done: count, "asked": named})
+    elif named is None:
+        typer.echo(f"{done}: {count}")
+    else:
+        typer.echo(f"{done}: {count} of {named}" + ("" if count == named else "; the others are not stopped"))
+    if count == 0:
+        raise typer.Exit(1)
+
+
+def _waiting(found: Report) -> int:
+    return sum(topic.waiting for topic in found.pending)
+
+
+def _print(whose: str, found: Report) -> None:
+    more = "at least " if found.pending_cut else ""
+    typer.echo(f"outbox of {whose}")
+    typer.echo(f"waiting: {more}{_waiting(found)}, the oldest for {age(found.oldest_s)}; delayed: {found.delayed}")
+    if found.pending:
+        waiting = [(each.topic, each.destination, each.waiting) for each in found.pending]
+        printed("\nWaiting", ("topic", "endpoint", "events"), waiting)
+    if found.stopped:
+        _print_stopped("\nStopped", found.stopped)
+    relays = [
+        (each.relay, each.buckets, f"{each.lease_left_s:.0f} s" if each.lease_left_s > 0 else "dead")
+        for each in found.relays
+    ]
+    if relays:
+        printed("\nRelays", ("relay", "buckets", "lease"), relays)
+    else:
+        typer.echo("no relay is at work")
+
+
+def _print_stopped(title: str, found: Sequence[Stopped]) -> None:
+    rows = [
+        (each.id, each.destination or each.topic, each.key, each.attempts, _next(each.next_try_s), each.error)
+        for each in found
+    ]
+    printed(title, ("id", "destination", "key", "attempts", "next try", "error"), rows)
+
+
+def _next(seconds: float | None) -> str:
+    return "dead" if seconds is None else f"in {age(seconds)}"

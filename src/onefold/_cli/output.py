@@ -1,0 +1,99 @@
+"""How commands speak: results on stdout, everything else on stderr, and never a password or a control character."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TextIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onefold._kernel.redaction import redact
+from onefold._kernel.telemetry import Event
+from onefold.brokers._connect import BrokerGiven
+
+#: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.
+_WIDE = 400
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """What onefold logs, as its commands speak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("onefold: %(message)s"))
+
+
+def say(text: str) -> None:
+    """A line about how things go."""
+    typer.echo(f"onefold: {text}", err=True)
+
+
+def answer(value: object) -> None:
+    """The result, as JSON."""
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def tell_as_json(event: Event) -> None:
+    """What a worker tells, as a line of JSON."""
+    typer.echo(json.dumps({"event": type(event).__name__, **asdict(event)}, default=str))
+
+
+def log_to_stderr() -> None:
+    """Show what workers log (that they pause, that they go on), unless the application does that itself. Called again
+    after an application was imported: what it logs by itself is not to be shown twice."""
+    log = logging.getLogger("onefold")
+    ours = [handler for handler in log.handlers if isinstance(handler, _Stderr)]
+    for handler in ours:
+        log.removeHandler(handler)
+    if log.hasHandlers():
+        if ours:
+            log.setLevel(logging.NOTSET)
+        return
+    log.addHandler(_Stderr())
+    log.setLevel(logging.INFO)
+
+
+def printed(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table."""
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else harmless(str(cell))) for cell in row))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def harmless(text: str) -> str:
+    """The text without what would move the cursor: messages come from strangers."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+
+
+def age(seconds: float | None) -> str:
+    """A span as people say it."""
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def moment(ms: int | None) -> str | None:
+    """A time as it is written in JSON and in tables."""
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
+
+
+def broker_name(given: BrokerGiven | None) -> str:
+    """What a relay publishes to."""
+    if given is None:
+        return "local"
+    if isinstance(given, str):
+        return redact(given)
+    name: str = getattr(given, "__name__", type(given).__name__)
+    return "a broker of its own" if name == "<lambda>" else name

@@ -1,0 +1,144 @@
+"""`onefold relay`: publish what is in the outbox, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Annotated, Final
+
+import typer
+
+from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
+from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
+from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
+from onefold._cli.signals import stopped_by_signals
+from onefold._cli.targets import AnyOnefold, closed, from_target_or_addresses, refuse_missing_tables
+from onefold._kernel.redaction import redact
+from onefold._kernel.telemetry import BucketsHeld, Event, Relayed, RelayPaused, RelayResumed
+from onefold._outbox.schema import BUCKETS
+from onefold._outbox.status_report import Report, report
+from onefold._worker.relay import Relay
+from onefold._worker.settings import RelaySettings
+from onefold.errors import StoreError
+
+#: How often --until-empty looks, and how long it waits for what stands behind a stopped event.
+_LOOK_EVERY_S: Final = 0.1
+_STUCK_S: Final = 2.0
+
+
+def command(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help=f"{TARGET_HELP} It brings its own database and broker.")] = "",
+    database: Annotated[str, DATABASE] = "",
+    broker: Annotated[str, BROKER] = "",
+    lease_s: Annotated[float, typer.Option("--lease", help="Seconds until others take over from one that died.")] = 30,
+    batch: Annotated[int, typer.Option(help="Events at hand at once, at the most.")] = 1000,
+    keep_published_s: Annotated[
+        float,
+        typer.Option("--keep-published", help="Seconds to keep published events, to look at them. 0: not at all."),
+    ] = 0,
+    attempts: Annotated[int, typer.Option(help="An event that was refused so often is a dead letter.")] = 25,
+    until_empty: Annotated[
+        bool,
+        typer.Option("--until-empty", help="Stop when nothing is left to send; exit code 1 if events are stopped."),
+    ] = False,
+    health_host: Annotated[str, HOST] = "127.0.0.1",
+    health_port: Annotated[int | None, PORT] = None,
+    health_stale_s: Annotated[float, STALE_S] = 120,
+    as_json: Annotated[bool, AS_JSON_LINES] = False,
+) -> None:
+    """Publish what is in the outbox until SIGTERM or SIGINT. Run as many of them as you like."""
+    if until_empty and health_port is not None:
+        raise typer.BadParameter(
+            "--health-port is for a relay that stays; --until-empty says by its exit code how it went"
+        )
+    settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s, attempts_max=attempts)
+    log_to_stderr()
+    make = from_target_or_addresses(context, target, database, broker)
+    whose = target or redact(database)
+    log_to_stderr()
+    health = Health(health_host, health_port, health_stale_s)
+    if not asyncio.run(_relay(make, whose, settings, health, until_empty=until_empty, as_json=as_json)):
+        raise typer.Exit(1)
+
+
+async def _relay(
+    make: Callable[[], Awaitable[AnyOnefold]],
+    whose: str,
+    settings: RelaySettings,
+    health: Health,
+    *,
+    until_empty: bool,
+    as_json: bool,
+) -> bool:
+    """Whether the end was a good one."""
+    once = await make()
+    try:
+        await refuse_missing_tables(once, report)
+        pulse = _Pulse(f"relaying from {whose} to {broker_name(once.broker)}", as_json=as_json)
+        with stopped_by_signals() as stop:
+            if until_empty:
+                return await _drain(once, stop, settings, pulse)
+            running: list[Relay] = []
+            async with healthz(health, lambda: {"relay": running[0].idle_s} if running else {}):
+                await once.relay(stop, listener=pulse.hear, begun=running.append, **settings)
+            return True
+    finally:
+        await closed(once)
+
+
+async def _drain(once: AnyOnefold, stop: asyncio.Event, settings: RelaySettings, pulse: _Pulse) -> bool:
+    watching = asyncio.create_task(_stop_when_empty(once, stop, pulse))
+    try:
+        await once.relay(stop, listener=pulse.hear, **settings)
+    finally:
+        watching.cancel()
+        [left] = await asyncio.gather(watching, return_exceptions=True)
+    if isinstance(left, BaseException):  # stopped by a signal before, which is as good an end
+        return True
+    waiting = sum(topic.waiting for topic in left.pending)
+    if left.stopped:
+        say(f"events that are stopped: {len(left.stopped)}; that wait: {waiting}. See `onefold outbox`")
+    return not left.stopped
+
+
+class _Pulse:
+    """Says what the relay does, and knows whether it still gets somewhere. That it pauses is in the log."""
+
+    def __init__(self, what: str, *, as_json: bool) -> None:
+        self._what = what
+        self._as_json = as_json
+        self._paused = False
+        self._moved_at = time.monotonic()
+
+    def hear(self, event: Event) -> None:
+        if self._as_json:
+            tell_as_json(event)
+        match event:
+            case BucketsHeld():
+                say(f"{self._what}: {event.buckets} of {BUCKETS} buckets")
+            case RelayPaused():
+                self._paused = True
+            case RelayResumed():
+                self._paused, self._moved_at = False, time.monotonic()
+            case Relayed() if event.published:
+                self._moved_at = time.monotonic()
+            case _:
+                pass
+
+    @property
+    def stands_still(self) -> bool:
+        return not self._paused and time.monotonic() - self._moved_at > _STUCK_S
+
+
+async def _stop_when_empty(once: AnyOnefold, stop: asyncio.Event, pulse: _Pulse) -> Report:
+    while True:
+        with suppress(StoreError):  # the relay itself says that it pauses
+            found = await once.ask(lambda dialect: report(dialect, count_max=1000))
+            # What waits behind a stopped event is counted as waiting, and is not sent.
+            if not found.pending or (found.stopped and pulse.stands_still):
+                stop.set()
+                return found
+        await asyncio.sleep(_LOOK_EVERY_S)

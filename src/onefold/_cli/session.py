@@ -1,0 +1,56 @@
+"""Short commands: one flow after the other over a database, then its connections are closed.
+
+On asyncio, like the workers: so a command runs over asyncpg as well as over psycopg, whichever is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from onefold._cli.options import existing
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold.db._connect import async_database
+
+T = TypeVar("T")
+
+
+class Session:
+    """Where questions are put to a database."""
+
+    def __init__(self, database: AsyncDatabase[Any], loop: asyncio.Runner) -> None:
+        self._database = database
+        self._loop = loop
+        self.dialect = database.dialect
+
+    def ask(self, flow: Flow[T]) -> T:
+        return self._loop.run(run_async(flow, TaskExecutor(self._database)))
+
+
+@contextmanager
+def open_session(database: str) -> Iterator[Session]:
+    """For as long as the block lasts."""
+    with asyncio.Runner() as loop:
+        opened = async_database(database)
+        try:
+            yield Session(opened, loop)
+        finally:
+            loop.run(opened.close())
+
+
+@contextmanager
+def session(database: str) -> Iterator[Session]:
+    """The same. The database must be there: no file is made."""
+    with open_session(existing(database)) as place:
+        yield place
+
+
+def asked(database: str, question: Callable[[str], Flow[T]]) -> T:
+    """The answer to one question, a function of the dialect."""
+    with session(database) as place:
+        return place.ask(question(place.dialect))

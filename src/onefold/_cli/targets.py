@@ -1,0 +1,186 @@
+"""From `module:attribute` to the Onefold that it means. Whatever is wrong with it is told in one line."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import typer
+
+from onefold._app import AsyncOnefold, Onefold
+from onefold._cli.options import existing
+from onefold._http.install_checks import left_in
+from onefold._kernel.effects import Flow
+from onefold.db._connect import dialect_of
+from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing, StoreError
+
+AnyOnefold: TypeAlias = AsyncOnefold | Onefold
+
+_GIVE = "give an Onefold, an AsyncOnefold, an application it is installed in, or a function that returns one of them"
+
+
+def loaded(target: str) -> object:
+    """Import what a target names. Before the loop starts: a module may run one of its own while it is imported."""
+    if "://" in target:
+        raise ConfigurationError(
+            "the target is an address; it must be module:attribute, for example shop.app:once. Addresses go with "
+            "--database and --broker"
+        )
+    name, separator, path = target.partition(":")
+    module_name = _module_in(name)
+    if module_name != name:
+        meant = f"write {module_name}:{path}" if path else f"write {module_name}: and the name of the Onefold in it"
+        raise ConfigurationError(f"target {target!r} names a file, and must be module:attribute; {meant}")
+    if not separator or not name or not path:
+        raise ConfigurationError(f"target {target!r} must be module:attribute, for example {name or 'shop.app'}:once")
+    module = _imported(name)
+    value: object = module
+    for step in path.split("."):
+        try:
+            value = getattr(value, step)
+        except AttributeError:
+            raise ConfigurationError(f"{name!r} has no {path!r}{_suggestion(module)}") from None
+    return value
+
+
+async def opened(target: str, value: object) -> AnyOnefold:
+    """The Onefold in what was loaded. A function is called on the loop that it will be used on."""
+    if inspect.isroutine(value):
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(value).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if needed:
+            raise ConfigurationError(f"{target!r} is a function that needs {', '.join(needed)}; {_GIVE}")
+        with _in_one_line(f"calling {target!r} failed"):
+            value = value()
+            if inspect.isawaitable(value):
+                value = await value
+    if isinstance(value, AsyncOnefold | Onefold):
+        return value
+    found = left_in(value)
+    if isinstance(found, AsyncOnefold | Onefold):
+        return found
+    if hasattr(value, "add_middleware") or hasattr(value, "wsgi_app"):
+        raise ConfigurationError(f"{target!r} is an application without onefold: call once.install(app) in its module")
+    raise ConfigurationError(f"{target!r} is a {type(value).__qualname__}; {_GIVE}")
+
+
+def from_target_or_addresses(
+    context: typer.Context, target: str, database: str, broker: str
+) -> Callable[[], Awaitable[AnyOnefold]]:
+    """What makes the Onefold that a command works on: a target, or one of the addresses that were given."""
+    return _from_target(context, target) if target else _from_addresses(database, broker)
+
+
+async def refuse_missing_tables(once: AnyOnefold, *questions: Callable[[str], Flow[Any]]) -> None:
+    """Workers wait for a database that is away; for tables that nobody made they would wait in vain."""
+    try:
+        for question in questions:
+            await once.ask(question)
+    except SchemaMissing:
+        raise
+    except StoreError:
+        pass
+
+
+async def closed(once: AnyOnefold) -> None:
+    """Close what a command has opened."""
+    closing: Any = once.close()
+    if inspect.isawaitable(closing):
+        await closing
+
+
+def _from_target(context: typer.Context, target: str) -> Callable[[], Awaitable[AnyOnefold]]:
+    for name in ("database", "broker"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"{target} brings its own {name}: leave out --{name}, or the target")
+    value = loaded(target)
+    return lambda: opened(target, value)
+
+
+def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOnefold]]:
+    if not database:
+        raise typer.BadParameter("give a target, or --database (or set ONEFOLD_DATABASE)")
+    if not broker and dialect_of(database) != "sqlite":
+        raise typer.BadParameter(
+            "give --broker or set ONEFOLD_BROKER, because this asks the broker too: an address, or 'local' for the "
+            "database itself"
+        )
+    existing(database)
+    try:
+        urlsplit(broker)
+    except ValueError:
+        raise typer.BadParameter("--broker is no address: is there a '[' in its password? Write it as %5B") from None
+
+    async def make() -> AnyOnefold:
+        return AsyncOnefold(database, broker=broker or None)
+
+    return make
+
+
+def _imported(name: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with _in_one_line(f"importing {name!r} failed"):
+            return import_module(name)
+    except ConfigurationError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
+            raise ConfigurationError(
+                f"there is no module {cause.name!r}, neither here nor on sys.path{_close_module(cause.name)}"
+            ) from cause
+        raise
+
+
+def _module_in(name: str) -> str:
+    """The module that a path of a file stands for; a name that is none as it is."""
+    parts = [part for part in name.removesuffix(".py").split("/") if part not in ("", ".")]
+    return ".".join(parts) if parts and (name.endswith(".py") or "/" in name) else name
+
+
+def _close_module(name: str) -> str:
+    """What may have been meant, of the modules that are here."""
+    here = [path.stem for path in Path.cwd().glob("*.py")]
+    close = get_close_matches(name, here, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _suggestion(module: ModuleType) -> str:
+    fit = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, AsyncOnefold | Onefold) or isinstance(left_in(value), AsyncOnefold | Onefold)
+    ]
+    return f"; it has {', '.join(sorted(fit))}" if fit else ""
+
+
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Whatever the application raises, with the place where it did."""
+    try:
+        yield
+    except OnefoldError:
+        raise  # says what to do
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        # In the application, where the error comes out of a library that it called.
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(os.getcwd())]
+        place = (own or frames)[-1]
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigurationError(f"{what}: {text} ({place.filename}, line {place.lineno})") from error

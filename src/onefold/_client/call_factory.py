@@ -1,0 +1,141 @@
+"""What the calls of one retrying client share, and how each of them begins: with its key, deadline and attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onefold._client.context import SAFE_METHODS, Block, current_block, current_options, moved, remember_move
+from onefold._client.journal_store import JournalStore
+from onefold._client.key_hosts import KeyHosts
+from onefold._client.retry_conditions import RetryIf, checked_condition
+from onefold._client.retry_flow import RetryFlow
+from onefold._client.wire import KEY_HEADER, R, Wire, checked, place, target
+from onefold._kernel import deadlines
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.effects import Now
+from onefold._kernel.ids import new_id
+from onefold._kernel.telemetry import Listener
+from onefold._policy.attempts import Attempts, Host
+from onefold._policy.hosts import Hosts
+from onefold._policy.retry import IDEMPOTENT_METHODS
+from onefold.errors import BodyNotReplayable, ConfigurationError
+
+
+class CallFactory:
+    """The calls of one retrying client."""
+
+    __slots__ = ("_hosts", "_key_hosts", "_listener", "_quoted", "_remake", "_retry_if", "store")
+
+    def __init__(
+        self,
+        *,
+        hosts: Hosts[Host],
+        store: JournalStore,
+        listener: Listener | None,
+        key_hosts: KeyHosts,
+        quoted: bool,
+        retry_if: RetryIf | None = None,
+        remake: Callable[[], CallFactory] | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._listener = listener
+        self._key_hosts = key_hosts
+        self._quoted = quoted
+        self._retry_if = retry_if
+        self._remake = remake
+        self.store = store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the settings. What was learned about hosts, and open journals, belong to a process."""
+        return _remade, (self._remake,)
+
+    async def run(self, wire: Wire[R]) -> R:
+        """The response of the last attempt, or the error it raised."""
+        response: R = await self.begin(wire, await Now()).run()
+        return response
+
+    def begin(self, wire: Wire[Any], now: float) -> RetryFlow:
+        """A call that begins now. Nothing is sent, and no intent is claimed yet."""
+        host = self._hosts.of(wire.host, now)
+        options, block = wire.options, current_block()
+        deadline_s = attempts_max = attempt_s = None
+        if (around := current_options()) is not None:
+            options = {**around, **options}
+        if options:
+            if (intent := options.get("intent")) is not None:
+                block = Block(intent)
+            deadline_s, attempts_max = options.get("deadline_s"), options.get("attempts_max")
+            attempt_s = options.get("attempt_s")
+            if options.get("stream"):
+                wire.streams = True
+            if (hedge_s := options.get("hedge_s")) is not None:
+                _hedge(wire, host, hedge_s)
+            if deadline_s is not None or attempts_max is not None or attempt_s is not None:
+                checked(wire, "deadline_s", deadline_s, least=0)
+                checked(wire, "attempts_max", attempts_max, least=1)
+                checked(wire, "attempt_s", attempt_s, least=0)
+        idempotent = wire.method in IDEMPOTENT_METHODS
+        if block is not None and wire.method in SAFE_METHODS:
+            block = None
+        # What is idempotent by itself needs no key, and nobody looks for one.
+        key = None if idempotent and block is None else wire.header(KEY_HEADER)
+        generates = not idempotent and self._key_hosts.covers(wire.host)
+        keyed = generates or key is not None or block is not None
+        again = (keyed or idempotent) and (attempts_max or host.policy.attempts_max) > 1
+        if (again or block is not None) and not wire.replayable():
+            why = (
+                "so the request cannot be retried" if again else "so it cannot be compared with what its key stands for"
+            )
+            raise BodyNotReplayable(
+                f"the body of {target(wire)} can be sent only once, {why}: pass bytes, or say attempts_max=1 for this "
+                "request and make it outside of onefold.call() and onefold.intent()"
+            )
+        until, inherited = now + (host.policy.deadline_s if deadline_s is None else deadline_s), deadlines.current()
+        if inherited is not None and inherited < until:
+            until = inherited
+        attempts = Attempts(host, until, wire.method, keyed, attempts_max)
+        retry_flow = RetryFlow(wire, host, attempts, self.store, self._listener, now)
+        # The deadline is told with every write, and by readers who set one. A reader who set none says nothing at
+        # first: that header would be most of what the call costs.
+        retry_flow.tells_deadline = not idempotent or deadline_s is not None or inherited is not None
+        if attempt_s is not None:
+            retry_flow.attempt_s = attempt_s
+        elif again:
+            retry_flow.attempt_s = host.policy.attempt_limit_s(deadline_s)
+        retry_flow.retry_if = (
+            checked_condition(options.get("retry_if")) or self._retry_if if options else self._retry_if
+        )
+        retry_flow.quoted = self._quoted
+        retry_flow.block, retry_flow.key = block, key
+        if not idempotent or block is not None:
+            self._name(retry_flow, wire, generates)
+        return retry_flow
+
+    def _name(self, retry_flow: RetryFlow, wire: Wire[Any], generates: bool) -> None:
+        """Give it a key of its own, unless its block has one, or it follows a redirect and had one before."""
+        retry_flow.generates = generates
+        if (before := moved()) is not None:
+            remember_move(None)
+            if before.method == wire.method and before.place == place(wire.address()):
+                retry_flow.moved = before
+        if generates and retry_flow.key is None and retry_flow.block is None and retry_flow.moved is None:
+            retry_flow.name(new_id(wall_ms()))
+
+
+def _hedge(wire: Wire[Any], host: Host, after_s: Any) -> None:
+    """What only reads may be asked twice at once. Everything else is not, also where its block says so."""
+    checked(wire, "hedge_s", after_s, least=0)
+    hedge: Any = getattr(wire, "hedge", None)
+    if hedge is None:
+        raise ConfigurationError(
+            f"hedge_s={after_s!r} of {target(wire)}: this client cannot send a second attempt beside the first, only "
+            "httpx.AsyncClient can. Around a coroutine function every client can be hedged: "
+            "Retrying.calls(..., hedge_s=...)"
+        )
+    if wire.method in SAFE_METHODS:
+        hedge(after_s, host)
+
+
+def _remade(remake: Callable[[], CallFactory]) -> CallFactory:
+    return remake()

@@ -1,0 +1,167 @@
+"""What a call inherits from the code around it: the block it is made in, which holds one key.
+
+Theory of operation. A block stands for one call, however many attempts are made of it and whoever makes them: our own
+loop, an SDK's, tenacity's. All of them are sent under the block's key. The first request that needs a key is the call;
+another one in the same block is refused, for its server would take it for a repetition of the first. Requests that
+only read, and those that fetch a token, are no calls in this sense.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import Any, Final, NamedTuple
+
+from onefold._client.journal.model import checked_intent
+from onefold._client.retry_conditions import RetryIf, checked_condition
+from onefold._kernel.arguments import named_arguments
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.ids import new_id
+from onefold._policy.ranges import require
+from onefold.errors import IntentReused
+
+_log = logging.getLogger("onefold.client")
+
+#: Methods that only read: they need no key, and take none.
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+class Block:
+    """One call. Its key is kept in memory, or in the journal under the name of its intent."""
+
+    __slots__ = ("_asked", "_target", "intent", "key", "used")
+
+    def __init__(self, intent: str | None = None) -> None:
+        self.intent = intent
+        self.key = new_id(wall_ms())
+        self.used = False
+        self._asked: bytes | None = None
+        self._target = ""
+
+    def bind(self, asked: bytes, target: str) -> None:
+        """This request is the block's call, or a repetition of it."""
+        if self._asked is None:
+            self._asked, self._target = asked, target
+        elif self._asked != asked:
+            same = " (the method and the address are the same, so the query or the body differs)"
+            raise IntentReused(
+                f"the block onefold.call() has sent {self._target} under its key, and {target} is another call"
+                f"{same if self._target == target else ''}: give it a block of its own",
+                key=self.key,
+            )
+
+
+class Moved(NamedTuple):
+    """A call that was just sent elsewhere by its server (307, 308), for the request with which its client follows."""
+
+    place: tuple[str, ...]
+    method: str
+    body: bytes
+    """The hash of it."""
+    key: str
+    block: Block | None
+
+
+_block: ContextVar[Block | None] = ContextVar("onefold.block", default=None)
+
+#: HTTP clients make a new request of a redirect, without the key that was added to the first. They do so in the same
+#: task or thread, so the next request finds this.
+_moved: ContextVar[Moved | None] = ContextVar("onefold.moved", default=None)
+
+#: The block we are in, or None.
+current_block: Callable[[], Block | None] = _block.get
+
+#: For blocks that are no generators: begin one, and end it by what this gave.
+enter: Callable[[Block | None], Token[Block | None]] = _block.set
+leave: Callable[[Token[Block | None]], None] = _block.reset
+
+moved: Callable[[], Moved | None] = _moved.get
+remember_move: Callable[[Moved | None], object] = _moved.set
+
+
+#: What the code around a call says about it: see `options`.
+_options: ContextVar[Mapping[str, Any] | None] = ContextVar("onefold.clients.options", default=None)
+
+current_options: Callable[[], Mapping[str, Any] | None] = _options.get
+
+
+@named_arguments("onefold.clients.options")
+@contextmanager
+def options(
+    *,
+    deadline_s: float | None = None,
+    attempts_max: int | None = None,
+    attempt_s: float | None = None,
+    stream: bool | None = None,
+    retry_if: RetryIf | None = None,
+    hedge_s: float | None = None,
+) -> Iterator[None]:
+    """What holds for the requests in this block, with every client, as `extensions` say it for one of httpx:
+    `with onefold.clients.options(deadline_s=2): session.get(...)`. A block inside another says only what differs; what
+    is said with a request itself comes first. `stream`: answers that do not say how long they are are handed on while
+    they arrive, and not read within their attempt. `retry_if`: see Retrying. `hedge_s`: what only reads is asked again,
+    beside the first attempt, where there is no answer after so many seconds (httpx.AsyncClient)."""
+    for name, value, least in (
+        ("deadline_s", deadline_s, 0),
+        ("attempts_max", attempts_max, 1),
+        ("attempt_s", attempt_s, 0),
+        ("hedge_s", hedge_s, 0),
+    ):
+        if value is not None:
+            require(name, value, least=least)
+    said = {
+        "deadline_s": deadline_s,
+        "attempts_max": attempts_max,
+        "attempt_s": attempt_s,
+        "stream": stream,
+        "retry_if": checked_condition(retry_if),
+        "hedge_s": hedge_s,
+    }
+    token = _options.set(
+        {**(_options.get() or {}), **{name: value for name, value in said.items() if value is not None}}
+    )
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+@contextmanager
+def call() -> Iterator[str]:
+    """One call, and its key: every attempt in this block is sent under it, also those that an SDK or another retry
+    loop makes. `with onefold.call() as key: client.post(...)`. It lives as long as the block: after a restart the same
+    call gets another key. See `intent`."""
+    block = Block()
+    token = _block.set(block)
+    try:
+        yield block.key
+    finally:
+        _block.reset(token)
+
+
+@named_arguments("onefold.intent")
+@contextmanager
+def intent(name: str) -> Iterator[str]:
+    """The same, for a call that survives the process: a client of onefold journals the key before the first byte
+    leaves, and sends the same one after a restart. `with onefold.intent("pay:ord-42"): client.post(...)`.
+
+    The key that the block gives is for SDKs over such a client that want one of their own. Where the journal has
+    another one for this intent already, because a process died in the middle of it, the client sends that one in its
+    place. The block itself knows no journal: any other client would be given another key after a restart. For those
+    there is `Retrying.intent`, whose key is the journal's from the beginning.
+    """
+    block = Block(checked_intent(name))
+    token = _block.set(block)
+    try:
+        yield block.key
+    finally:
+        _block.reset(token)
+    if not block.used:
+        _log.warning(
+            "intent %r: no call of a retrying client was made in its block, so its key is in no journal, and there is "
+            "another key after a restart. Where the key is handed to another client, use `with retrying.intent(%r) as "
+            "key`, which journals it; a thread pool does not see the block unless it is handed the context "
+            "(contextvars.copy_context)", name, name,
+        )  # fmt: skip

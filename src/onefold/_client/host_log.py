@@ -1,0 +1,56 @@
+"""What an operator must know of a host that fails, in the log `onefold.client`: once for each change."""
+
+from __future__ import annotations
+
+import logging
+
+from onefold._policy.attempts import Host
+from onefold._policy.breaker import State
+from onefold._policy.retry import RetryAfter
+
+_log = logging.getLogger("onefold.client")
+
+
+def log_retry(host: Host, failure: str, decision: RetryAfter) -> None:
+    """An attempt failed and another follows. Logged for the first of a run of troubled calls."""
+    if not host.troubled:
+        host.troubled = True
+        _log.warning(
+            "%s: an attempt failed (%s); it is retried in %.2f s, and so are the calls that follow", host.name, failure,
+            decision.wait_s,
+        )  # fmt: skip
+
+
+def log_breaker(host: Host, now: float) -> State | None:
+    """The breaker's state, if it is another one than before; that is logged."""
+    state = host.moved(now)
+    match state:
+        case "open":
+            host.troubled = True
+            _log.warning("%s: fails nearly always; its breaker is open, calls are refused for a while", host.name)
+        case "half-open":
+            _log.info("%s: its breaker is half-open; a few calls try whether it works again", host.name)
+        case "closed":
+            _log.info("%s: its breaker is closed; calls to it are made again", host.name)
+        case None:
+            pass
+    return state
+
+
+def log_layers(host: Host) -> None:
+    """Something below retries too."""
+    if not host.layered:
+        host.layered = True
+        _log.warning(
+            "calls of %s are retried, and so is what they call: attempts would multiply, so this layer does not "
+            "try again what the other has given up. Keep one of the two: the one next to the network",
+            host.name,
+        )
+
+
+def log_success(host: Host) -> None:
+    """A call succeeded at its first attempt after others had to be retried or refused."""
+    if not host.is_closed:  # a probe: what the breaker makes of it is still to be told
+        return
+    host.troubled = False
+    _log.info("%s: calls succeed at once again", host.name)

@@ -1,0 +1,173 @@
+"""httpx, and httpx2, which differs from it in its name: transports that retry.
+
+The two are not imported here: a transport brings its own, and whichever it comes from is spoken to.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from onefold._client.call_factory import CallFactory
+from onefold._client.call_runner import drive, drive_async
+from onefold._client.httpx_wire import TaskWire, ThreadWire
+from onefold._client.retry_flow import RetryFlow
+from onefold._client.socket_limits import limit_transport
+from onefold._kernel.effects import Flow
+from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class RetryingTransport:
+    """A transport for `httpx.Client`, `httpx.AsyncClient`, or both, as the one that it is made around."""
+
+    def __init__(self, inner: Any, vendor: ModuleType, calls: CallFactory, *, owns: bool) -> None:
+        _refuse_retries(inner)
+        self._inner = inner
+        self._vendor = vendor
+        self._calls = calls
+        self._owns = owns
+        self._on_threads = isinstance(inner, vendor.BaseTransport)
+        self._on_tasks = isinstance(inner, vendor.AsyncBaseTransport)
+        if self._on_threads:
+            limit_transport(inner)
+
+    # --- on threads --------------------------------------------------------------------------------------
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not self._on_threads:
+            raise self._misplaced("httpx.Client", "httpx.HTTPTransport()")
+        wire = ThreadWire(request, self._inner, self._vendor)
+        retry_flow = self._calls.begin(wire, time.monotonic())
+        left_s = retry_flow.begin_first()
+        if left_s is None:
+            return self._drive(retry_flow, retry_flow.run(), wire)
+        try:
+            ended: Any = wire.send(left_s)
+        except Exception as error:
+            ended = error
+        except BaseException:
+            retry_flow.excuse()
+            raise
+        else:
+            if retry_flow.succeeded(ended, time.monotonic()):
+                response: httpx.Response = ended
+                return response
+        return self._drive(retry_flow, retry_flow.finish(ended), wire)
+
+    def _drive(self, retry_flow: RetryFlow, flow: Flow[Any], wire: ThreadWire) -> httpx.Response:
+        response: httpx.Response = drive(retry_flow, flow, wire, self._calls.store)
+        return response
+
+    def close(self) -> None:
+        if self._on_threads:
+            self._inner.close()
+        if self._owns:
+            self._calls.store.close()
+
+    def __enter__(self) -> Self:
+        if not self._on_threads:
+            raise self._misplaced("httpx.Client", "httpx.HTTPTransport()")
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
+        if self._owns:
+            self._calls.store.close()
+
+    # --- on asyncio --------------------------------------------------------------------------------------
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not self._on_tasks:
+            raise self._misplaced("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
+        wire = TaskWire(request, self._inner, self._vendor)
+        retry_flow = self._calls.begin(wire, time.monotonic())
+        left_s = retry_flow.begin_first()
+        if left_s is None:
+            return await self._drive_async(retry_flow, retry_flow.run(), wire)
+        try:
+            ended: Any = await wire.send(left_s)
+        except Exception as error:
+            ended = error
+        except BaseException:
+            retry_flow.excuse()
+            raise
+        else:
+            if retry_flow.succeeded(ended, time.monotonic()):
+                response: httpx.Response = ended
+                return response
+        return await self._drive_async(retry_flow, retry_flow.finish(ended), wire)
+
+    async def _drive_async(self, retry_flow: RetryFlow, flow: Flow[Any], wire: TaskWire) -> httpx.Response:
+        response: httpx.Response = await drive_async(retry_flow, flow, wire, self._calls.store)
+        return response
+
+    async def aclose(self) -> None:
+        if self._on_tasks:
+            await self._inner.aclose()
+        if self._owns:
+            await self._calls.store.aclose()
+
+    async def __aenter__(self) -> Self:
+        if not self._on_tasks:
+            raise self._misplaced("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+        if self._owns:
+            await self._calls.store.aclose()
+
+    def _misplaced(self, client: str, transport: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{type(self._inner).__qualname__} cannot serve {client}: give it onefold.retrying({transport})"
+        )
+
+
+def vendor_of(inner: object) -> ModuleType | None:
+    """httpx or httpx2, whichever a transport is made for; None if it is no transport of theirs."""
+    for name in ("httpx", "httpx2"):
+        vendor = sys.modules.get(name)
+        if vendor is not None and isinstance(inner, vendor.BaseTransport | vendor.AsyncBaseTransport):
+            return vendor
+    return None
+
+
+def wrap_client(client: Any, wrap: Callable[[Any], Any]) -> None:
+    """Let a client that was made already send through transports that retry: its own, and those of its proxies and
+    mounts. httpx has no public name for them; versions of it that keep them elsewhere are refused."""
+    transport, mounts = getattr(client, "_transport", None), getattr(client, "_mounts", None)
+    if transport is None or not isinstance(mounts, dict):
+        raise ConfigurationError(
+            f"this version of {type(client).__module__} does not show the transports of its clients: make the client "
+            "with transport=onefold.retrying(...)"
+        )
+    wrapped = {pattern: None if mounted is None else wrap(mounted) for pattern, mounted in mounts.items()}
+    client._transport, client._mounts = wrap(transport), wrapped
+
+
+def is_client(given: object) -> bool:
+    """It is a client of httpx or httpx2, not a transport."""
+    return any(
+        vendor is not None and isinstance(given, vendor.Client | vendor.AsyncClient)
+        for vendor in (sys.modules.get("httpx"), sys.modules.get("httpx2"))
+    )
+
+
+def _refuse_retries(inner: object) -> None:
+    """httpx's own `retries` connect again without asking the budget, the breaker or the deadline."""
+    if retries := getattr(getattr(inner, "_pool", None), "_retries", 0):
+        raise ConfigurationError(
+            f"the transport connects again by itself (retries={retries}), and attempts would multiply: give it none"
+        )

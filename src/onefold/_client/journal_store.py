@@ -1,0 +1,143 @@
+"""Where a client's journal is kept: opened when the first intent is served, and not before.
+
+A client that serves no intents never touches a disk. What was given may serve threads, asyncio or (an address) both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from onefold._client.journal import Journal, default_journal, made_private, prepare
+from onefold._client.journal_connection import Reach, acquire_async
+from onefold._kernel.executors import ThreadExecutor
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+from onefold._kernel.runners import run
+from onefold.db._connect import async_database, check_usable, dialect_of, file_of, sync_database
+from onefold.db.sqlite import SqliteDatabase, async_sqlite
+
+#: How long one try waits for the write lock of a file. A claim tries again until its deadline, which it can only look
+#: at in between.
+BUSY_S = 0.25
+
+
+class JournalStore:
+    """The database of a journal, by the address or the pool that was given; by default a file of the user's own."""
+
+    def __init__(self, given: object | None, *, retention_s: float) -> None:
+        if given is not None:
+            check_usable(given, "journal")
+        self._given = given
+        self._retention_s = retention_s
+        self._lock = RLock()
+        self.ready = False
+        self._journal: Journal | None = None
+        self._sync: Database[Any] | None = None
+        self._async: AsyncDatabase[Any] | None = None
+        self.threads = JournalThreads(self)
+        self.tasks = JournalTasks(self)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal's flows, in the dialect of its database."""
+        if self._journal is None:
+            self._journal = Journal(dialect_of(self._place()), retention_s=self._retention_s)
+        return self._journal
+
+    def sync_database(self) -> Database[Any]:
+        with self._lock:
+            if self._sync is None:
+                self.make_ready()
+                file = self._file()
+                self._sync = (
+                    sync_database(self._place()) if file is None else SqliteDatabase(file, busy_timeout_s=BUSY_S)
+                )
+            return self._sync
+
+    def async_database(self) -> AsyncDatabase[Any]:
+        with self._lock:
+            if self._async is None:
+                self.make_ready()
+                file = self._file()
+                self._async = (
+                    async_database(self._place()) if file is None else async_sqlite(file, busy_timeout_s=BUSY_S)
+                )
+            return self._async
+
+    def make_ready(self) -> None:
+        """Make the file and its table, where it is one. This waits for the disk: on asyncio, ask a thread to do it."""
+        with self._lock:
+            place = self._place()
+            if not self.ready and isinstance(place, str | Path) and (file := file_of(place)) is not None:
+                database = sync_database(made_private(file))
+                try:
+                    run(prepare(database.dialect), ThreadExecutor(database))
+                finally:
+                    database.close()
+            self.ready = True
+
+    def close(self) -> None:
+        """Close what was opened here for threads. A pool that was given is its owner's to close."""
+        database, self._sync = self._sync, None
+        if database is not None and self._is_ours():
+            database.close()
+
+    async def aclose(self) -> None:
+        """Close what was opened here."""
+        self.close()
+        database, self._async = self._async, None
+        if database is not None and self._is_ours():
+            await database.close()
+
+    def _place(self) -> object:
+        if self._given is None:
+            self._given = default_journal()
+        return self._given
+
+    def _file(self) -> Path | None:
+        """The journal's file, where it is one that was named."""
+        place = self._place()
+        return file_of(place) if isinstance(place, str | Path) else None
+
+    def _is_ours(self) -> bool:
+        return self._given is None or isinstance(self._given, str | Path)
+
+
+class JournalThreads:
+    """The database, opened by whoever needs a connection first. `until` is the deadline of its call."""
+
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+        self._reach = Reach()
+
+    @property
+    def dialect(self) -> str:
+        return self._store.sync_database().dialect
+
+    def acquire(self, until: float = inf) -> Connection[Any]:
+        return self._reach.acquire(self._store.sync_database(), until)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class JournalTasks:
+    """The same, for asyncio."""
+
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+
+    @property
+    def dialect(self) -> str:
+        return self._store.async_database().dialect
+
+    async def acquire(self, until: float = inf) -> AsyncConnection[Any]:
+        if not self._store.ready:
+            await asyncio.to_thread(self._store.make_ready)
+        return await acquire_async(self._store.async_database(), until)
+
+    async def close(self) -> None:
+        await self._store.aclose()

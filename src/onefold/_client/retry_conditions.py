@@ -1,0 +1,86 @@
+"""What the user says about an answer or an error, beside what HTTP says: `retry_if`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from numbers import Real
+from typing import Any, TypeAlias
+
+from onefold._kernel.executors import name_of
+from onefold._policy.outcome import Answered, Unanswered
+from onefold._policy.retry_after import ABSURD_S
+from onefold.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer:
+    """An answer as `retry_if` sees it, whichever client received it."""
+
+    method: str
+    address: str
+    status: int
+    header: Callable[[str], str | None]
+    """The value of a header, by its name in any case."""
+    body: bytes | None
+    """Unpacked. None where it is still arriving: it is long, or a stream."""
+
+    def json(self) -> Any:
+        """The body as JSON; None where it is none, or is not there yet."""
+        try:
+            return None if self.body is None else json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+
+#: Of an answer or an error: True: try again. False: do not. A number: in so many seconds. None: as without it.
+RetryIf: TypeAlias = Callable[[HttpAnswer | Exception], bool | float | None]
+
+
+def checked_condition(given: object) -> Any:
+    """Refuse what is no function, where it is written."""
+    if given is not None and not callable(given):
+        raise ConfigurationError(
+            f"retry_if={given!r} must be a function from an answer or an error to True, False, seconds or None"
+        )
+    if inspect.iscoroutinefunction(given):
+        raise ConfigurationError(f"retry_if: {name_of(given)} is a coroutine function; write it with `def`")
+    return given
+
+
+def seconds_said(setting: str, function: Callable[..., Any], said: Any) -> float:
+    """The seconds that a function of the user returned. What is beyond ten years is ten years: too long to wait for
+    either way, and still a date."""
+    is_number: bool = isinstance(said, Real)
+    if is_number and 0 <= said < inf:
+        return float(min(said, ABSURD_S))
+    if inspect.iscoroutine(said):
+        said.close()
+    raise ConfigurationError(
+        f"{setting}: {name_of(function)} returned {said!r}, which is none of True, False, None and a number of "
+        "seconds from 0 on"
+    )
+
+
+def as_said(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Answered:
+    """What an answer means, after the user was asked."""
+    said = say(answer)
+    if said is None:
+        return answered
+    if isinstance(said, bool):
+        return replace(answered, should_retry=said)
+    return replace(answered, should_retry=True, retry_after_s=seconds_said("retry_if", say, said))
+
+
+def error_as_said(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
+    """The same of an error; None: it is the caller's. Whether the request may have left stays as it is."""
+    said = say(error)
+    if said is None:
+        return outcome
+    if said is False:
+        return None
+    failed = outcome or Unanswered(maybe_sent=True)
+    return failed if said is True else replace(failed, retry_after_s=seconds_said("retry_if", say, said))

@@ -1,0 +1,68 @@
+"""Waiting between attempts: the one place where the client sleeps, so that tests can do without."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from onefold._client.journal_store import JournalTasks, JournalThreads
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+
+
+class Waiting:
+    """Whether waits are really waited; `onefold.testing.no_waiting` switches them off for the whole process."""
+
+    skipped: bool = False
+
+
+def wait(seconds: float) -> None:
+    """Wait, on a thread."""
+    if not Waiting.skipped:
+        time.sleep(seconds)
+
+
+async def wait_async(seconds: float) -> None:
+    """Wait, on a loop."""
+    await asyncio.sleep(0 if Waiting.skipped else seconds)
+
+
+class CallExecutor(ThreadExecutor[Any]):
+    """The executor of an outgoing call on a thread; its database is the journal's, which is reached before the
+    deadline."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self, journal: JournalThreads, until: float) -> None:
+        super().__init__(journal)
+        self._until = until
+
+    def acquire(self) -> None:
+        if self._connection is None:
+            journal: Any = self._database
+            self._connection = journal.acquire(self._until)
+
+    def sleep(self, seconds: float) -> None:
+        wait(seconds)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()  # the adapters' own, which are known to be no coroutine functions
+
+
+class AsyncCallExecutor(TaskExecutor[Any]):
+    """The same, for asyncio."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self, journal: JournalTasks, until: float) -> None:
+        super().__init__(journal)
+        self._until = until
+
+    async def acquire(self) -> None:
+        if self._connection is None:
+            journal: Any = self._database
+            self._connection = await journal.acquire(self._until)
+
+    async def sleep(self, seconds: float) -> None:
+        await wait_async(seconds)

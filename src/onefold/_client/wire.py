@@ -1,0 +1,247 @@
+"""What an adapter brings: one request of an HTTP client, how to send it once, what its answers and errors mean."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import blake2b
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import parse_qs, unquote, urljoin, urlsplit
+
+from onefold._kernel.redaction import redact
+from onefold._policy.outcome import Answered, Unanswered
+from onefold._policy.retry_after import retry_after_ms_s, retry_after_s
+from onefold.errors import CallNotMade, ConfigurationError
+
+KEY_HEADER: Final = "Idempotency-Key"
+
+#: An answer whose Content-Length has no more digits than this, less than a megabyte, is read within its attempt, so
+#: that one that breaks off is retried like one that never came. Longer ones are handed on while they arrive.
+_SHORT_DIGITS: Final = 6
+SHORT_BYTES_MAX: Final = 10**_SHORT_DIGITS
+
+#: Of an answer that does not say how long it is, so much is read. A longer one is handed on while it arrives, and the
+#: type of its problem is not known.
+UNSIZED_BYTES_MAX: Final = 65_536
+
+#: Answers that come for as long as there is something to say: they are handed on while they arrive.
+_STREAMS: Final = (
+    "text/event-stream", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-seq",
+    "application/stream+json", "application/grpc", "multipart/x-mixed-replace", "audio/", "video/",
+)  # fmt: skip
+
+#: What to do where an answer that is read within its attempt was meant to be read while it arrives.
+STREAM_ADVICE: Final = (
+    "the answer does not say how long it is, and was not whole in time; where it is meant to be read while it arrives, "
+    "say so: with onefold.clients.options(stream=True)"
+)
+
+_CHAIN_MAX: Final = 16
+_SAID: Final = {"true": True, "false": False}
+
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+class Wire(Protocol[R_contra]):
+    """One request of some HTTP client. What may wait returns an awaitable on asyncio, and the value on threads."""
+
+    method: str
+    host: str
+    streams: bool
+    """The caller reads the answer while it arrives, however long that takes."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What the caller said about this very request, where the client has a place for it: "intent", "deadline_s",
+        "attempts_max", "attempt_s", "stream". Empty where nothing was said."""
+        ...
+
+    def address(self) -> str:
+        """The whole URL."""
+        ...
+
+    def header(self, name: str) -> str | None: ...
+    def set_header(self, name: str, value: str) -> None: ...
+
+    def replayable(self) -> bool:
+        """The body can be sent more than once."""
+        ...
+
+    def body(self) -> Any:
+        """The whole body, as bytes; it can still be sent afterwards."""
+        ...
+
+    def patience_s(self, left_s: float) -> float:
+        """How long an attempt waits for its answer: what is left, or the client's own limit where that is shorter."""
+        ...
+
+    def send(self, seconds: float) -> Any:
+        """One attempt, which takes no longer than this; the response."""
+        ...
+
+    def status(self, response: R_contra) -> int: ...
+    def answer_header(self, response: R_contra, name: str) -> str | None: ...
+
+    def content(self, response: R_contra) -> bytes | None:
+        """The body, unpacked, where `send` has read it (see `bytes_to_read`); None where it has not."""
+        ...
+
+    def discard(self, response: R_contra) -> Any:
+        """Nobody will read it: free its connection."""
+        ...
+
+    def unanswered(self, error: Exception) -> Unanswered | None:
+        """What an error of the network means; None for every other error, which is not retried."""
+        ...
+
+    def not_made(self, message: str) -> CallNotMade:
+        """The error for an attempt that is not made, as one of the client's own: see `not_made_as`."""
+        ...
+
+
+def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
+    """What is asked: the same request has the same one, in every process. The boundary of a multipart body is drawn
+    anew each time, and means nothing."""
+    content_type = wire.header("Content-Type") or ""
+    _, found, boundary = content_type.partition("boundary=")
+    if found and (mark := boundary.partition(";")[0].strip().strip('"').encode()):
+        body = body.replace(mark, b"")
+    hashed = blake2b(digest_size=16)
+    for part in (wire.method.encode(), wire.address().encode(), body):
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return hashed.digest()
+
+
+def fetches_token(wire: Wire[Any], body: bytes) -> bool:
+    """It asks for an access token (RFC 6749, 4 and 6): what an SDK does by itself, in the middle of another call."""
+    if wire.method != "POST":
+        return False
+    if "grant_type" in parse_qs(urlsplit(wire.address()).query):
+        return True
+    if b"grant_type" not in body:
+        return False
+    match (wire.header("Content-Type") or "").partition(";")[0].strip().lower():
+        case "application/x-www-form-urlencoded":
+            return "grant_type" in parse_qs(body.decode("latin-1"))
+        case "application/json":
+            try:
+                found = json.loads(body)
+            except (ValueError, RecursionError):
+                return False
+            return isinstance(found, dict) and "grant_type" in found
+        case _:
+            return False
+
+
+def place(address: str, moved_to: str = "") -> tuple[str, ...]:
+    """An address, or where a redirect from it leads, in one spelling: clients encode and quote it each in their own."""
+    parts = urlsplit(urljoin(address, moved_to))
+    host = parts.netloc.rpartition("@")[2].lower()
+    return parts.scheme, host, unquote(parts.path) or "/", unquote(parts.query)
+
+
+def meaning_of(status: int, header: Callable[[str], str | None], body: Callable[[], bytes | None]) -> Answered:
+    """What an error says about another attempt, in the words of HTTP, of Stripe and of OpenAI, and in the problem
+    documents of onefold: `retryable` false is no, and true is what the status says."""
+    problem = _members(body()) if _is_problem(header("Content-Type")) else {}
+    kind = problem.get("type")
+    said = _SAID.get((header("Stripe-Should-Retry") or header("X-Should-Retry") or "").strip().lower())
+    if said is None and problem.get("retryable") is False:
+        said = False
+    asked_s = retry_after_ms_s(header("Retry-After-Ms"))
+    if asked_s is None:
+        asked_s = retry_after_s(header("Retry-After"), date=header("Date"), wall_s=time.time())
+    return Answered(
+        status=status,
+        problem_type=kind if isinstance(kind, str) else None,
+        retry_after_s=asked_s,
+        should_retry=said,
+    )
+
+
+def checked(wire: Wire[Any], name: str, value: object, *, least: int) -> None:
+    """Refuse an option of this request that is no number, or one that makes no sense, before anything is sent."""
+    if value is None or (isinstance(value, int | float) and value >= least):
+        return
+    raise ConfigurationError(f"{name}={value!r} of {target(wire)} must be a number, {least} or more")
+
+
+def target(wire: Wire[Any]) -> str:
+    """Where a request goes, for people: without user, password, query, and what may be a token in the path."""
+    return f"{wire.method} {redact(wire.address(), with_path=True)}"
+
+
+def bytes_to_read(length: str | bytes | None) -> int:
+    """How much of an answer of this Content-Length is read within its attempt: all of a short one."""
+    return SHORT_BYTES_MAX if length is not None and len(length) <= _SHORT_DIGITS and length.isdigit() else 0
+
+
+def unsized_bytes_to_read(status: int, content_type: str | None, accepted: str | None) -> int:
+    """How much is read of an answer that does not say how long it is: its beginning, which nearly always is all of it.
+    Of a success only where neither it nor its request speaks of a stream; of an error always, because whether to try
+    again may depend on it, and once it is read, the next attempt has its connection."""
+    if status >= 400:
+        return UNSIZED_BYTES_MAX
+    if status < 200 or any((said or "").strip().lower().startswith(_STREAMS) for said in (content_type, accepted)):
+        return 0
+    return UNSIZED_BYTES_MAX
+
+
+def is_certificate_error(error: BaseException) -> bool:
+    """The host could not prove who it is, which another attempt will not change."""
+    seen: BaseException | None = error
+    for _ in range(_CHAIN_MAX):
+        if seen is None or isinstance(seen, ssl.SSLCertVerificationError):
+            return seen is not None
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _is_problem(content_type: str | None) -> bool:
+    return (content_type or "").partition(";")[0].strip().lower() == "application/problem+json"
+
+
+def _members(body: bytes | None) -> dict[str, Any]:
+    """Those of a problem document; none where it cannot be read."""
+    try:
+        found = json.loads(body or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def unpack(body: bytes, encoding: str | None) -> bytes | None:
+    """Without its content coding, up to the limit: a few kilobytes may unpack into gigabytes. None: it cannot be."""
+    match (encoding or "identity").strip().lower():
+        case "identity":
+            return body
+        case "gzip" | "x-gzip" | "deflate":
+            try:
+                return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, SHORT_BYTES_MAX)
+            except zlib.error:
+                return None
+        case _:
+            return None
+
+
+@cache
+def not_made_as(kind: type[Exception]) -> Any:
+    """CallNotMade as an error of some HTTP client as well: who handles that client's errors handles this one."""
+    return type("CallNotMade", (CallNotMade, kind), {"__module__": CallNotMade.__module__, "__reduce__": _reduce})
+
+
+def _reduce(error: Exception) -> tuple[Any, ...]:
+    """For pickle, which would look for the class where CallNotMade itself is. The request stays behind: what it came
+    through cannot be sent to another process."""
+    kept = {name: value for name, value in error.__dict__.items() if name in ("onefold_report", "__notes__")}
+    return _remake, (type(error).__bases__[1], str(error)), kept
+
+
+def _remake(kind: Any, message: str) -> Exception:
+    error: Exception = not_made_as(kind)(message)
+    return error

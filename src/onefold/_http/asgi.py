@@ -1,0 +1,257 @@
+"""ASGI: the adapter around `exchange`. Reads the body, runs the flows, and holds the answer back until it is committed.
+
+The first response message is forwarded only after COMMIT: not when the application returns, because frameworks run
+background tasks and dependency exits after the body. A client that disconnects does not stop the work; a cancelled
+task rolls back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from onefold._http.adapter import SESSIONS, Inside, leave
+from onefold._http.adapter import TRANSACTION as TRANSACTION  # where an application without a framework finds its own
+from onefold._http.background import AnswerReplaced, only_replaced, run_held_back
+from onefold._http.guarded_request import GuardedRequest, RequestGuard
+from onefold._http.install_checks import always_ready
+from onefold._http.policy import Policy, Route
+from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
+from onefold._http.request import Request, Response
+from onefold._http.status_pages import Pages
+from onefold._idempotency.retention import REAP_LIMIT, reap
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold._kernel.timeouts import SharedTimer
+from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+#: Finds the idempotent route of a request, if it is one.
+Resolve: TypeAlias = Callable[[Request], Route | None]
+
+_BODY_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"})
+
+
+class ClientGone(Exception):
+    """The client went away before its body was complete: nothing was claimed, nobody is there to be told."""
+
+
+class IdempotencyMiddleware:
+    """An ASGI application whose idempotent routes happen once."""
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        guard: RequestGuard,
+        database: AsyncDatabase[Any],
+        resolve: Resolve,
+        pages: Pages | None = None,
+        marks_entry: bool = False,
+        check_ready: Callable[[], None] = always_ready,
+        layer_name: str = "",
+        reaping: Reaping = REAPED_ELSEWHERE,
+    ) -> None:
+        self._app = app
+        self._guard = guard
+        self._database = database
+        self._resolve = resolve
+        self._pages = pages
+        self._marks_entry = marks_entry
+        self._check_ready = check_ready
+        self.layer_name = layer_name
+        self._clock = SharedTimer()
+        self._reaping = reaping
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        scope[SESSIONS] = self._guard.sessions
+        if scope["type"] != "http":
+            return await (self._live if scope["type"] == "lifespan" else self._app)(scope, receive, send)
+        self._check_ready()
+        if not self._reaping.seen:
+            self._reaping.report_missing(self.layer_name)
+        request = Request(
+            scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope
+        )
+        executor: TaskExecutor[Any] = TaskExecutor(self._database)
+        if self._pages is not None and (page := self._pages.find(request)) is not None:
+            return await send_whole(await run_async(page(), executor), send)
+        tx = self._guard.transaction(executor, request)
+        screened = self._guard.screen(request, self._resolve(request), tx)
+        if screened is None:
+            return await self._app(scope, receive, send)
+        if isinstance(screened, Response):
+            return await send_whole(screened, send)
+        try:
+            body = await self._whole_body(receive, screened.policy)
+        except CallerError as error:
+            return await send_whole(self._guard.refusal(error, request), send)
+        except ClientGone:
+            return None
+        refusal = await run_async(screened.admit(body), executor)
+        if refusal is not None:
+            return await send_whole(refusal, send)
+        return await self._run(screened, executor, scope, _Received(body, receive, shielded=screened.keyed), send)
+
+    async def _run(
+        self,
+        guarded: GuardedRequest,
+        executor: TaskExecutor[Any],
+        scope: MutableMapping[str, Any],
+        received: _Received,
+        send: Send,
+    ) -> None:
+        # Bodies that the server would read from disk by itself cannot be held back, nor stored.
+        extensions = scope.get("extensions")
+        if extensions and not _BODY_EXTENSIONS.isdisjoint(extensions):
+            scope["extensions"] = {name: extensions[name] for name in extensions if name not in _BODY_EXTENSIONS}
+        held = _Held(guarded, executor, received, send)
+        with Inside(guarded, executor, scope, marks_entry=self._marks_entry):
+            try:
+                await self._app(scope, received, held)
+            except Exception as error:
+                instead = await run_async(guarded.fail(error), executor)
+                if instead is not None:
+                    received.settle()
+                    await send_whole(instead, send)
+                elif not only_replaced(error):
+                    raise
+            cut_short = guarded.stream_error
+        if not guarded.over:
+            await run_async(guarded.abort("no answer"), executor)
+            if cut_short is not None:  # middleware kept it to itself, and has only the beginning of an answer
+                raise cut_short
+        if guarded.followed_by and guarded.sent:
+            await run_held_back(guarded.followed_by)
+
+    async def _live(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        async def reap_now() -> None:
+            flow = reap(self._guard.store, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
+            await run_async(flow, TaskExecutor(self._database))
+
+        passing_by = Lifespan(receive, send, check_ready=self._check_ready, reaping=self._reaping, reap=reap_now)
+        try:
+            await self._app(scope, passing_by.receive, passing_by.send)
+        finally:
+            await passing_by.end()
+
+    async def _whole_body(self, receive: Receive, policy: Policy) -> bytes:
+        until = time.monotonic() + policy.body_timeout_s
+        before, size = bytearray(), 0  # what came in messages of its own; most bodies come in one
+        try:
+            message = await self._clock.within(policy.body_timeout_s, receive())
+            while True:
+                if message["type"] != "http.request":
+                    raise ClientGone
+                part: bytes = message.get("body", b"")
+                size += len(part)
+                if size > policy.body_bytes_max:
+                    raise BodyTooLarge(
+                        f"The request body has more than {policy.body_bytes_max} bytes, the limit of this route."
+                    )
+                if not message.get("more_body", False):
+                    return bytes(before + part) if before else bytes(part)
+                before += part
+                message = await self._clock.within(max(0.0, until - time.monotonic()), receive())
+        except TimeoutError as error:
+            raise BodyTooSlow(
+                f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."
+            ) from error
+
+
+class _Received:
+    """What the application receives: the body we have read, and, where it is shielded because the client can come back
+    for its answer, a disconnect only after that is settled."""
+
+    __slots__ = ("_body", "_receive", "_shielded", "_waited_for", "settled")
+
+    def __init__(self, body: bytes, receive: Receive, *, shielded: bool) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+        self._shielded = shielded
+        self._waited_for: asyncio.Event | None = None
+        self.settled = False
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._shielded and not self.settled:
+            # A framework that hears of a disconnect cancels the handler; the work must finish and be stored.
+            self._waited_for = self._waited_for or asyncio.Event()
+            await self._waited_for.wait()
+        return await self._receive()
+
+    def settle(self) -> None:
+        self.settled = True
+        if self._waited_for is not None:
+            self._waited_for.set()
+
+
+class _Held:
+    """What the application sends: held back until it is whole and committed, or too large to be kept."""
+
+    __slots__ = ("_bytes", "_executor", "_guarded", "_parts", "_received", "_send", "_start")
+
+    def __init__(self, guarded: GuardedRequest, executor: TaskExecutor[Any], received: _Received, send: Send) -> None:
+        self._guarded = guarded
+        self._executor = executor
+        self._received = received
+        self._send = send
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    async def __call__(self, message: Message) -> None:
+        if self._guarded.stream_error is not None and self._is_cut_short(message):
+            return
+        if self._received.settled:
+            if self._start is None:  # another answer was sent in its place
+                raise AnswerReplaced
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = message
+            self._parts = []  # of an answer that was begun and given up
+            self._bytes = 0
+        elif message["type"] == "http.response.body" and self._start is not None:
+            part = message.get("body", b"")
+            more = message.get("more_body", False)
+            self._parts.append(part)
+            self._bytes += len(part)
+            too_large = self._bytes > self._guarded.policy.response_bytes_max
+            if not more or too_large:
+                await self._settle(self._start, kept=not too_large, more=more)
+        else:
+            await self._send(message)
+
+    def _is_cut_short(self, message: Message) -> bool:
+        """Whether this ends half an answer as if it were whole. What failed rises next, or was caught on its way."""
+        ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+        return ends and self._start is not None and self._start["status"] < 500
+
+    async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
+        headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
+        response = Response(start["status"], headers, b"".join(self._parts))
+        instead = await run_async(self._guarded.finish(response, kept=kept), self._executor)
+        self._received.settle()
+        leave(self._guarded)  # what follows the answer is not in flight any more
+        self._guarded.sent = response.status if instead is None else 0
+        if instead is not None:
+            self._start = None
+            await send_whole(instead, self._send)
+            raise AnswerReplaced
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": response.body, "more_body": more})
+
+
+async def send_whole(response: Response, send: Send) -> None:
+    """Answer with a response of our own."""
+    await send({"type": "http.response.start", "status": response.status, "headers": list(response.headers)})
+    await send({"type": "http.response.body", "body": response.body})

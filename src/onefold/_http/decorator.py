@@ -1,0 +1,191 @@
+"""Marking a function as an idempotent route's handler, and knowing when it was reached.
+
+Invariant: a marked handler runs inside a request that the layer let in, or not at all. Its wrapper tells the guarded
+request that the handler itself was entered: an answer given before that (validation, authentication in a dependency)
+says nothing about the request and is not stored. It also tells what the handler raised: an exception handler may answer
+as it likes, and the rows of half a handler do not stay. What is raised around the handler counts the same; the
+frameworks tell of it (`note_outside`). When it has returned, its sessions write what they hold: the framework may close
+them before the request is settled (Flask's teardown, the exit of a dependency). What the handler leaves to be done in
+the background waits until its answer goes out.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar, cast
+
+from onefold._http.background import PARAMETER, ask_for_background, hold_back
+from onefold._http.guarded_request import GuardedRequest, current_request
+from onefold._http.policy import Policy
+from onefold._kernel.handler_errors import late_isolation
+from onefold.errors import ConfigurationError, ProgrammerError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__onefold_mark__"
+
+
+class Serving(Protocol):
+    """A layer, and what it is called."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class IdempotentHandler:
+    """What a marked handler carries, and every wrapper around it that keeps its attributes (functools.wraps)."""
+
+    __slots__ = ("__weakref__", "function", "layer", "policy")
+
+    def __init__(self, policy: Policy, function: Callable[..., Any], layer: Serving) -> None:
+        self.policy = policy
+        self.function = function
+        self.layer = layer
+        """The layer that marked it; only that one may serve it."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function)
+
+
+def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = False) -> F:
+    """The same function, known to resolvers as an idempotent handler. `asynchronous`: nothing but async functions."""
+    _check_markable(function, asynchronous)
+    found = IdempotentHandler(policy, function, layer)
+    # Frameworks read the parameters' types here, and some look up names (`from __future__ import annotations`) among
+    # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
+    signature, background = None, PARAMETER
+    with suppress(Exception):
+        signature, background = ask_for_background(inspect.signature(function, eval_str=True))
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def entered(*args: Any, **kwargs: Any) -> Any:
+            guarded = _enter(found)
+            injected = _injected(kwargs, background)
+            try:
+                result = await function(*args, **kwargs)
+                if guarded is not None:
+                    for joined in guarded.tx.joined:
+                        if inspect.isawaitable(written := joined.write()):
+                            await written
+            except BaseException as error:
+                _note(guarded, error)
+                raise
+            return result if guarded is None else hold_back(guarded, result, injected)
+
+    else:
+
+        @functools.wraps(function)
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            guarded = _enter(found)
+            injected = _injected(kwargs, background)
+            try:
+                result = function(*args, **kwargs)
+                if guarded is not None:
+                    for joined in guarded.tx.joined:
+                        joined.write()
+            except BaseException as error:
+                _note(guarded, error)
+                raise
+            return result if guarded is None else hold_back(guarded, result, injected)
+
+    setattr(entered, _MARK, found)
+    if signature is not None:
+        entered.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("F", entered)
+
+
+def idempotent_handler_of(function: object) -> IdempotentHandler | None:
+    """The mark a handler carries."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    found = getattr(function, _MARK, None)
+    return found if isinstance(found, IdempotentHandler) else None
+
+
+def policy_of(function: object) -> Policy | None:
+    """The policy a handler was marked with."""
+    found = idempotent_handler_of(function)
+    return None if found is None else found.policy
+
+
+def name_of(function: object) -> str:
+    """A function as its author knows it."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
+    return f"{module}.{name}" if module else str(name)
+
+
+def _check_markable(function: object, asynchronous: bool) -> None:
+    name = name_of(function)
+    if inspect.isclass(function) or not callable(function):
+        raise ConfigurationError(
+            f"@once.idempotent(...) marks functions, and {name} is none; of a class of views mark the methods that "
+            "write (post, put, patch, delete)"
+        )
+    if idempotent_handler_of(function) is not None:
+        raise ConfigurationError(f"{name} is marked with @once.idempotent(...) twice; once is enough")
+    if asynchronous and not is_async(function):
+        raise ConfigurationError(
+            f"{name} is a def, and AsyncOnefold serves async functions only: on a thread nothing it does with its "
+            "transaction would be awaited, and an answer would be stored for work that never happened. Write "
+            "`async def`, or use Onefold, whose transactions a def can use"
+        )
+
+
+def is_async(function: object) -> bool:
+    """Whether a function, a partial of one or an object that is called like one is to be awaited."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and callable(function):  # an object that can be called like one
+        function = function.__call__
+    return inspect.iscoroutinefunction(function)
+
+
+def _enter(found: IdempotentHandler) -> GuardedRequest | None:
+    """The guarded request this call is about; None where another handler calls this one, in its own guarded request."""
+    guarded = current_request.get()
+    if guarded is None or guarded.over:
+        raise ProgrammerError(
+            f"{found.name} is marked as idempotent, but it was called outside of a request that onefold let in: it "
+            "would run unprotected. Call once.install(...) on the application that has its route, and put "
+            "@once.idempotent(...) directly below the route's own decorator. Other ASGI or WSGI code around a route "
+            "hides it, and so does middleware that rewrites the path or the method. Code that is no request (a script, "
+            "a task, another handler) calls an unmarked function instead; a unit test calls this one's "
+            f"{getattr(found.function, '__name__', 'handler')}.__wrapped__(...)"
+        )
+    if guarded.policy is not found.policy:
+        return None
+    if guarded.raised is not None:
+        raise ProgrammerError(
+            f"{found.name} raised {type(guarded.raised).__name__} and is called again in the same request "
+            f"({guarded.operation}), whose transaction still has the rows of the first attempt. Retry inside the "
+            "handler, each attempt in a savepoint, or let the client retry"
+        )
+    guarded.entered = True
+    return guarded
+
+
+def _injected(arguments: dict[str, Any], background: str) -> Any:
+    """The background tasks of the request, where FastAPI has handed them over."""
+    return arguments.pop(PARAMETER, None) if background is PARAMETER else arguments.get(background)
+
+
+def note_outside(error: Exception) -> None:
+    """Something that the application's own handlers or middleware may answer was raised around the handler: a response
+    that is not what it must be, the exit of a dependency, a decorator. Nothing that raised is kept."""
+    guarded = current_request.get()
+    if guarded is not None and guarded.entered and not guarded.over and guarded.raised is None:
+        guarded.raised = error
+
+
+def _note(guarded: GuardedRequest | None, error: BaseException) -> None:
+    if guarded is None:
+        return
+    misused = late_isolation(error)
+    guarded.raised = misused or error
+    if misused is not None:
+        raise misused from error

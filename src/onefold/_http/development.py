@@ -1,0 +1,36 @@
+"""What programmers are told: of writes past the transaction (in development), of a second connection waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.transaction import Transaction
+from onefold.errors import TWO_CONNECTIONS, TransactionMisused
+
+
+def check_used(tx: Transaction[Any], operation: str, status: int) -> None:
+    """A success that made no statement on its transaction wrote elsewhere, or nothing."""
+    if tx.is_idle:
+        raise nothing_executed(
+            f"{operation} answered {status}",
+            "A handler that writes nothing leaves tx.connection alone, or declares the route with writes=False",
+        )
+    if not (tx.touched or tx.published):
+        raise TransactionMisused(
+            f"{operation} answered {status} without using its transaction: what it wrote through another "
+            "session or connection commits apart from the key and can happen twice. Write through tx, or declare "
+            "the route with writes=False"
+        )
+
+
+#: What pools raise when nothing became free in time. Read from the names: drivers are imported by those who use them.
+_POOL_TIMEOUTS = frozenset({("sqlalchemy", "TimeoutError"), ("psycopg_pool", "PoolTimeout")})
+
+
+def explain_wait(error: BaseException, operation: str) -> None:
+    """Name the cause where a request that holds a connection has waited for another one in vain."""
+    for kind in type(error).__mro__:
+        if (kind.__module__.partition(".")[0], kind.__name__) in _POOL_TIMEOUTS:
+            error.add_note(f"{operation} holds a connection and waited for a second one in vain. {TWO_CONNECTIONS}")
+            return

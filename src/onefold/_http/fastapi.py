@@ -1,0 +1,159 @@
+"""FastAPI: the request's transaction as a dependency, and a dependency as the request's principal.
+
+@app.post("/payments", status_code=201)
+@once.idempotent(required=True)
+async def pay(body: Payment, tx: Tx[asyncpg.Connection]) -> Receipt: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from onefold._kernel.extras import missing_extra
+
+try:
+    from fastapi import Depends, FastAPI, Request
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "fastapi") from None
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from onefold._http.adapter import TRANSACTION
+from onefold._http.authentication import NAMED, TEMPLATE
+from onefold._http.decorator import idempotent_handler_of
+from onefold._http.policy import METHODS
+from onefold._kernel.transaction import Transaction
+from onefold.errors import ProgrammerError
+
+H = TypeVar("H")
+
+
+async def transaction_of(connection: HTTPConnection) -> Transaction[Any]:
+    """The transaction of the request, for `Depends`. Async, so that FastAPI spends no thread on it."""
+    tx = connection.scope.get(TRANSACTION)
+    if isinstance(tx, Transaction):
+        return tx
+    found = idempotent_handler_of(connection.scope.get("endpoint"))
+    if found is not None:
+        raise ProgrammerError(
+            f"{connection.url.path} has no transaction: its handler {found.name} is marked with @once.idempotent(...) "
+            f"of {found.layer.name}, but the request came past it. Call once.install(app) on this application, and let "
+            "no middleware inside of it rewrite the path or the method"
+        )
+    raise ProgrammerError(
+        f"{connection.url.path} has no transaction: mark the endpoint with @once.idempotent(...), below "
+        "@app.post(...), and call once.install(app)"
+    )
+
+
+Tx: TypeAlias = Annotated[Transaction[H], Depends(transaction_of)]
+"""The request's transaction: `Tx[asyncpg.Connection]`, `Tx[sqlite3.Connection]`, ..."""
+
+
+def principal_from(
+    dependency: Callable[..., Any], name: Callable[[Any], str | None] | None = None
+) -> Callable[[Request], Awaitable[str | None]]:
+    """The principal that a dependency finds: `principal=principal_from(current_user, lambda user: user.id)`.
+
+    The dependency runs as FastAPI runs it, with its own dependencies, `yield`, overrides and validation, before the
+    request is looked up and once more for the endpoint, if that depends on it too. What it raises is the answer.
+    """
+    ask = _Asking(dependency)
+
+    async def principal(request: Request) -> str | None:
+        found = await ask(request)
+        principal: str | None = found if name is None else name(found)
+        return principal
+
+    setattr(principal, NAMED, dependency)
+    return principal
+
+
+def authorize_from(dependency: Callable[..., Any]) -> Callable[[Request], Awaitable[None]]:
+    """`authorize` by a dependency: it refuses by raising, whatever it returns."""
+    ask = _Asking(dependency)
+
+    async def authorize(request: Request) -> None:
+        await ask(request)
+
+    setattr(authorize, NAMED, dependency)
+    return authorize
+
+
+class _Asked:
+    """What a dependency found, or raised."""
+
+    def __init__(self, outer: Any) -> None:
+        self.outer = outer
+        self.found: Any = None
+        self.error: Exception | None = None
+
+
+_ASKED = "onefold.asked"
+
+
+class _Asking:
+    """Runs a dependency for a request outside of its endpoint: for an endpoint of its own, in a small application."""
+
+    def __init__(self, dependency: Callable[..., Any]) -> None:
+        self._dependency = dependency
+        self._applications: WeakKeyDictionary[Any, dict[str, FastAPI]] = WeakKeyDictionary()
+
+    async def __call__(self, request: Request) -> Any:
+        outer = request.scope.get("app")
+        template = _below_host(request.scope.get(TEMPLATE)) or "/{onefold_path:path}"
+        known: dict[str, FastAPI] = {} if outer is None else self._applications.setdefault(outer, {})
+        app = known.get(template)
+        if app is None:
+            app = known[template] = self._application(template)
+        app.dependency_overrides = getattr(outer, "dependency_overrides", {})
+        asked = _Asked(outer)
+        await app({**request.scope, _ASKED: asked}, request.receive, _discard)
+        if asked.error is not None:
+            raise asked.error
+        return asked.found
+
+    def _application(self, template: str) -> FastAPI:
+        """Its route has the template of the request's, so that the dependency finds its parameters."""
+
+        async def endpoint(request: Request, found: Any = Depends(self._dependency)) -> Response:
+            request.scope[_ASKED].found = found
+            return Response()
+
+        async def keep(request: Request, error: Exception) -> Response:
+            request.scope[_ASKED].error = error
+            return Response()
+
+        app = FastAPI(
+            openapi_url=None,
+            redirect_slashes=False,
+            exception_handlers={HTTPException: keep, RequestValidationError: keep},
+        )
+        app.add_api_route(template, endpoint, methods=[*METHODS, "GET"])
+        app.add_middleware(_AsOuter)
+        return app
+
+
+class _AsOuter:
+    """Inside, the application is the one that the request was sent to: `request.app.state` is its state."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        await self._app({**scope, "app": scope[_ASKED].outer}, receive, send)
+
+
+def _below_host(template: str | None) -> str | None:
+    """`//shop.test/orders` is `/orders` to a router that is at that host already."""
+    if template is not None and template.startswith("//"):
+        return "/" + template[2:].partition("/")[2]
+    return template
+
+
+async def _discard(message: MutableMapping[str, Any]) -> None:
+    """The endpoint's answer means nothing."""

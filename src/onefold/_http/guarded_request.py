@@ -1,0 +1,406 @@
+"""The HTTP semantics of an idempotent request, once, without any I/O. ASGI and WSGI are thin adapters around it.
+
+A `RequestGuard` looks at the head of each request. What concerns it becomes a `GuardedRequest`, which is admitted with
+the body (claim), and ends in exactly one of `finish` (the handler answered) and `abort` (it did not). All three are
+flows. What a guarded request returns is what to send; None means: go on with what you have.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from onefold._http.authentication import PLAIN_ASGI, Answered, Framework, answered_by_application, authorize, identify
+from onefold._http.claiming import place_claimed, take_place, wait_and_claim
+from onefold._http.development import check_used, explain_wait
+from onefold._http.encodings import fit_encoding
+from onefold._http.keys import generated_ms, readable_key
+from onefold._http.policy import METHODS, Policy, Route
+from onefold._http.problems import problem
+from onefold._http.refusals import refuse
+from onefold._http.request import Request, Response, carried_in
+from onefold._http.request_identity import NAMING, Naming, ask_of
+from onefold._http.stored_response import NOT_STORED, READING, Reading, new_run_id, replayed, stored
+from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run
+from onefold._idempotency.store import Store, rows_kept
+from onefold._idempotency.unkeyed import unkeyed_ask
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
+from onefold._kernel.telemetry import Claimed, Listener, Outcome, Released, Settled, tell
+from onefold._kernel.transaction import Outgoing, Sessions, Transaction, no_outbox
+from onefold._kernel.transaction_end import close_sessions, commit, undo
+from onefold._policy.quota import QuotaSlot
+from onefold.errors import (
+    CallerError,
+    ConnectionLost,
+    KeyMissing,
+    OnefoldError,
+    ProgrammerError,
+    SchemaMissing,
+    StatementRefused,
+    StoreError,
+    StoreUnavailable,
+    TooManyRequests,
+    TransactionAborted,
+    TransactionMisused,
+)
+
+HEADER = "idempotency-key"
+
+_log = logging.getLogger("onefold.requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestGuard:
+    """What all requests of an application share."""
+
+    store: Store
+    unkeyed: Store
+    """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
+    outbox: Callable[[], Outgoing] = no_outbox
+    sessions: Sessions | None = None
+    naming: Naming = NAMING
+    reading: Reading = READING
+    listener: Listener | None = None
+    described_by: str | None = None
+    """Where the specification page is, below the application's root, for the Link header of problems."""
+    development: bool = False
+    framework: Framework = PLAIN_ASGI
+    """Of the application that the layer is around: how its `authorize` and `principal` are asked."""
+    now_ms: Callable[[], int] = wall_ms
+    new_run_id: Callable[[], bytes] = new_run_id
+
+    def transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any], request: Request) -> Transaction[Any]:
+        """The request's transaction, still closed."""
+        tx = Transaction(executor, self.outbox, self.sessions)
+        # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
+        tx.carried = functools.partial(carried_in, request.headers)
+        return tx
+
+    def screen(self, request: Request, route: Route | None, tx: Transaction[Any]) -> GuardedRequest | Response | None:
+        """Judge a request by its head, before its body is read and before any store access.
+
+        None: not ours. A Response: refused. A GuardedRequest: read the body and have it admitted.
+        """
+        if route is None or request.method not in METHODS:
+            return None
+        lines = request.values(HEADER)
+        try:
+            key, key_ms = self.read_key(lines, route.policy) if lines else (None, None)
+            if key is None and route.policy.required:
+                raise KeyMissing(
+                    f"{request.method} {route.name} requires an Idempotency-Key header: a value of your own, "
+                    "for example a UUIDv7 in quotes, repeated on every retry of the same request."
+                )
+        except CallerError as error:
+            return self.refusal(error, request)
+        outer = current_request.get()
+        if outer is not None and not outer.over:
+            return self.broken(
+                ProgrammerError(
+                    f"{request.method} {route.name} was called from inside another idempotent request of the "
+                    "same process; it would wait for, or commit apart from, the transaction it is called in. Call the "
+                    "function with the same tx instead, or publish an event"
+                ),
+                request,
+            )
+        return GuardedRequest(self, request, route, key, key_ms, tx)
+
+    def refusal(self, error: OnefoldError, request: Request) -> Response:
+        """An error as a response, with a link to the specification, wherever the application is mounted."""
+        link = None if self.described_by is None else quote(request.root) + self.described_by
+        return problem(error, described_by=link)
+
+    def broken(self, error: OnefoldError, request: Request) -> Response:
+        """An error as a response; what the programmer or the operator must know goes to the log as well."""
+        if not isinstance(error, CallerError) or isinstance(error, StoreError):
+            # What to do about missing tables is in the text, and every request says it.
+            _log.error("%s", error, exc_info=None if isinstance(error, SchemaMissing) else error)
+        return self.refusal(error, request)
+
+    def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
+        """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
+        key = readable_key(lines, strict=policy.strict)
+        return key, None if policy.expiry == "new" else generated_ms(key, self.now_ms())
+
+
+class GuardedRequest:
+    """One request to an idempotent route, from its admission to its end."""
+
+    __slots__ = (
+        "_ask", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store",
+        "entered", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent", "stream_error",
+        "tx",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        guard: RequestGuard,
+        request: Request,
+        route: Route,
+        key: str | None,
+        key_ms: int | None,
+        tx: Transaction[Any],
+    ) -> None:
+        self._guard = guard
+        self._store = guard.store if key is not None else guard.unkeyed
+        self._key = key
+        self._key_ms = key_ms
+        self._ask: Ask | None = None
+        self._body = b""
+        self._run: Run | None = None
+        self.request = request
+        self._route = route
+        self.policy = route.policy
+        self.operation = f"{request.method} {route.name}"
+        self.tx = tx
+        #: Whether the handler itself was reached. A framework that refuses the request before (validation) leaves
+        #: it False; adapters without a decorator to tell set it True.
+        self.entered = False
+        #: What the handler raised, if it did. An exception handler of the application may have answered since.
+        self.raised: BaseException | None = None
+        #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
+        self.stream_error: Exception | None = None
+        self.over = False
+        #: Its place among the requests of its principal, where that has a quota. The adapter leaves it, on every way
+        # out.
+        self.place: QuotaSlot | None = None
+        #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
+        self.sent: int | None = None
+        #: What came before that was known, and has to follow it: see `background`.
+        self.followed_by: list[tuple[Context, Callable[[], Awaitable[object]]]] = []
+
+    def belongs_to(self, store: Store) -> bool:
+        return self._guard.store is store
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there is a key to claim. Without one the request just gets its transaction."""
+        return self._key is not None
+
+    async def admit(self, body: bytes) -> Response | None:
+        """Claim the key. None: the handler runs now, and the guarded request must be finished or aborted.
+
+        Not before the body is here, with a key or without: or anyone could keep a connection for as long as
+        they keep a body back.
+        """
+        guard, template = self._guard, self._route.template
+        self._body = body
+        try:
+            if self.policy.authorize_question is not None:
+                await authorize(guard.framework, self.policy.authorize_question, self.request, body, template)
+            # Without a key too: who may not have one claimed gets no transaction either.
+            principal = await identify(guard.framework, self.policy.principal_question, self.request, body, template)
+        except OnefoldError as error:  # also where they ask a store that is down: nobody has said who may do this
+            return self._refuse(error)
+        except Answered as answered:
+            return answered.response
+        try:
+            if self._key is None:
+                self._ask = unkeyed_ask(self.operation, self.policy.lease_s, self.policy.isolation)
+            else:
+                self._ask = ask_of(
+                    self.request, self._route, guard.naming,
+                    principal=principal, key=self._key, key_ms=self._key_ms, body=body,
+                )  # fmt: skip
+            claim = await self._store.claim(self._ask)
+            if self.policy.wait_s > 0 and isinstance(claim, InFlight):
+                claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
+            if self.policy.quota is not None and isinstance(claim, Run):
+                self.place = await place_claimed(
+                    self._store, self._ask, claim, self.policy.quota, principal, self.keyed
+                )
+        except OnefoldError as error:
+            if isinstance(error, StoreUnavailable) and self.policy.store_down == "run" and self.keyed:
+                return await self._go_on_without(error, principal)
+            return self._refuse(error)
+        return self._begin(claim)
+
+    def _refuse(self, error: OnefoldError) -> Response:
+        if isinstance(error, TooManyRequests):
+            self._tell("limited")
+        elif isinstance(error, StoreUnavailable):
+            self._tell("unavailable")
+        return self._guard.broken(error, self.request)
+
+    def _begin(self, claim: Claim) -> Response | None:
+        if isinstance(claim, Run):
+            self._run = claim
+            self._tell("run")
+            self.tx.open()
+            return None
+        self.over = True
+        return self._answer(claim)
+
+    async def _go_on_without(self, error: StoreUnavailable, principal: str) -> Response | None:
+        """The route runs without its store, because it says so; its principal's requests are counted all the same."""
+        if self.policy.quota is not None:
+            try:
+                self.place = await take_place(self.policy.quota, principal, may_record=False)
+            except TooManyRequests as refused:
+                return self._refuse(refused)
+        self._tell("unprotected")
+        _log.warning("%s runs unprotected: %s", self.operation, error)
+        self.tx.deny(error)
+        return None
+
+    async def step_aside(self) -> bool:
+        """The request has to wait for its turn, and its handler has not run: let others have its connection and its key
+        meanwhile. True: it must `step_back` before it runs."""
+        run, ask = self._run, self._ask
+        if run is None or ask is None or self.over:  # unprotected: there is nothing it holds
+            return False
+        self._run = None
+        await undo(self.tx, functools.partial(self._store.release, ask, run), name=self.operation)
+        tell(self._guard.listener, Released(self.operation, "waits for its turn"))
+        return True
+
+    async def step_back(self) -> Response | None:
+        """Its turn has come: claim the key once more. A Response: it was done, or is being done, by another request."""
+        assert self._ask is not None
+        try:
+            claim = await self._store.claim(self._ask)
+            if self.policy.wait_s > 0 and isinstance(claim, InFlight):
+                claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
+            return self._begin(claim)
+        except OnefoldError as error:
+            self.over = True
+            return self._refuse(error)
+
+    async def finish(self, response: Response, *, kept: bool = True) -> Response | None:
+        """The handler answered; commit, then let the answer go. None: it may go as it is.
+
+        With `kept` false the body is only the beginning of what the handler sends, and is not stored.
+        """
+        run, ask = self._run, self._ask
+        if run is None or ask is None:  # unprotected, because the route says so
+            self.over = True
+            return None
+        if self.raised is not None and failure_of(self.raised, self.operation, self.policy.lease_s) is not None:
+            return await self.fail(self.raised)
+        refused = 400 <= response.status < 500
+        if response.status >= 500 or response.status in NOT_STORED or not self.entered:
+            found = await self.abort("not entered" if not self.entered else f"status {response.status}")
+            return self._lost(found, self.raised) if response.status >= 500 else self._misused(found)
+        if self.raised is not None and not refused:
+            # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
+            _log.warning(success_not_stored(self.operation, self.raised, response.status))
+            return self._misused(await self.abort(type(self.raised).__name__))
+        try:
+            self.tx.check_end(keep_rows=not refused)
+            if self.tx.joined:
+                await close_sessions(self.tx, not refused)
+            if not refused and self._guard.development and self.policy.writes:
+                check_used(self.tx, self.operation, response.status)
+            answer = stored(
+                response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept,
+                sealer=self._guard.reading.sealer, run_id=self._guard.new_run_id(),
+            )  # fmt: skip
+        except OnefoldError as error:
+            await self.abort(type(error).__name__)
+            return self._guard.broken(error, self.request)
+        except Exception as error:  # the handler's own: a session that could not write what it held back
+            instead = await self.fail(error) or await self._answer_of_application(error)
+            if instead is None:
+                raise
+            return instead
+        self.over = True
+        try:
+            lost_to = await commit(
+                self.tx,
+                lambda events: self._store.settle(ask, run, answer, keep_rows=not refused, also=events),
+                keep_rows=not refused,
+                kept=rows_kept,
+            )
+        except OnefoldError as error:
+            tell(self._guard.listener, Released(self.operation, type(error).__name__))
+            if isinstance(error, TransactionAborted):
+                _log.warning(refusal_not_stored(self.operation, response.status))
+                return None
+            if isinstance(error, StatementRefused) and (own := await self._answer_of_application(error)) is not None:
+                return own
+            return self._guard.broken(error, self.request)
+        if lost_to is not None:
+            return self._answer(lost_to)
+        if self._key is not None and self._guard.listener is not None:
+            tell(self._guard.listener, Settled(self.operation, response.status, kept))
+        return None
+
+    async def fail(self, error: BaseException) -> Response | None:
+        """The handler raised, and nothing of it stays. A Response: send this instead, a retry may succeed."""
+        self.sent = self.sent or 0
+        explain_wait(error, self.operation)
+        judged = not self.over and self._run is not None
+        failure = failure_of(error, self.operation, self.policy.lease_s) if judged else None
+        found = await self.abort(type(failure or error).__name__)
+        return self._lost(found, error) if failure is None else self._guard.broken(failure, self.request)
+
+    def _misused(self, found: OnefoldError | None) -> Response | None:
+        """What is answered in place of something better where the handler has committed by itself."""
+        return self._guard.refusal(found, self.request) if isinstance(found, TransactionMisused) else None
+
+    def _lost(self, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
+        """What is answered where the connection was lost: what was raised tells no more than that, as a rule."""
+        if not isinstance(found, ConnectionLost) or raised is None:
+            return None
+        failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
+        failure.__cause__ = raised
+        return self._guard.broken(failure, self.request)
+
+    async def abort(self, reason: str) -> OnefoldError | None:
+        """The handler failed, or answered something that is not kept: leave nothing behind. What was found to be wrong
+        then: its connection was lost before, or it has committed by itself."""
+        if self.over:
+            return None
+        self.over = True
+        if self._run is None or self._ask is None:
+            self.tx.end()
+            return None
+        release = functools.partial(self._store.release, self._ask, self._run, touched=self.tx.touched)
+        found: OnefoldError | None = None
+        try:
+            await undo(self.tx, release, name=self.operation)
+        except TransactionMisused as error:  # what it left is for the operator to know
+            _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
+            found = error
+        except ConnectionLost as error:
+            _log.warning("%s failed (%s): %s", self.operation, reason, error)
+            found = error
+        tell(self._guard.listener, Released(self.operation, reason))
+        return found
+
+    async def _answer_of_application(self, error: Exception) -> Response | None:
+        return await answered_by_application(self._guard.framework, error, self.request, self._body)
+
+    def _answer(self, claim: Claim) -> Response:
+        """What a request that does not run is told."""
+        guard, ask = self._guard, self._ask
+        assert ask is not None
+        match claim:
+            case Replay(record):
+                self._tell("replay")
+                try:
+                    answer = replayed(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
+                    return fit_encoding(answer, self.request.headers)
+                except OnefoldError as unreadable:
+                    return guard.broken(unreadable, self.request)
+            case Run():
+                raise ProgrammerError("a claim that was granted has no answer yet")
+            case _:
+                outcome, error = refuse(claim, self.policy.retention_s)
+                self._tell(outcome)
+                return guard.broken(error, self.request)
+
+    def _tell(self, outcome: Outcome) -> None:
+        if self._key is not None and self._guard.listener is not None:
+            tell(self._guard.listener, Claimed(self.operation, outcome))
+
+
+#: The guarded request this task or thread is inside of, from admission to end.
+current_request: ContextVar[GuardedRequest | None] = ContextVar("onefold_passing", default=None)

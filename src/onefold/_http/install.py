@@ -1,0 +1,379 @@
+"""Putting the idempotency layer around an application: what both apps share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from onefold._http import asgi, wsgi
+from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
+from onefold._http.bare_header_check import header_taken
+from onefold._http.decorator import IdempotentHandler, idempotent_handler_of, mark, name_of
+from onefold._http.guarded_request import RequestGuard, current_request
+from onefold._http.install_checks import Known, Readiness, always_ready, check_complete, check_free, check_served
+from onefold._http.openapi import describe
+from onefold._http.policy import (
+    Authorize,
+    Policy,
+    Principal,
+    Route,
+    Settings,
+    is_bool,
+    policy_of_settings,
+    single_principal,
+)
+from onefold._http.reaper import EVERY_S, Reaping
+from onefold._http.request import Request
+from onefold._http.request_identity import Naming
+from onefold._http.session_needs import check_sessions
+from onefold._http.shedding import Shedding, shed_asgi, shed_wsgi
+from onefold._http.status_pages import Pages
+from onefold._http.stored_response import Reading
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.encryption import Sealer, peppers_of
+from onefold._idempotency.sql import sqlite
+from onefold._idempotency.store import Store
+from onefold._idempotency.unkeyed import UnkeyedStore
+from onefold._kernel.plain_transaction import PlainTransaction
+from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.telemetry import Listener
+from onefold._kernel.transaction import Outgoing, Sessions
+from onefold._policy.quota import Quota
+from onefold.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_log = logging.getLogger("onefold.requests")
+
+
+class Routes(Protocol):
+    """Whatever knows an application's idempotent routes."""
+
+    def resolve(self, request: Request) -> Route | None: ...
+    def place(self, request: Request) -> str: ...
+    def operations(self) -> dict[str, Policy]: ...
+
+
+class ApplicationKnown(Routes, Known, Protocol):
+    """The same, of an application whose handlers can be looked at."""
+
+
+class Layer:
+    """The idempotency layer of one application: its store, its defaults, its gate."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        dialect: str,
+        plain: PlainTransaction,
+        outbox: Callable[[], Outgoing],
+        sessions: Sessions | None,
+        principal: Principal | None,
+        authorize: Authorize | None,
+        defaults: Settings | None,
+        sealer: Sealer | None,
+        listener: Listener | None,
+        pages: str | None,
+        development: bool,
+        asynchronous: bool,
+        shedding: Shedding | None = None,
+        quota: Quota | None = None,
+        earlier_records: bool = True,
+        unsealed_answers: bool = False,
+        reap_every_s: float | None = EVERY_S,
+    ) -> None:
+        _check_parts(pages, shedding, sealer)
+        _are_bools(development=development, earlier_records=earlier_records, unsealed_answers=unsealed_answers)
+        self.name = name
+        """What the Onefold of this layer is called in errors."""
+        self._marks: WeakSet[IdempotentHandler] = WeakSet()
+        #: For as long as the layer lasts: frameworks cache the handlers of applications that are long gone, and those
+        #: had a route.
+        self._applications: list[ApplicationKnown] = []
+        self._defaults: Settings = _checked_defaults(defaults, principal, authorize, quota)
+        self._named: dict[str, str] = {}
+        self._looked_at: list[Callable[..., Any]] = []
+        self._asynchronous = asynchronous
+        # Made now, so that what is wrong with the defaults is said where they are written.
+        known: Settings = {"principal": single_principal, **self._defaults}
+        whole = policy_of_settings(known)
+        self._check_asked(whole)
+        self._others = whole if "principal" in self._defaults else None
+        self._pages = pages
+        self._shedding = shedding
+        self.listener = listener
+        self.reaping = Reaping(reap_every_s)
+        self.store = _store(dialect)
+        reading = Reading(sealer, unsealed_answers, earlier_records)
+        self._guard = RequestGuard(
+            store=self.store,
+            unkeyed=UnkeyedStore(plain),
+            outbox=outbox,
+            sessions=sessions,
+            listener=listener,
+            described_by=f"{pages}/specification" if pages is not None else None,
+            development=development,
+            naming=Naming(earlier_records, peppers_of(sealer), reading.head),
+            reading=reading,
+        )
+
+    def policy(self, settings: Settings) -> Policy:
+        """The application's defaults, with what a route says for itself."""
+        merged: Settings = {**self._defaults, **settings}
+        if "principal" not in merged:
+            raise ConfigurationError(
+                "an idempotent route has no principal: keys belong to someone. Pass principal=... to the route or to "
+                "Onefold: a function from the request to the stable id of the account, tenant or user. An application "
+                "with one principal only says so with principal=onefold.single_principal"
+            )
+        policy = policy_of_settings(merged)
+        self._check_asked(policy)
+        return policy
+
+    def _check_asked(self, policy: Policy) -> None:
+        if self._asynchronous:
+            _check_forms(policy, "asgi", "AsyncOnefold")
+
+    def marker(self, settings: Settings) -> Callable[[F], F]:
+        """The decorator for handlers."""
+        policy = self.policy(settings)
+
+        def marked(function: F) -> F:
+            check_sessions(function, name_of(function), self.name, self._guard.sessions)
+            self._give(policy.operation, function)
+            found = mark(function, policy, self, asynchronous=self._asynchronous)
+            own = idempotent_handler_of(found)
+            assert own is not None
+            self._marks.add(own)
+            return found
+
+        return marked
+
+    def check_app(self, app: object) -> None:
+        """Refuse an application that has a layer already."""
+        check_free(app, self.name)
+
+    def ready(self, routes: ApplicationKnown, protocol: str) -> Readiness:
+        """What must hold before the first request; what can be seen of it now is checked now."""
+
+        def check() -> None:
+            check_served(routes, self)
+            for endpoint in routes.endpoints():
+                check_sessions(endpoint.function, name_of(endpoint.function), self.name, self._guard.sessions)
+            self._check_operations(routes, protocol)
+
+        check()
+        self._applications.append(routes)
+        return Readiness(check, lambda: check_complete(self._marks, self._applications))
+
+    def _check_operations(self, routes: Routes, protocol: str) -> None:
+        for policy in (*routes.operations().values(), *((self._others,) if self._others else ())):
+            _check_forms(policy, protocol, f"an {protocol.upper()} application")
+            self._warn_of_bare_header(policy)
+
+    def _warn_of_bare_header(self, policy: Policy) -> None:
+        """Once for each function. An application that has `authorize` may have authenticated its caller there."""
+        asked = policy.principal_question
+        if policy.authorize is not None or asked.function in self._looked_at:
+            return
+        self._looked_at.append(asked.function)
+        if (header := header_taken(asked)) is not None:
+            _log.warning(
+                "%s: the %s takes the header %r as it came. A caller who writes that header gets the stored answers of "
+                "the account that it names: authenticate the caller (docs/principals.md shows API keys, JWT and "
+                "sessions), or say that only your gateway can write it: principal=onefold.policies.trusted_header(%r)",
+                self.name, asked.name, header, header,
+            )  # fmt: skip
+
+    def _give(self, operation: str | None, function: Callable[..., Any]) -> None:
+        """An operation belongs to one handler: two would answer each other's retries."""
+        if operation is None:
+            return
+        # By name, not by identity: an application factory defines the same function again.
+        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+        other = self._named.setdefault(operation, name)
+        if other != name:
+            raise ConfigurationError(
+                f"operation={operation!r} is given to {name} and was given to {other}: they would answer each other's "
+                "retries. Give each its own"
+            )
+
+    def around_asgi(
+        self,
+        app: asgi.Application,
+        routes: Routes,
+        database: AsyncDatabase[Any],
+        *,
+        framework: Framework = PLAIN_ASGI,
+        ready: Readiness | None = None,
+    ) -> asgi.IdempotencyMiddleware:
+        if ready is None:
+            self.check_app(app)
+        if self._shedding is not None:  # inside: what is stored is replayed before anybody is turned away
+            app = shed_asgi(app, self._shedding, listener=self.listener)
+        return asgi.IdempotencyMiddleware(app, **self._parts(routes, framework, ready), database=database)
+
+    def around_wsgi(
+        self,
+        app: wsgi.Application,
+        routes: Routes,
+        database: Database[Any],
+        *,
+        framework: Framework = PLAIN_WSGI,
+        ready: Readiness | None = None,
+    ) -> wsgi.IdempotencyMiddleware:
+        if ready is None:
+            self.check_app(app)
+        if self._shedding is not None:
+            app = shed_wsgi(app, self._shedding, listener=self.listener)
+        return wsgi.IdempotencyMiddleware(app, **self._parts(routes, framework, ready), database=database)
+
+    def operation_inside(self) -> str | None:
+        """The operation of this application whose handler runs here and must write through its own transaction."""
+        guarded = current_request.get()
+        if guarded is None or guarded.over or not guarded.belongs_to(self.store) or not guarded.policy.writes:
+            return None
+        return guarded.operation
+
+    def survive(self, work: Callable[[], object]) -> None:
+        """Background work goes on after a failure; the next turn may succeed."""
+        try:
+            work()
+        except Exception:
+            _log.exception("background work failed; it will be tried again")
+
+    def _parts(self, routes: Routes, framework: Framework, ready: Readiness | None) -> dict[str, Any]:
+        if ready is None:  # routes that are written down
+            self._check_operations(routes, framework.protocol)
+        guard = replace(self._guard, framework=framework)
+        pages = None
+        if self._pages is not None:
+            pages = Pages(
+                guard=guard, operations=routes.operations, place=routes.place, base=self._pages, others=self._others
+            )
+        return {
+            "gate": guard,
+            "resolve": routes.resolve,
+            "pages": pages,
+            "marks_entry": ready is not None,
+            "check_ready": always_ready if ready is None else ready,
+            "layer_name": self.name,
+            "reaping": self.reaping,
+        }
+
+
+def _are_bools(**switches: object) -> None:
+    for name, value in switches.items():
+        is_bool(name, value)
+
+
+def _check_parts(pages: object, shedding: object, sealer: object) -> None:
+    if pages is not None and not (isinstance(pages, str) and pages.startswith("/")):
+        raise ConfigurationError(f"pages={pages!r} must be a path that starts with '/', or None for no pages")
+    if shedding is not None and not isinstance(shedding, Shedding):
+        raise ConfigurationError(
+            f"shedding={shedding!r} must be a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
+        )
+    if sealer is not None and not all(callable(getattr(sealer, name, None)) for name in ("seal", "unseal")):
+        raise ConfigurationError(
+            f"sealer of type {type(sealer).__qualname__} cannot seal and unseal; give a Keyring, as in "
+            "sealer=onefold.Keyring({'2026': key}, write='2026')"
+        )
+
+
+def _checked_defaults(
+    defaults: Settings | None, principal: Principal | None, authorize: Authorize | None, quota: Quota | None
+) -> Settings:
+    given: object = defaults or {}
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"defaults={given!r} is no dictionary of settings, as in defaults={{'wait_s': 5}}")
+    if "operation" in given:
+        raise ConfigurationError("operation= names one route: it cannot stand in the defaults of all")
+    merged: Settings = {**(defaults or {})}
+    policy_of_settings({"principal": single_principal, **merged})  # also what is about to be replaced
+    if principal is not None:
+        merged["principal"] = principal
+    if authorize is not None:
+        merged["authorize"] = authorize
+    if quota is not None:
+        merged["quota"] = quota
+    return merged
+
+
+def _check_forms(policy: Policy, protocol: str, by: str) -> None:
+    """Refuse a policy whose functions want a request that this protocol cannot give."""
+    for asked in (policy.authorize_question, policy.principal_question):
+        if asked is not None:
+            asked.check_form(protocol, by)
+
+
+def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
+    """Put the layer around a Starlette or FastAPI application, outside its other middleware added so far."""
+    if isinstance(app, type) or not hasattr(app, "add_middleware") or not hasattr(app, "routes"):
+        raise ConfigurationError(
+            f"cannot install into {_kind_of(app)}: install() knows FastAPI and "
+            "Starlette, and that of Onefold Flask as well (AsyncOnefold is for asyncio). Wrap anything else with "
+            "once.asgi(app, routes) or, with Onefold, once.wsgi(app, routes)"
+        )
+    from onefold._http.starlette import ApplicationRoutes, StarletteFramework, note_exceptions
+
+    layer.check_app(app)
+    routes, framework = ApplicationRoutes(app), StarletteFramework(app)
+    ready = layer.ready(routes, "asgi")
+
+    def around(app: asgi.Application) -> asgi.Application:  # older Starlettes pass it by this name
+        return layer.around_asgi(app, routes, database, framework=framework, ready=ready)
+
+    app.add_middleware(around)
+    note_exceptions(app)
+    if hasattr(app, "openapi"):
+        _describe_in_openapi(app, routes)
+
+
+def _kind_of(app: object) -> str:
+    if isinstance(app, type):
+        return f"the class {app.__module__}.{app.__qualname__} (give the application, which it makes)"
+    return f"{type(app).__module__}.{type(app).__qualname__}"
+
+
+def install_wsgi(app: Any, layer: Layer, database: Database[Any]) -> bool:
+    """Put the layer around a Flask application. False: it is not one."""
+    if not hasattr(app, "wsgi_app") or not hasattr(app, "url_map"):
+        return False
+    from onefold._http.flask import FlaskFramework, ViewRoutes, close_own_session, hold_back_closing, note_exceptions
+
+    layer.check_app(app)
+    routes, framework = ViewRoutes(app), FlaskFramework(app)
+    ready = layer.ready(routes, "wsgi")
+    app.after_request(hold_back_closing)
+    note_exceptions(app)
+    app.wsgi_app = layer.around_wsgi(app.wsgi_app, routes, database, framework=framework, ready=ready)
+    app.teardown_appcontext(close_own_session)
+    return True
+
+
+def _describe_in_openapi(app: Any, routes: Routes) -> None:
+    plain = app.openapi
+
+    def described() -> Any:
+        if app.openapi_schema is None:
+            document = plain()
+            describe(document, routes.operations())
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = described
+
+
+def _store(dialect: str) -> Store:
+    match dialect:
+        case "postgres":
+            return LockedStore()
+        case "sqlite":
+            return LockedStore(sqlite)
+        case _:
+            raise ConfigurationError(f"dialect {dialect!r} is not supported; onefold knows postgres and sqlite")

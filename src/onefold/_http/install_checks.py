@@ -1,0 +1,144 @@
+"""What must hold before the first request: every marked handler has a route that its own layer serves.
+
+A handler that onefold does not find runs unprotected, and nothing would show it: so it is looked for when the layer is
+installed, as far as routes are there by then, and once more when the application starts (its lifespan, or the first
+request where there is none). Each mistake names the handler and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from onefold._http.decorator import IdempotentHandler, Serving, idempotent_handler_of
+from onefold._http.policy import METHODS
+from onefold.errors import ConfigurationError
+
+#: What frameworks add to a route by themselves.
+_IMPLIED = frozenset({"HEAD", "OPTIONS"})
+
+
+class Endpoint(NamedTuple):
+    """What an application serves at a path."""
+
+    methods: frozenset[str]
+    path: str
+    function: object
+
+
+class Known(Protocol):
+    """Whatever knows what an application serves."""
+
+    def endpoints(self) -> Iterable[Endpoint]: ...
+    def mounted(self) -> Iterable[tuple[str, object]]:
+        """The applications below this one, each with its path."""
+        ...
+
+
+def leave_in(app: Any, once: object) -> None:
+    """Leave a Onefold in its application, where the framework has a place for such things: see `left_in`."""
+    if hasattr(app, "extensions"):
+        app.extensions["onefold"] = once
+    elif hasattr(app, "state"):
+        app.state.onefold = once
+
+
+def left_in(app: Any) -> object | None:
+    """The Onefold that was installed into an application, if one was."""
+    extensions = getattr(app, "extensions", None)
+    found: object | None = extensions.get("onefold") if isinstance(extensions, dict) else None
+    return found if found is not None else getattr(getattr(app, "state", None), "onefold", None)
+
+
+def check_free(app: Any, name: str) -> None:
+    """Refuse an application that has a layer already."""
+    present = getattr(app, "layer_name", None) or ((found := left_in(app)) is not None and repr(found))
+    if present:
+        raise ConfigurationError(
+            f"{name} cannot be installed: {present} is installed into this application already, and each request would "
+            "pass two layers. One Onefold serves all idempotent routes of an application"
+        )
+
+
+def check_served(known: Known, layer: Serving) -> None:
+    """Refuse what is wrong with the routes an application has so far."""
+    for path, app in known.mounted():
+        if (other := left_in(app)) is not None:
+            raise ConfigurationError(
+                f"{layer.name} is installed into an application, and {other!r} into the one mounted in it at {path}: "
+                "each request there would pass two layers. Install the outer one only: it finds the routes of mounted "
+                "applications"
+            )
+    for endpoint in known.endpoints():
+        found = idempotent_handler_of(endpoint.function)
+        if found is not None:
+            _check_marked(endpoint, found, layer)
+
+
+def _check_marked(endpoint: Endpoint, found: IdempotentHandler, layer: Serving) -> None:
+    others = sorted(endpoint.methods - METHODS - _IMPLIED)
+    if others:
+        raise ConfigurationError(
+            f"{found.name} is marked as idempotent and serves {', '.join(others)} {endpoint.path}: a key means nothing "
+            f"there. Mark handlers of {', '.join(sorted(METHODS))} only, and give other methods a function of their own"
+        )
+    if found.layer is not layer:
+        raise ConfigurationError(
+            f"{found.name} at {endpoint.path} was marked with {found.layer.name}, but {layer.name} is installed into "
+            "its application: mark and install with the same one"
+        )
+
+
+def check_complete(marks: Iterable[IdempotentHandler], applications: Iterable[Known]) -> None:
+    """Refuse marked handlers that no application serves."""
+    served: set[IdempotentHandler] = set()
+    unmarked: list[object] = []
+    for known in applications:
+        for endpoint in known.endpoints():
+            found = idempotent_handler_of(endpoint.function)
+            if found is not None:
+                served.add(found)
+            else:
+                unmarked.append(endpoint.function)
+    missing = sorted((mark for mark in marks if mark not in served), key=lambda mark: mark.name)
+    turned = [mark for mark in missing if any(function is mark.function for function in unmarked)]
+    if turned:
+        raise ConfigurationError(
+            f"{_names(turned)}: the route has the function without its mark, and would run it unprotected. The "
+            "decorators are in the wrong order: @once.idempotent(...) goes below @app.post(...), directly above the "
+            "function"
+        )
+    if missing:
+        raise ConfigurationError(
+            f"{_names(missing)}: marked as idempotent, but no application that onefold is installed into has a route "
+            "for it. Give it one (include its router), or remove the mark. A route is not found behind other ASGI or "
+            "WSGI code, behind a decorator that loses the function's attributes (use functools.wraps), and below a "
+            "Host with parameters (there the principal must tell the hosts apart)"
+        )
+
+
+class Readiness:
+    """The checks of one application, until they have passed."""
+
+    __slots__ = ("_checks",)
+
+    def __init__(self, *checks: Callable[[], None]) -> None:
+        self._checks = checks
+
+    def __call__(self) -> None:
+        for check in self._checks:
+            check()
+        self._checks = ()
+
+
+def always_ready() -> None:
+    """For applications whose routes are written down: there is nothing to look for."""
+
+
+def _names(marks: list[IdempotentHandler]) -> str:
+    return ", ".join(f"{mark.name} ({_place(mark.function)})" for mark in marks)
+
+
+def _place(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(function).__qualname__

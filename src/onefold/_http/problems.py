@@ -1,0 +1,77 @@
+"""Refusals as `application/problem+json` (RFC 9457), with a stable type and whether a retry can help."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from onefold._http.request import Headers, Response
+from onefold._idempotency.encryption import UnreadableAnswer
+from onefold.errors import (
+    CallerError,
+    OnefoldError,
+    OutcomeUnknowable,
+    OutcomeUnknown,
+    PoolExhausted,
+    ProgrammerError,
+    SchemaMissing,
+    StoreError,
+    StoreReadOnly,
+)
+
+TYPE_PREFIX = "urn:onefold:problem:"
+
+#: What a caller is told when the store fails. The cause (tables, files, keys, hosts) is the operator's, and stands in
+#: the log only.
+_STORE_DETAIL = "Nothing was decided. Retry later with the same Idempotency-Key."
+_STORE_DETAILS: dict[type[StoreError], str] = {
+    OutcomeUnknown: "The request may have happened. Retry later with the same Idempotency-Key: it happens once.",
+    OutcomeUnknowable: "The request may have happened, and it had no Idempotency-Key. Look before you repeat it.",
+    PoolExhausted: "Nothing was done: every connection to the database was in use. Retry later.",
+    SchemaMissing: "Nothing was done. The operator must run `onefold migrate` first.",
+    StoreReadOnly: "Nothing was done. The operator must make the store writable first.",
+    UnreadableAnswer: "The request completed, and will not run again. The operator must look after its stored answer.",
+}
+
+
+def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
+    """The response that tells a caller about an error."""
+    if isinstance(error, CallerError):
+        detail = _STORE_DETAILS.get(type(error), _STORE_DETAIL) if isinstance(error, StoreError) else error.detail
+        return _response(
+            error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by
+        )
+    if isinstance(error, ProgrammerError):
+        return _response(500, error.slug, error.title, str(error), False, None, described_by)
+    title = "The request could not be completed"
+    return _response(500, "statement-refused", title, "See the application's log.", False, None, described_by)
+
+
+def _response(
+    status: int,
+    slug: str,
+    title: str,
+    detail: str,
+    retryable: bool,
+    retry_after_s: float | None,
+    described_by: str | None,
+) -> Response:
+    body = json.dumps(
+        {
+            "type": TYPE_PREFIX + slug,
+            "title": title,
+            "status": status,
+            "detail": detail,
+            "retryable": retryable,
+        }
+    ).encode()
+    headers: Headers = (
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    )
+    if retryable:
+        headers += ((b"retry-after", str(math.ceil(retry_after_s or 1)).encode()),)
+    if described_by is not None:
+        headers += ((b"link", f'<{described_by}>; rel="describedby"'.encode()),)
+    return Response(status, headers, body)

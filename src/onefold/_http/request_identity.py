@@ -1,0 +1,190 @@
+"""What a request is called: the scope and the digest of its intent, its fingerprint, and its names in earlier schemes.
+
+An operation is the method and the route's template without the names and types of its parameters: what no client sees
+does not change it. The template begins with where the application is that has the route: its host, and the prefix of
+its mount. Two applications on one database may have the same routes, and must not answer each other's retries.
+
+A route that moves keeps its keys by an `operation` of its own. onefold 0.1 had the names of parameters in it, and no
+place, and a deploy may have been before an `operation` was given: while `earlier_records` is on, keys stored under
+those names are found, and requests that run under them are seen. The names of parameters that 0.1 had are today's, and
+those of the `operation`, if that is a template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from onefold._http.policy import Route
+from onefold._http.request import Request, first_line
+from onefold._idempotency.fingerprint import (
+    Asked,
+    earlier_hash,
+    form_name,
+    form_of,
+    hashed,
+    is_large,
+    is_ours,
+    is_raw,
+    raw_bytes,
+)
+from onefold._idempotency.model import Ask, Record, Scope, lock_id
+from onefold._idempotency.record_matching import Judge
+
+#: `{id}` and `{id:int}`; `<id>`, `<int:id>` and `<any(a, b):id>`.
+_PARAMETER = re.compile(r"\{[^{}]*\}|<(?:[A-Za-z_]\w*(?:\(.*?\))?:)?[A-Za-z_]\w*>")
+
+_BOUNDARY = re.compile(r"""\s*boundary=("?)([0-9A-Za-z'()+_,\-./:=?]{1,70})\1\s*""", re.IGNORECASE)
+
+
+class Naming(NamedTuple):
+    """What an application's requests are named by, besides themselves."""
+
+    earlier_records: bool = True
+    peppers: tuple[bytes, ...] = ()
+    open_headers: Callable[[Record], object] | None = None
+    """Raises where the keys that a record was made with are not known."""
+
+
+NAMING = Naming()
+
+
+@lru_cache(maxsize=1024)
+def operations_of(method: str, template: str, given: str | None, placed: bool = False) -> tuple[str, ...]:
+    """The operation of a route, and then what it may have been called before.
+
+    A `placed` template has a place in it that onefold 0.1 did not name, so that is none of its names.
+    """
+    nameless, automatic = (f"{method} {_without_names(name)}" for name in (given or template, template))
+    if placed:
+        return tuple(dict.fromkeys((nameless, automatic)))
+    before = [f"{method} {template}", automatic]
+    if given is not None:
+        # The signpost stands at the first. Of a route that has moved, a deploy before this one knows only its template.
+        before.insert(0 if nameless == automatic else 1, f"{method} {given}")
+    return tuple(dict.fromkeys((nameless, *before)))
+
+
+def _without_names(template: str) -> str:
+    return _PARAMETER.sub("{}", template)
+
+
+@lru_cache(maxsize=1024)
+def _as_given(unplaced: str, given: str | None) -> str:
+    """The template as onefold 0.1 had it: with the names of parameters that are given, if they are."""
+    nameless = _without_names(given or "")
+    return given if given and given != nameless == _without_names(unplaced) else unplaced
+
+
+def scopes_of(principal: str, method: str, route: Route, naming: Naming) -> tuple[Scope, ...]:
+    """The scope of a request, and then those it may have been stored under before."""
+    operations = operations_of(method, route.name, route.policy.operation, route.unplaced is not None)
+    if len(operations) == 1 or not naming.earlier_records:
+        return (Scope(principal, operations[0]),)
+    return tuple([Scope(principal, operation) for operation in operations])
+
+
+def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
+    """The values in the path. With an operation that was given, mounts have one name: the prefix tells them apart.
+
+    Not in WSGI, where the prefix may be a proxy's, and a given operation is what keeps keys when that changes.
+    """
+    values = route.parameters(request)
+    if route.place and values is not None and route.policy.operation is not None and "root_path" in request.source:
+        return (route.place, *values)
+    return values
+
+
+def ask_of(
+    request: Request, route: Route, naming: Naming, *, principal: str, key: str, key_ms: int | None, body: bytes
+) -> Ask:
+    """A request's claim on its key."""
+    policy = route.policy
+    media_type, boundary = content_type_of(first_line(request.headers, "content-type") or "")
+    asked = Asked(request.path, request.query, media_type, body, boundary, _values_of(request, route))
+    scope, *before = scopes_of(principal, request.method, route, naming)
+    strategy = policy.fingerprint
+    form, ours = form_of(strategy, asked), is_ours(strategy)
+    digest, secret = scope.derive(key)
+    scopes = {digest: scope}
+    for other in before:
+        scopes[other.digest(key)] = other
+    plain = hashed(asked, form, ours=ours, key=secret)
+    earlier = tuple(scopes)[1:]
+    unplaced = first = automatic = None
+    tells_places = False
+    if naming.earlier_records:
+        if route.unplaced is not None:
+            name = _as_given(route.unplaced, policy.operation)
+            unplaced = Scope(principal, f"{request.method} {name}").digest(key)
+            # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the
+            # host.
+            tells_places = route.earlier is None and "//" not in route.place and request.path_below_root != request.path
+        first = unplaced or (earlier[0] if earlier else digest)
+        if before and policy.operation is not None:  # a deploy before it was given
+            automatic = before[-1].fingerprint_key(key)
+    printed = plain
+    if naming.peppers:
+        printed = hashed(asked, form, ours=ours, key=scope.fingerprint_key(key, naming.peppers[0]))
+    fingerprint = printed + form_name(strategy, form)
+    judge = Judge(
+        asked,
+        fingerprint,
+        key=key,
+        scopes=scopes,
+        strategies=(strategy, *policy.fingerprint_before),
+        peppers=naming.peppers,
+        open_headers=naming.open_headers,
+    )
+    return Ask(
+        digest,
+        fingerprint,
+        scope.operation,
+        policy.lease_s,
+        policy.retention_s,
+        key_ms,
+        earlier=earlier,
+        unplaced=unplaced,
+        tells_places=tells_places,
+        make_request_locks=partial(
+            _request_locks, asked, form, plain, ours=ours, secret=secret, earlier=first, automatic=automatic
+        ),
+        isolation=policy.isolation,
+        same=judge,
+        # onefold 0.1 compares by value what is compared by its bytes here, and a route's earlier strategy made another
+        # lock: neither can be told from another payload's while it runs.
+        tells_apart=not policy.fingerprint_before and not (naming.earlier_records and ours and is_large(body)),
+    )
+
+
+def _request_locks(
+    asked: Asked,
+    form: bytes,
+    plain: bytes,
+    *,
+    ours: bool,
+    secret: bytes,
+    earlier: bytes | None,
+    automatic: bytes | None,
+) -> tuple[int, ...]:
+    """Under a pepper or not, the locks are the same: a ring may be changing its keys in one process after the other. So
+    may a route its strategy: who sends the same bytes again is known by these. `earlier` is the digest that onefold 0.1
+    has, `automatic` the secret of a deploy before the operation was given."""
+    hashes = [plain]
+    if not is_raw(form, ours=ours):
+        hashes.append(hashed(asked, raw_bytes(asked), ours=True, key=secret))
+    if earlier is not None:
+        hashes.append(earlier_hash(asked, form, ours=ours, key=earlier))
+    if automatic is not None:
+        hashes.append(hashed(asked, form, ours=ours, key=automatic))
+    return tuple(map(lock_id, hashes))
+
+
+@lru_cache(maxsize=64)
+def content_type_of(header: str) -> tuple[str, bytes]:
+    """The media type, and the boundary where it has one and no other parameter."""
+    media_type, _, parameters = header.partition(";")
+    found = _BOUNDARY.fullmatch(parameters)
+    return media_type.strip().lower(), found[2].encode() if found else b""

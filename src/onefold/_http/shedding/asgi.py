@@ -1,0 +1,226 @@
+"""ASGI: the adapter of the shedder for asyncio. Websockets and lifespan pass untouched.
+
+While a request waits, its client is listened to: one that goes away is forgotten at once, because work for nobody is
+what keeps an overload alive. What of the body arrives meanwhile is kept for the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+from onefold._http.adapter import PASSAGE
+from onefold._http.asgi import Application, Message, Receive, Send, send_whole
+from onefold._http.guarded_request import GuardedRequest
+from onefold._http.problems import problem
+from onefold._http.request import Request, Response
+from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
+from onefold._http.shedding.admission_queue import Ticket, Verdict
+from onefold._http.shedding.settings import Shedding
+from onefold._kernel import deadlines
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.runners import run_async
+from onefold.errors import CallerError
+
+_EVENT_STREAM = EVENT_STREAM.encode()
+_BODIES = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
+
+#: So much of a body is read while its request waits; then its client is not listened to any more.
+_AHEAD_BYTES_MAX = 64 * 1024
+
+
+class SheddingMiddleware:
+    """An ASGI application that does not take in more than it can do. It serves one event loop at a time."""
+
+    def __init__(self, app: Application, admission: AdmissionController, settings: Shedding) -> None:
+        self._app = app
+        self._reception = admission
+        header = settings.deadline_header
+        self._header = None if header is None else header.lower().encode("latin-1")
+        self._exempts = bool(settings.exempt)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (self._exempts and self._reception.exempts(_request(scope).path_below_root)):
+            return await self._app(scope, receive, send)
+        admission = self._reception
+        now = admission.clock()
+        deadline = deadlines.current()
+        if self._header is not None:
+            for name, value in scope["headers"]:
+                if name == self._header:
+                    granted_s = deadlines.parse_s(value)
+                    deadline = deadline if granted_s is None else deadlines.shortened(now + granted_s)
+                    break
+        try:
+            priority = 0 if admission.priority is None else admission.rank(_request(scope))
+        except CallerError as error:  # a header that the priority is read from is there twice
+            return await send_whole(problem(error), send)
+        ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
+        if ticket is None:
+            return await self._run(_Answer(admission.place(now, deadline), send, deadline), scope, receive)
+        line = _Line(admission, ticket, receive, scope.get(PASSAGE))
+        verdict = await line.verdict()
+        if verdict == "gone":
+            return None
+        if verdict != "enter":
+            return await send_whole(admission.refusal(verdict, priority), send)
+        answer = _Answer(admission.place(admission.clock(), deadline), send, deadline)
+        if line.aside is not None:
+            try:
+                instead = await line.aside.step_back()
+            except BaseException as error:
+                answer.place.fail(error)
+                raise
+            if instead is not None:
+                answer.place.give_up()
+                return await send_whole(instead, send)
+        return await self._run(answer, scope, line)
+
+    async def _run(self, answer: _Answer, scope: MutableMapping[str, Any], receive: Receive) -> None:
+        token = None if answer.granted is None else deadlines.begin(answer.granted)
+        try:
+            await self._app(scope, receive, answer)
+        except BaseException as error:
+            answer.place.fail(error)
+            raise
+        finally:
+            if token is not None:
+                deadlines.end(token)
+        answer.place.leave()
+
+
+class _Aside:
+    """The claim of a request in the queue, which does not wait with it: its connection is needed by those who run."""
+
+    __slots__ = ("_executor", "_guarded")
+
+    def __init__(self, guarded: GuardedRequest, executor: TaskExecutor[Any]) -> None:
+        self._guarded = guarded
+        self._executor = executor
+
+    async def step_aside(self) -> bool:
+        return await run_async(self._guarded.step_aside(), self._executor)
+
+    async def step_back(self) -> Response | None:
+        return await run_async(self._guarded.step_back(), self._executor)
+
+
+class _Answer:
+    """What the application sends, when its place is free, and when its caller's deadline has no meaning any more."""
+
+    __slots__ = ("_send", "granted", "place")
+
+    def __init__(self, place: Admission, send: Send, deadline: float | None) -> None:
+        self.place = place
+        self._send = send
+        self.granted = None if deadline is None else deadlines.Granted(deadline)
+
+    async def __call__(self, message: Message) -> None:
+        await self._send(message)
+        place = self.place
+        if self.granted is not None and message["type"] in _BODIES and not message.get("more_body", False):
+            self.granted.lift()  # background tasks come next
+        if not place.held:
+            return
+        if message["type"] == "http.response.start":
+            place.status = message["status"]
+            if _is_event_stream(message.get("headers", ())):
+                place.leave()
+        elif message["type"] in _BODIES and (message.get("body") or not message.get("more_body", False)):
+            place.leave()
+
+
+class _Line:
+    """A request in the queue; afterwards it is what the application receives."""
+
+    __slots__ = ("_ahead", "_gone", "_guarded", "_receive", "_reception", "_ticket", "aside")
+
+    def __init__(
+        self,
+        admission: AdmissionController,
+        ticket: Ticket,
+        receive: Receive,
+        guarded: tuple[GuardedRequest, TaskExecutor[Any]] | None,
+    ) -> None:
+        self._reception = admission
+        self._ticket = ticket
+        self._receive = receive
+        self._guarded = guarded
+        self.aside: _Aside | None = None
+        self._ahead: deque[Message] = deque()
+        self._gone = False
+
+    async def __call__(self) -> Message:
+        return self._ahead.popleft() if self._ahead else await self._receive()
+
+    async def verdict(self) -> Verdict:
+        """Wait for it, or for the client to go away. Cancelled: the ticket is given up, and its place with it."""
+        admission, ticket = self._reception, self._ticket
+        if ticket.instead_of is not None:
+            ticket.instead_of.wake()
+        try:
+            if ticket.verdict is None and self._guarded is not None:
+                aside = _Aside(*self._guarded)
+                self.aside = aside if await aside.step_aside() else None
+            if ticket.verdict is None:
+                await self._wait()
+        except BaseException:
+            admission.wake(admission.queue.give_up(ticket, admission.clock()))
+            raise
+        if self._gone:
+            admission.wake(admission.queue.give_up(ticket, admission.clock()))
+        assert ticket.verdict is not None
+        return ticket.verdict
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not told.done():
+                told.set_result(None)
+
+        self._ticket.wake = wake
+        timer = loop.call_later(self._ticket.until - self._reception.clock(), wake)
+        listening = loop.create_task(self._listen())
+        listening.add_done_callback(lambda _: wake() if self._gone else None)
+        try:
+            await told
+        finally:
+            timer.cancel()
+            listening.cancel()
+            # Two must not receive at once: the application's turn comes when this one is over.
+            await asyncio.wait((listening,))
+        if not self._gone:
+            # No verdict yet means: woken by the timer, which may ring a little early by our clock.
+            self._reception.queue.time_out(self._ticket, max(self._ticket.until, self._reception.clock()))
+
+    async def _listen(self) -> None:
+        ahead, more = 0, True
+        while ahead <= _AHEAD_BYTES_MAX:
+            try:
+                message = await self._receive()
+            except Exception:  # a connection that is broken has nobody at its other end
+                self._gone = True
+                return
+            self._ahead.append(message)
+            if message["type"] != "http.request":
+                self._gone = True
+                return
+            if not more:
+                return  # a server that repeats itself: there is nothing to hear
+            ahead += len(message.get("body", b""))
+            more = message.get("more_body", False)
+
+
+def _request(scope: MutableMapping[str, Any]) -> Request:
+    return Request(scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope)
+
+
+def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    for name, value in headers:
+        if len(name) == 12 and name.lower() == b"content-type":
+            return value.startswith(_EVENT_STREAM)
+    return False

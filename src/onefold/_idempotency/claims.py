@@ -1,0 +1,280 @@
+"""Claim and settle: two locks, one transaction, one row, on every database.
+
+Theory of operation. The request's transaction is opened by the claim (on SQLite by the handler's first touch) and
+closed by the settle; business rows and the record are written in between and commit together. Two advisory locks,
+which last until the transaction ends or its connection is given back, are taken in a fixed order, (key, payload) first,
+then (key). Whoever is refused the first meets the same request in flight; whoever holds the first and is refused the
+second meets another payload under the same key. (In the reverse order two equal requests that cross would call each
+other a mismatch.) The locks are courtesy: what guarantees one execution is the record's primary key, on which the
+loser's settle breaks, inside its batch, before COMMIT. The settle's first step is refused where the transaction is not
+the one that claimed, because the handler has committed by itself. (A row count, checked after a merged COMMIT, would
+come too late.)
+
+Isolation. The transaction has the level that the route, or else the engine, the session or the database chose. Stricter
+than READ COMMITTED means: one snapshot, taken before the lock is had. What was committed in between would not be seen,
+and the key would run once more, to fail only at its settle. There the record's row is inserted with the claim, on the
+unique index, which knows no snapshots, and completed by the settle. A refusal (4xx) is not stored there if the handler
+has swallowed an error that aborted its transaction: nobody tells what error, and a transaction that could not be
+serialised must run again. That the level is strict is found out by the first
+look, and remembered: also a transaction that is not may be treated so.
+
+Failure windows. A crash before COMMIT is a rollback: locks and rows vanish together. A crash after COMMIT finds
+the record. A connection lost during COMMIT is neither, so the outcome is looked up on a fresh connection.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
+from onefold._idempotency.recent_keys import Recent
+from onefold._idempotency.sql import postgres
+from onefold._idempotency.store import ask_for, in_batch, lost_connection, record_of, recorded, status_of
+from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
+from onefold._kernel.effects import (
+    Acquire,
+    Batch,
+    Boundary,
+    Discard,
+    Fetch,
+    Now,
+    Release,
+    ReleaseCommitted,
+    Row,
+    Sleep,
+    Statement,
+    Step,
+)
+from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, rethrow
+from onefold.errors import (
+    ConnectionLost,
+    OnefoldError,
+    OutcomeUnknown,
+    RequiredValueMissing,
+    SerializationFailed,
+    StoreError,
+    StoreUnavailable,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionMisused,
+    UniqueViolated,
+)
+
+#: A lost COMMIT is looked for after these pauses, because the server may still be working on it; and not for longer in
+#: all, because a server that cannot be reached makes every look wait.
+LOOKUP_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5)
+LOOKUP_S_MAX = 5.0
+
+#: How often a claim that cannot be serialised begins again, with a later snapshot.
+CLAIMS_MAX = 3
+
+#: Its claim is its locks: there is nothing that would differ from request to request.
+_RUN = Run()
+_RUN_RESERVED = Run(reserved=True)
+
+
+class LockedStatements(Protocol):
+    """The statement set of a database (see `sql/postgres.py`), and where its transaction begins and is proved."""
+
+    SAME_IN_FLIGHT: str
+    OTHER_IN_FLIGHT: str
+
+    #: What stands between lock and look, where the handler's work begins.
+    BEFORE_HANDLER: tuple[Step, ...]
+    #: What stands before the record: with the handler's rows kept, with them undone; and, alone, before a release.
+    #: Refused with TransactionEnded where the handler has ended the transaction by itself.
+    KEEP: tuple[Step, ...]
+    UNDO: tuple[Step, ...]
+    PROOF: tuple[Step, ...]
+    #: The same as UNDO, but refused with TransactionAborted where the handler has swallowed what aborted it.
+    UNDO_WHOLE: tuple[Step, ...]
+
+    def opening(self, ask: Ask) -> tuple[Step, ...]:
+        """What stands before the lock."""
+        ...
+
+    def lock(self, ask: Ask) -> Statement: ...
+    def look(self, ask: Ask) -> Statement: ...
+    def reserve(self, ask: Ask) -> Statement: ...
+    def see(self, ask: Ask) -> Statement: ...
+    def find(self, ask: Ask) -> Statement: ...
+    def forget(self, ask: Ask) -> tuple[Step, ...]: ...
+    def settle(self, ask: Ask, answer: Answer) -> Statement: ...
+    def settle_reserved(self, ask: Ask, answer: Answer) -> Statement: ...
+    def status(self, digest: bytes) -> Statement: ...
+    def reap(self, limit: int) -> Statement: ...
+
+
+class LockedStore:
+    """Keys claimed by locks that end with their transaction, or with their process."""
+
+    def __init__(self, sql: LockedStatements = postgres, *, recent: Recent | None = None) -> None:
+        self._sql = sql
+        self._recent = Recent() if recent is None else recent
+        #: Whether transactions at the level they have by default were found to be stricter than READ COMMITTED.
+        self._strict = False
+
+    async def claim(self, ask: Ask) -> Claim:
+        await Acquire()
+        try:  # `checkout`, written out: two coroutines fewer for every request
+            claim = await self._claim(ask)
+        except Exception:
+            await Discard()
+            raise
+        if not isinstance(claim, Run):
+            await Release()
+        if isinstance(claim, Replay):
+            self._recent.add(ask.digest)
+        return claim
+
+    async def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Claim | None:
+        # First what finds out whether the transaction is still ours: nothing may be written outside of it.
+        undo = self._sql.UNDO_WHOLE if run.reserved else self._sql.UNDO
+        proof = self._sql.KEEP if keep_rows else undo
+        write = self._sql.settle_reserved if run.reserved else self._sql.settle
+        try:
+            await Batch((*proof, write(ask, answer), *also, Boundary.COMMIT))
+        except (UniqueViolated, RequiredValueMissing, SerializationFailed) as error:
+            return await self._after_lost_race(ask, error)
+        except ConnectionLost:
+            await Discard()
+            claim = await self._after_lost_commit(ask)
+            # This very answer: COMMIT took place, and only what the server said to it was lost.
+            is_ours = isinstance(claim, Replay) and claim.record.answer == answer
+            return None if is_ours else claim
+        except TransactionAborted as error:
+            await rollback_and_release()
+            if not keep_rows:  # strict: what was swallowed may be that it could not be serialised
+                raise
+            rethrow(error)
+        except Exception as error:
+            await Discard()
+            rethrow(error)
+        self._recent.add(ask.digest)
+        await ReleaseCommitted()
+        return None
+
+    async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
+        found: OnefoldError | None = None
+        if touched:
+            try:
+                await Batch(self._sql.PROOF)
+            except TransactionEnded:
+                found = TransactionMisused(COMMITTED_BY_HANDLER)
+            except ConnectionLost:
+                found = ConnectionLost(lost_connection(ask))
+            except OnefoldError:
+                pass  # aborted: the server undoes it now
+        await rollback_and_release()
+        if found is not None:
+            raise found
+
+    async def status(self, digest: bytes) -> Status:
+        [row] = await with_connection(lambda: ask_for(self._sql.status(digest)))
+        return status_of(*row)
+
+    async def reap(self, limit: int) -> int:
+        return await with_connection(lambda: in_batch(self._sql.reap(limit)))
+
+    async def _found(self, ask: Ask) -> Claim | None:
+        rows = await Fetch(self._sql.find(ask))
+        return recorded(ask, [record_of(record) for *record, expired in rows if not expired])
+
+    async def _claim(self, ask: Ask) -> Claim:
+        again: tuple[Boundary, ...] = ()
+        for _ in range(CLAIMS_MAX):
+            try:
+                if ask.digest in self._recent and not again:
+                    # Most likely a replay: one plain read, no transaction.
+                    found = await self._found(ask)
+                    if found is not None:
+                        return found
+                return await self._try(ask, again)
+            except SerializationFailed:  # a record, or its end, that our snapshot was too old to see
+                again = (Boundary.ROLLBACK,)
+        raise SerializationFailed(
+            f"{ask.operation} could not be claimed: its key has changed {CLAIMS_MAX} times meanwhile"
+        )
+
+    async def _try(self, ask: Ask, first: tuple[Boundary, ...]) -> Claim:
+        strict = self._strict if ask.isolation is None else ask.isolation != "read committed"
+        run = _RUN_RESERVED if strict else _RUN
+        look = self._sql.reserve(ask) if strict else self._sql.look(ask)
+        begin = (*self._sql.opening(ask), self._sql.lock(ask), *self._sql.BEFORE_HANDLER, look)
+        if await Batch((*first, *begin)) == 0:
+            return run
+        seen = await Fetch(self._sql.see(ask))
+        has_one_snapshot, *_ = seen[0]
+        if has_one_snapshot and not strict:
+            self._strict = True  # from now on, without this detour
+            return await self._try(ask, (Boundary.ROLLBACK,))
+        claim = await self._judge(ask, run, seen)
+        if claim is None:
+            # Another payload holds the key, or someone only passed by while looking at it. Once more, then believe it.
+            if await Batch((Boundary.ROLLBACK, *begin)) == 0:
+                return run
+            claim = await self._judge(ask, run, await Fetch(self._sql.see(ask))) or Mismatch()
+        if not isinstance(claim, Run):
+            await Batch((Boundary.ROLLBACK,))
+        return claim
+
+    async def _judge(self, ask: Ask, run: Run, rows: list[Row]) -> Claim | None:
+        """Look closer, now that the first look was not empty. None: another payload seems to be in flight."""
+        _, verdict, late, *_ = rows[0]  # the same in all
+        kept = [(record, expired) for _, _, _, *record, expired in rows if record[0] is not None]
+        known = recorded(ask, [record_of(record) for record, expired in kept if not expired])
+        if known is not None:
+            return known
+        if late or (kept and ask.refuses_late):
+            return Expired()
+        if verdict == self._sql.SAME_IN_FLIGHT:
+            return InFlight()
+        if verdict == self._sql.OTHER_IN_FLIGHT:
+            return None if ask.tells_apart else InFlight()
+        # Ours to run: a record past its retention makes room.
+        room = self._sql.forget(ask)
+        if room:
+            await Batch(room)
+        return run
+
+    async def _after_lost_race(
+        self, ask: Ask, error: UniqueViolated | RequiredValueMissing | SerializationFailed
+    ) -> Claim:
+        async def look_again() -> Claim | None:
+            await Batch((Boundary.ROLLBACK,))
+            return await self._found(ask)
+
+        claim = await discard_on_error(look_again)
+        await Release()
+        if claim is not None:
+            return claim
+        # Not our record: the business rows clashed, only at COMMIT (a deferred constraint, a stricter isolation).
+        if isinstance(error, SerializationFailed):
+            raise SerializationFailed(f"the transaction of {ask.operation} could not be serialised: {error}") from error
+        if isinstance(error, RequiredValueMissing):
+            rethrow(error)
+        raise error
+
+    async def _after_lost_commit(self, ask: Ask) -> Claim:
+        """COMMIT was sent and its answer lost. Whoever gets the locks knows: visibility precedes their release."""
+        asked = False
+        give_up_at = await Now() + LOOKUP_S_MAX
+        for pause_s in LOOKUP_PAUSES_S:
+            await Sleep(pause_s)
+            if await Now() >= give_up_at:
+                break
+            try:
+                claim = await self.claim(ask)
+            except StoreError:
+                continue
+            asked = True
+            if isinstance(claim, Run):
+                await rollback_and_release()
+                raise StoreUnavailable(f"{lost_connection(ask)} and nothing was committed")
+            if not isinstance(claim, InFlight):
+                return claim
+        if asked:
+            return InFlight()
+        raise OutcomeUnknown(f"the connection of {ask.operation} was lost during COMMIT and the store cannot be asked")

@@ -1,0 +1,31 @@
+"""Forgetting what has expired, in batches small enough to disturb nobody."""
+
+from __future__ import annotations
+
+from onefold._idempotency.sql import postgres
+from onefold._idempotency.store import Store
+from onefold._kernel.telemetry import Listener, Reaped, tell
+from onefold._policy.ranges import require
+
+#: Rows in a batch, and batches in a turn.
+REAP_LIMIT = 1000
+
+
+def pg_cron_job(limit: int = 50_000) -> str:
+    """A job for pg_cron, for those who would rather not run a process for it."""
+    return f"SELECT cron.schedule('onefold-reap', '*/5 * * * *', $${postgres.reap_script(limit)}$$);\n"
+
+
+async def reap(store: Store, *, limit: int, batches_max: int, listener: Listener | None = None) -> Reaped:
+    """Delete expired records, `limit` at a time, until none is left or `batches_max` is done."""
+    require("limit", limit, least=1, most=100_000, whole=True)
+    require("batches_max", batches_max, least=1, whole=True)
+    records = 0
+    for _ in range(batches_max):
+        gone = await store.reap(limit)
+        records += gone
+        if gone < limit:
+            break
+    reaped = Reaped(records)
+    tell(listener, reaped)
+    return reaped

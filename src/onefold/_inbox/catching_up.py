@@ -1,0 +1,145 @@
+"""Catching up: a key that stood still runs what is parked behind it in one go, and parks in one go what still arrives.
+
+Theory of operation. A strict key whose message fails parks all that come after it, one failed message each. Started and
+run one by one, as failed messages are, they would leave more slowly than new ones arrive, and the key would be behind
+for ever. So when one of a key was handled, those that follow it without a gap are started together and run in one
+transaction: the handler is called for each of them, in their order, and what it wrote commits together with all their
+ledger rows and with where the stream now stands. If one fails nothing of the go stays, and they are run one by one, so
+that only that one has failed.
+
+The stream's row is locked all along, so nobody else handles or parks anything of this stream meanwhile, and the first
+one's turn is the turn of all. What was started and not run is put back. A crash makes suspects of those that were
+started: they are run alone then, as all suspects are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from onefold._inbox.delivery_reading import find_problem
+from onefold._inbox.stored_message import StoredMessage, place, received, written
+from onefold._inbox.version_order import Early, Stand, judged
+from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
+from onefold._kernel.messages import Delivery
+from onefold._kernel.telemetry import Duplicate, Handled, InboxEvent, Parked
+from onefold._kernel.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onefold._inbox.handling import FailedMessage, Inbox
+
+#: How many failed messages are run in one go at most, and for how long one may go on taking the next: a transaction of
+# many
+#: handlers must not outlive its lease, nor hold what it locks for long.
+RUN_MAX: Final = 100
+RUN_S_MAX: Final = 1.0
+
+
+async def run_in_one_go(
+    inbox: Inbox, failed_messages: Sequence[FailedMessage], tx: Transaction[Any]
+) -> list[InboxEvent]:
+    """Handle failed messages that `take_run` started; what became of those that were handled. None were: run them one
+    by one, and it is seen why. Only some were: time was up, and the others are parked again."""
+    if inbox.consumer.signature.opens:
+        return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
+    stored_messages = [failed_message.stored_message for failed_message in failed_messages]
+    if not await checkout(lambda: _is_its_turn(inbox, stored_messages[0])):
+        await rollback_and_release()
+        return []
+    handled = 0
+
+    def settle(count: int) -> tuple[Statement, ...]:
+        nonlocal handled
+        handled = count
+        return _settled(inbox, stored_messages[:count], stored_messages[count:])
+
+    if await inbox.run_each(stored_messages, tx, settle) is not None:
+        return []
+    return [
+        inbox.report(Handled(inbox.consumer.name, stored_message.topic)) for stored_message in stored_messages[:handled]
+    ]
+
+
+async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> None:
+    """Letters that were started together and not run wait again, as if they had not been."""
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, _, _ = place(failed_messages[0].stored_message)
+    back = sql.runs.put_back(name, _ids([failed_message.stored_message for failed_message in failed_messages]))
+
+    async def work() -> None:
+        # Under the stream's lock, and the first is woken: what they wait for may have been handled by another process
+        # after it had failed here, and nobody would wake them again.
+        await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.lock(name, stream)))
+        await Batch((back, sql.wake_first(name, stream), Boundary.COMMIT))
+
+    await with_connection(work)
+
+
+async def park_all(inbox: Inbox, deliveries: Sequence[Delivery]) -> list[InboxEvent] | None:
+    """Park deliveries of one stream that wait for an earlier one. None: it may be the turn of one of them, or something
+    is odd; handle them one by one."""
+    stored_messages = [received(delivery) for delivery in deliveries]
+    problems = (find_problem(inbox.consumer, stored_message) for stored_message in stored_messages)
+    if any(d.redelivered for d in deliveries) or any(problem is not None for problem in problems):
+        return None
+    return await with_connection(lambda: _park(inbox, stored_messages))
+
+
+async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[InboxEvent] | None:
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, epoch, _ = place(stored_messages[0])
+    await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.ensure(name, stream, epoch), sql.lock(name, stream)))
+    [(*row, _, _, _)] = await Fetch(sql.look(name, stream, epoch, stored_messages[0].identity))
+    stand = Stand(*row)
+    verdicts = [judged(stand, *place(stored_message)[1:], wait_ms=0) for stored_message in stored_messages]
+    # Where a stream begins, more has to be looked at than how far it is.
+    if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
+        await Batch((Boundary.ROLLBACK,))
+        return None
+    those = written(stored_messages)
+    if await Fetch(sql.taken_of_many(name, those)):
+        await Batch((Boundary.ROLLBACK,))
+        return None
+    known = {message_id for (message_id,) in await Fetch(sql.runs.known(name, those))}
+    keeps: list[Statement] = []
+    events: list[InboxEvent] = []
+    for stored_message, verdict in zip(stored_messages, verdicts, strict=True):
+        if stored_message.id in known:
+            events.append(Duplicate(name, stored_message.topic))
+            continue
+        known.add(stored_message.id)
+        assert isinstance(verdict, Early)
+        keeps.append(inbox.parked(stored_message, None, verdict))
+        events.append(Parked(name, stored_message.topic))
+    await Batch((*keeps, Boundary.COMMIT))
+    return events
+
+
+async def _is_its_turn(inbox: Inbox, stored_message: StoredMessage) -> bool:
+    """Begin, lock the stream, and see that it stands where the first of a run expects it."""
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, epoch, version = place(stored_message)
+    begin: tuple[Step, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
+    return await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))) > 0
+
+
+def _settled(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[StoredMessage]) -> tuple[Statement, ...]:
+    """What goes in front of COMMIT: the ledger rows (one that is there already breaks the transaction), the failed
+    messages are gone, the stream stands at the last, and what follows is due."""
+    sql, name = inbox.sql, inbox.consumer.name
+    stream, epoch, version = place(handled[-1])
+    ids = _ids(handled)
+    back = (sql.runs.put_back(name, _ids(left)),) if left else ()
+    return (
+        sql.runs.write(name, ids, handled[-1].source),
+        sql.runs.drop(name, ids),
+        *back,
+        sql.advance(name, stream, epoch, version),
+        sql.wake(name, stream, epoch, version + 1),
+    )
+
+
+def _ids(stored_messages: Sequence[StoredMessage]) -> str:
+    return json.dumps([stored_message.id for stored_message in stored_messages])

@@ -1,0 +1,213 @@
+"""Letters: messages that were not handled and are no longer at the broker. Starting those that are due, and looking.
+
+A failed message is started before it is run, in a transaction of its own, so that one that kills its process is known
+by being started more often than it failed. Such suspects are started one at a time: whoever dies with several at hand
+would make all of them suspects.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from onefold._inbox.catching_up import RUN_MAX
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.delivery_reading import reread
+from onefold._inbox.failure_log import log_failure
+from onefold._inbox.handling import FailedMessage, Inbox
+from onefold._inbox.redrive import Filter
+from onefold._inbox.sql import STATEMENTS
+from onefold._inbox.stored_message import StoredMessage, place, restored
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Batch, Boundary, Fetch
+from onefold._kernel.messages import Message, Origin
+from onefold._kernel.telemetry import DeadLettered, Listener, tell
+from onefold._policy.ranges import require
+from onefold.errors import ConfigurationError
+
+DEATHS_MAX: Final = 3
+LISTED_MAX: Final = 1000
+
+_KILLER: Final = f"it was being handled when a process died, {DEATHS_MAX} times; its handler may be what kills it"
+
+#: How many of a row's columns are the message.
+_CONTENT: Final = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMessageView:
+    """A failed message as people see it."""
+
+    id: str
+    state: Literal["waiting", "dead"]
+    reason: str
+    message: Message | None
+    headers: dict[str, str]
+    """As they came from the broker; `data` too."""
+    data: bytes
+    topic: str | None
+    origin: Origin
+    """Where it lay at the broker."""
+    started: int
+    failed: int
+    history: list[dict[str, str]]
+    created_ms: int
+    due_in_s: float | None
+    """None: it waits for its predecessor, or is dead."""
+    died_ms: int | None
+    redrive: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many failed messages there are."""
+
+    consumer: str
+    topic: str | None
+    state: str
+    failed_messages: int
+    oldest_ms: int
+
+
+async def next_due(inbox: Inbox) -> float | None:
+    """In how many seconds the next failed message is due; None: there is none. A read that locks nothing."""
+
+    async def work() -> float | None:
+        rows = await Fetch(inbox.sql.next_due(inbox.consumer.name))
+        return float(rows[0][0]) / 1000 if rows else None
+
+    return await with_connection(work)
+
+
+async def take(
+    inbox: Inbox, limit: int, *, suspects: bool = False, listener: Listener | None = None
+) -> list[FailedMessage]:
+    """Start failed messages that are due; nobody else gets them until their lease is over."""
+    sql, consumer = inbox.sql, inbox.consumer
+    # Twice the lease: it must not run out before the transaction that it allows for.
+    lease_ms = 2 * milliseconds(consumer.lease_s)
+
+    async def work() -> tuple[list[Any], list[Any]]:
+        await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
+        buried = await Fetch(sql.bury(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
+        taken = await Fetch(sql.take(consumer.name, lease_ms, limit, suspects=suspects))
+        await Batch((Boundary.COMMIT,))
+        return buried, taken
+
+    buried, taken = await with_connection(work)
+    for topic, message_id in buried:
+        event = DeadLettered(consumer.name, topic or "?", _KILLER, message_id)
+        log_failure(event, consumer.attempts)
+        tell(listener, event)
+    return _started(consumer, taken)
+
+
+async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
+    """Start the failed messages that come next in the stream of the one that was handled last, as far as there is no
+    gap."""
+    stream, epoch, version = place(last)
+    statement = inbox.sql.runs.take(inbox.consumer.name, stream, epoch, version, 2 * inbox.lease_ms, RUN_MAX)
+
+    async def work() -> list[Any]:
+        return await Fetch(statement)
+
+    return _started(inbox.consumer, await with_connection(work))
+
+
+async def give_up(inbox: Inbox) -> None:
+    """Letters that were started and not finished, for no fault of theirs, count as not started."""
+    while inbox.unfinished:
+        message_id = next(iter(inbox.unfinished))
+        unstart = inbox.sql.unstart(inbox.consumer.name, message_id)
+
+        async def work(step: Any = unstart) -> int:
+            return await Batch((step,))
+
+        await with_connection(work)
+        inbox.unfinished.discard(message_id)
+
+
+async def listed(
+    dialect: str,
+    consumer: str,
+    *,
+    state: Literal["waiting", "dead"] | None = None,
+    topic: str | None = None,
+    after: str | None = None,
+    limit: int = 100,
+) -> list[FailedMessageView]:
+    """Letters in the order of their ids, from behind `after` on."""
+    if not 1 <= limit <= LISTED_MAX:
+        raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
+
+    async def work() -> list[FailedMessageView]:
+        return [_view(*row) for row in await Fetch(STATEMENTS[dialect].listed(consumer, state, topic, after, limit))]
+
+    return await with_connection(work)
+
+
+async def summed_up(
+    dialect: str, chosen: Filter, *, state: Literal["waiting", "dead"] | None = "dead", limit: int = 100
+) -> list[FailedMessageView]:
+    """Letters that fit, without their data and history: dead ones in the order they died, else in that of their ids."""
+    require("limit", limit, least=1, most=100_000)
+
+    async def work() -> list[FailedMessageView]:
+        return [_view(*row) for row in await Fetch(STATEMENTS[dialect].summed_up(chosen.values(), state, limit))]
+
+    return await with_connection(work)
+
+
+async def tallied(dialect: str) -> list[Tally]:
+    """How many failed messages there are, by consumer, topic and state."""
+
+    async def work() -> list[Tally]:
+        return [Tally(*row) for row in await Fetch(STATEMENTS[dialect].counts())]
+
+    return await with_connection(work)
+
+
+def _failed_message(consumer: Consumer, *row: Any) -> FailedMessage:
+    """What could not be read is read again: the consumer may know more by now."""
+    stored_message = restored(*row[:_CONTENT])
+    name = stored_message.id
+    if stored_message.message is None:
+        stored_message = reread(consumer, stored_message)
+    started, failed, history = row[_CONTENT:]
+    return FailedMessage(stored_message, started, failed, history, name)
+
+
+def _view(*row: Any) -> FailedMessageView:
+    stored_message = restored(*row[:_CONTENT])
+    started, failed, history, state, reason, created_ms, due_in_ms, died_ms, redrive = row[_CONTENT:]
+    return FailedMessageView(
+        id=stored_message.id,
+        state=state,
+        reason=reason,
+        message=stored_message.message,
+        headers=dict(stored_message.headers),
+        data=stored_message.data,
+        topic=None if stored_message.topic == "?" else stored_message.topic,
+        origin=stored_message.origin,
+        started=started,
+        failed=failed,
+        history=json.loads(history),
+        created_ms=created_ms,
+        due_in_s=None if due_in_ms is None else due_in_ms / 1000,
+        died_ms=died_ms,
+        redrive=redrive,
+    )
+
+
+def _started(consumer: Consumer, rows: list[Any]) -> list[FailedMessage]:
+    failed_messages = [_failed_message(consumer, *row) for row in rows]
+    return sorted(failed_messages, key=_in_order)  # RETURNING keeps no order
+
+
+def _in_order(failed_message: FailedMessage) -> tuple[bytes, int, int]:
+    message = failed_message.stored_message.message
+    if message is None:
+        return b"", 0, 0
+    return failed_message.stored_message.stream or b"", message.epoch or 0, message.version or 0

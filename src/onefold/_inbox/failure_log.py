@@ -1,0 +1,26 @@
+"""What an operator is told of messages that fail, in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
+
+_log = logging.getLogger("onefold.consumer")
+
+
+def log_failure(event: InboxEvent, attempts: int) -> None:
+    """What an operator must know of a message: that it failed, and that it is not tried again."""
+    match event:
+        case Failed(consumer, topic, reason, failed, id_):
+            _log.warning(
+                "consumer %r: message %s on %r failed, attempt %d of %d: %s; it is tried again",
+                consumer, id_, topic, failed, attempts, reason,
+            )  # fmt: skip
+        case DeadLettered(consumer, topic, reason, id_):
+            _log.error(
+                "consumer %r: message %s on %r is a dead letter: %s; `onefold dlq` shows and redrives it",
+                consumer, id_, topic, reason,
+            )  # fmt: skip
+        case _:
+            pass

@@ -1,0 +1,204 @@
+"""Running a handler: its work and what goes with it are committed together, or it is said why not.
+
+The proof in front of COMMIT is what finds a transaction that the handler has ended or broken: COMMIT alone would answer
+a broken one with a silent rollback.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handler_call import Closing, Invocation, Performs
+from onefold._inbox.sql.statements import Statements
+from onefold._kernel.checkout import rollback_and_release, with_connection
+from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
+from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translated
+from onefold._kernel.messages import Message, carried
+from onefold._kernel.transaction import Transaction
+from onefold._kernel.transaction_end import close_sessions, commit, undo
+from onefold.errors import (
+    ConnectionLost,
+    OnefoldError,
+    ProgrammerError,
+    SerializationFailed,
+    StoreError,
+    TransactionMisused,
+)
+
+_log = logging.getLogger("onefold.consumer")
+
+#: The transaction of the handler that this task or thread is inside of.
+handling: ContextVar[Transaction[Any] | None] = ContextVar("onefold_handling", default=None)
+
+
+class HandlerTookTooLong(OnefoldError):
+    """The transaction of a message ran out of its lease, or its handler of its time."""
+
+    @classmethod
+    def of(cls, consumer: Consumer, setting: str, seconds: float, more: str = "") -> HandlerTookTooLong:
+        return cls(
+            f"the handler of consumer {consumer.name!r} took longer than {setting}={seconds:g}, and its transaction "
+            f"was rolled back{more}. Make it quicker, or raise {setting}"
+        )
+
+
+class Handling:
+    """How one consumer's handler is run, in a transaction that has begun. `perform` calls it."""
+
+    def __init__(self, consumer: Consumer, sql: Statements, perform: Performs) -> None:
+        self._consumer = consumer
+        self._sql = sql
+        self._perform = perform
+        self._session, self._opens = consumer.signature.session, consumer.signature.opens
+        self._returned_garbage = False
+
+    async def run(
+        self, known: Statement, messages: list[Message], tx: Transaction[Any], after: tuple[Statement, ...]
+    ) -> Exception | None:
+        """Call the handler and commit. What it returns is why the handler's work is undone. StoreError: who knows.
+        `known` answers a row if it was committed."""
+        return await self._run(known, tx, lambda: self._called(messages, tx), lambda: after)
+
+    async def run_each(
+        self,
+        known: Statement,
+        messages: list[Message],
+        tx: Transaction[Any],
+        settle: Callable[[int], tuple[Statement, ...]],
+        time_s: float,
+    ) -> Exception | None:
+        """The same, calling it for one message after the other; none is begun after `time_s`. `settle` gets how many
+        there were, and answers what goes in front of COMMIT."""
+        count = 0
+
+        async def call() -> None:
+            nonlocal count
+            over_at = await Now() + time_s
+            for message in messages:
+                if count and await Now() >= over_at:
+                    break
+                await self._called([message], tx)
+                count += 1
+
+        return await self._run(known, tx, call, lambda: settle(count))
+
+    async def _called(self, messages: list[Message], tx: Transaction[Any]) -> None:
+        tx.carried = functools.partial(_carried, messages)
+        tx.in_plain_def = not self._consumer.is_async
+        invocation = Invocation(self._consumer, messages, tx, tx.session() if self._session else None)
+        if self._opens:
+            tx.joined.append(Closing(invocation, self._perform))
+        self._check(await Call(functools.partial(self._perform, invocation, invocation.run)))
+
+    async def _run(
+        self,
+        known: Statement,
+        tx: Transaction[Any],
+        call: Callable[[], Flow[None]],
+        after: Callable[[], tuple[Statement, ...]],
+    ) -> Exception | None:
+        tx.open()
+        began_at = await Now()
+        try:
+            token = handling.set(tx)
+            try:
+                await call()
+            finally:
+                handling.reset(token)
+            tx.check_end()
+            await close_sessions(tx, True)
+            tx.check_executed(f"the handler of consumer {self._consumer.name!r} returned")
+        except Exception as error:
+            return await self._undo(tx, error)
+        try:
+            await commit(tx, functools.partial(self._commit, known, after, began_at))
+        except Exception as error:
+            # What cannot be serialised has failed as it might have in the handler: it is tried again, and counted.
+            if isinstance(error, StoreError) and not isinstance(error, SerializationFailed):
+                raise
+            return translated(error)
+        return None
+
+    async def _commit(
+        self,
+        known: Statement,
+        after: Callable[[], tuple[Statement, ...]],
+        began_at: float,
+        events: tuple[Statement, ...],
+    ) -> None:
+        try:
+            # First the proof that the transaction is still ours: nothing else may be written outside of it.
+            await Batch((self._sql.proof, *events, *after(), Boundary.COMMIT))
+        except ConnectionLost as error:
+            await Discard()
+            committed = await self._committed(known)
+            if committed is False and await Now() - began_at >= self._consumer.lease_s:
+                raise HandlerTookTooLong.of(self._consumer, "lease_s", self._consumer.lease_s) from error
+            if not committed:
+                raise
+        except Exception:
+            await Discard()
+            raise
+        else:
+            await ReleaseCommitted()
+
+    def _check(self, answer: object) -> None:
+        if answer is None:
+            return
+        error = ProgrammerError(
+            f"the handler of consumer {self._consumer.name!r} returned {answer!r:.200}; a handler returns None, and "
+            "raises to say that it failed"
+        )
+        if not self._returned_garbage:
+            self._returned_garbage = True
+            _log.error("%s", error)
+        raise error
+
+    async def _undo(self, tx: Transaction[Any], error: Exception) -> Exception:
+        for joined in tx.joined:
+            if isinstance(joined, Closing):
+                joined.invocation.error = error
+        if isinstance(error, HandlerTookTooLong):
+            # It was cut off in the middle of something, or is still at it on its thread: its connection is not asked.
+            tx.end()
+            await Discard()
+            await tx.conclude(False)
+            return error
+        if await undo(tx, functools.partial(self._roll_back, tx), name=f"consumer {self._consumer.name!r}"):
+            misused = TransactionMisused(COMMITTED_BY_HANDLER)
+            misused.__cause__ = error
+            return misused
+        return error
+
+    async def _roll_back(self, tx: Transaction[Any]) -> bool:
+        """Whether the handler has ended the transaction by itself."""
+        ended = 0
+        if tx.touched:
+            with suppress(OnefoldError):  # aborted, or lost: then the server has undone it, or does so now
+                ended = await Batch((self._sql.ended,))
+        await rollback_and_release()
+        return ended > 0
+
+    async def _committed(self, known: Statement) -> bool | None:
+        """Whether the rows of a COMMIT without an answer are there. None: not known, because the database cannot be
+        asked; the ledger tells when the message is delivered again."""
+        try:
+            rows = await with_connection(lambda: _rows(known))
+        except StoreError:
+            return None
+        return bool(rows)
+
+
+def _carried(messages: Sequence[Message]) -> dict[str, str]:
+    """Trace and correlation go on where there is one message they can come from."""
+    return carried(messages[0].headers) if len(messages) == 1 else {}
+
+
+async def _rows(statement: Statement) -> list[Row]:
+    return await Fetch(statement)

@@ -1,0 +1,422 @@
+"""Handling one message: the ledger row, the handler's rows and its events in one transaction; the ack comes after.
+
+Theory of operation. The first statement of the transaction writes the ledger row. If it is there already the message is
+a duplicate; if another transaction is just writing it, the database makes us wait for that one's outcome. So the ledger
+decides, and whoever delivers twice delivers in vain. What fails rolls back with its ledger row, and a second
+transaction writes it down as a failed message: from then on it is ours and no longer the broker's.
+
+Failure windows. A crash before COMMIT is a rollback: the broker delivers again, and says so; such a message is written
+down first (`_again`), so that one that kills its process is found by its count of starts. A crash between COMMIT and
+ack is a duplicate. A crash between rollback and failed message costs the count of one failure. A lost answer to COMMIT
+is looked up; what cannot be looked up is given back, and the ledger knows when it comes again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from onefold._inbox.catching_up import RUN_S_MAX, park_all
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.delivery_reading import find_problem, identify
+from onefold._inbox.failure_log import log_failure
+from onefold._inbox.handler_call import Performs, perform_here
+from onefold._inbox.handler_transaction import Handling
+from onefold._inbox.permanent_failures import is_final
+from onefold._inbox.sql import STATEMENTS
+from onefold._inbox.stored_message import StoredMessage, place, reason_of, received, with_failure, written
+from onefold._inbox.version_order import Early, Late, Stand, Turn, is_stale, judged
+from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.clock import milliseconds, wall_ms
+from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
+from onefold._kernel.messages import Delivery
+from onefold._kernel.telemetry import (
+    DeadLettered,
+    Dropped,
+    Duplicate,
+    Failed,
+    Handled,
+    InboxEvent,
+    Listener,
+    Parked,
+    tell,
+)
+from onefold._kernel.transaction import Transaction
+from onefold._policy.backoff import Draw
+from onefold.errors import TransactionMisused
+
+_log = logging.getLogger("onefold.consumer")
+
+BEHIND_MAX: Final = 10_000
+_REDELIVERED: Final = "delivered again: whoever had it before did not finish"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message that is kept, and was started by us. `name` is what its row is called: another name than its message's
+    own where that could not be read when it came."""
+
+    stored_message: StoredMessage
+    started: int
+    failed: int
+    history: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Go:
+    """The ledger row is written: the handler runs, and these go in front of its COMMIT."""
+
+    after: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Its id is that of another source's message, which came first: it is to be named apart."""
+
+
+class Inbox:
+    """The flows of one consumer. `perform` calls its handler; a worker puts a sync handler on a thread there."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        dialect: str,
+        *,
+        draw: Draw,
+        perform: Performs = perform_here,
+        listener: Listener | None = None,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self.consumer = consumer
+        self.sql = STATEMENTS[dialect]
+        #: Letters that were started but neither handled nor failed: the database went away, or a stop cut them off.
+        self.unfinished: set[str] = set()
+        #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
+        self.behind: set[bytes] = set()
+        self._name = consumer.name
+        self._handling = Handling(consumer, self.sql, perform)
+        self._listener = listener
+        self._draw = draw
+        self._now_ms = now_ms
+        self.lease_ms = milliseconds(consumer.lease_s)
+
+    # --- what a worker calls -----------------------------------------------------------------------------
+
+    def read(self, delivery: Delivery) -> Delivery:
+        """A delivery as this consumer reads it, and as `handle` wants it."""
+        return identify(self.consumer, delivery)
+
+    async def handle(self, delivery: Delivery, tx: Transaction[Any]) -> InboxEvent:
+        """Handle a delivery. When this returns the broker may forget it; StoreError: nothing is known, give it back."""
+        stored_message = received(delivery)
+        problem = find_problem(self.consumer, stored_message)
+        if problem is not None:
+            return self.report(await with_connection(lambda: self._refuse(stored_message, problem, None)))
+        if delivery.redelivered:
+            return await self._again(stored_message, tx)
+        return self.report(await self._attempt(stored_message, None, tx))
+
+    async def handle_batch(self, deliveries: Sequence[Delivery], tx: Transaction[Any]) -> list[InboxEvent] | None:
+        """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
+        nothing stayed; handle them one by one."""
+        if self.consumer.order == "strict":
+            parked = await park_all(self, deliveries)
+            return None if parked is None else [self.report(event) for event in parked]
+        stored_messages = [received(delivery) for delivery in deliveries]
+        if any(stored_message.problem is not None for stored_message in stored_messages) or any(
+            d.redelivered for d in deliveries
+        ):
+            return None
+        fresh = await checkout(lambda: self._claim_many(stored_messages))
+        if fresh is None:
+            await rollback_and_release()
+            return None
+        if fresh:
+            once = {(stored_message.id, stored_message.source): stored_message for stored_message in stored_messages}
+            error = await self._run([once[each] for each in once if each in fresh], tx, ())
+            if error is not None:
+                if isinstance(error, TransactionMisused):  # one by one they may be duplicates, and then nobody is told
+                    _log.error("consumer %r: %s", self._name, error, exc_info=error)
+                return None
+        else:
+            await rollback_and_release()
+        events: list[InboxEvent] = []
+        for stored_message in stored_messages:
+            event = Handled if (stored_message.id, stored_message.source) in fresh else Duplicate
+            fresh.discard((stored_message.id, stored_message.source))  # it may be there twice
+            events.append(self.report(event(self._name, stored_message.topic)))
+        return events
+
+    async def run_letter(self, failed_message: FailedMessage, tx: Transaction[Any]) -> InboxEvent:
+        """Handle a failed message that `take` started."""
+        problem = find_problem(self.consumer, failed_message.stored_message)
+        try:
+            if failed_message.name != failed_message.stored_message.id:
+                renamed = await with_connection(lambda: self._rename(failed_message))
+                if renamed is None:
+                    return self.report(Duplicate(self._name, failed_message.stored_message.topic))
+                failed_message = renamed
+            if problem is not None:
+                return self.report(
+                    await with_connection(lambda: self._refuse(failed_message.stored_message, problem, failed_message))
+                )
+            return self.report(await self._attempt(failed_message.stored_message, failed_message, tx))
+        except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
+            self.unfinished.add(failed_message.name)
+            raise
+
+    async def _rename(self, failed_message: FailedMessage) -> FailedMessage | None:
+        """A failed message goes on under its stored message's name: it can be read now, or is to be named apart. None:
+        what is called so was handled, or is kept."""
+        sql, name, stored_message = self.sql, self._name, failed_message.stored_message
+        await Batch((Boundary.BEGIN,))
+        if not await Batch(
+            (sql.rename(name, failed_message.name, stored_message.values(), stored_message.identity.apart),)
+        ):
+            if not await Fetch(sql.taken(name, stored_message.identity)):
+                await Batch((sql.drop(name, failed_message.name), _COMMIT))
+                return None
+            stored_message = stored_message.set_apart()
+            await Batch((sql.rename(name, failed_message.name, stored_message.values(), stored_message.id),))
+        await Batch((_COMMIT,))
+        return replace(failed_message, stored_message=stored_message, name=stored_message.id)
+
+    # --- one attempt -------------------------------------------------------------------------------------
+
+    async def _again(self, stored_message: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
+        """The process that had it may have died of it: count the start before it is run."""
+        apart, lease_ms = stored_message.identity.apart, 2 * self.lease_ms
+        keep = self.sql.keep_new(self._name, stored_message.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
+        if await with_connection(lambda: _count(keep)) == 0:
+            if await with_connection(lambda: _count(self.sql.taken(self._name, stored_message.identity))):
+                return await self._again(stored_message.set_apart(), tx)
+            return self.report(Duplicate(self._name, stored_message.topic))
+        return await self.run_letter(FailedMessage(stored_message, 1, 0, "[]", stored_message.id), tx)
+
+    async def _attempt(
+        self, stored_message: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
+    ) -> InboxEvent:
+        opened = await checkout(lambda: self._open(stored_message, failed_message))
+        if isinstance(opened, _Taken):
+            await Release()
+            return await self._attempt_apart(stored_message.set_apart(), failed_message, tx)
+        if not isinstance(opened, _Go):
+            await Release()
+            return opened
+        error = await self._run([stored_message], tx, opened.after)
+        if error is None:
+            if failed_message is None and self.behind and stored_message.stream is not None:
+                self.behind.discard(stored_message.stream)
+            return Handled(self._name, stored_message.topic)
+        return await with_connection(lambda: self._fail(stored_message, error))
+
+    async def _attempt_apart(
+        self, stored_message: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
+    ) -> InboxEvent:
+        """Its id is that of another source's message: the same again, under a name of its own."""
+        if failed_message is not None:
+            apart = replace(failed_message, stored_message=stored_message)
+            failed_message = await with_connection(lambda: self._rename(apart))
+            if failed_message is None:
+                return Duplicate(self._name, stored_message.topic)
+        return await self._attempt(stored_message, failed_message, tx)
+
+    async def _open(
+        self, stored_message: StoredMessage, failed_message: FailedMessage | None
+    ) -> _Go | _Taken | InboxEvent:
+        """Begin, and write the ledger row if the message is ours to handle now."""
+        sql, name, order = self.sql, self._name, self.consumer.order
+        done = () if failed_message is None else (sql.drop(name, stored_message.id),)
+        begin: tuple[Step, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
+        kept = failed_message is not None
+        if order == "none":
+            if await Batch((*begin, sql.claim(order, name, stored_message.identity, None, kept=kept))):
+                return _Go(done)
+            if await Fetch(sql.taken(name, stored_message.identity, kept=kept)):
+                await Batch((Boundary.ROLLBACK,))
+                return _Taken()
+            return await self._known(stored_message, done)
+        stream, epoch, version = place(stored_message)
+        first = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
+        claim = sql.claim(order, name, stored_message.identity, (stream, epoch, version), kept=kept)
+        if not await Batch((*begin, *first, claim)):
+            not_yet = await self._judge(stored_message, failed_message, done)
+            if not_yet is not None:
+                return not_yet
+        return _Go((*done, *self._progress(stream, epoch, version)))
+
+    def _progress(self, stream: bytes, epoch: int, version: int) -> tuple[Statement, ...]:
+        advance = self.sql.advance(self._name, stream, epoch, version)
+        if self.consumer.order == "latest":
+            return (advance,)
+        return (advance, self.sql.wake(self._name, stream, epoch, version + 1))
+
+    async def _judge(
+        self, stored_message: StoredMessage, failed_message: FailedMessage | None, done: tuple[Statement, ...]
+    ) -> _Taken | InboxEvent | None:
+        """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
+        sql, name = self.sql, self._name
+        stream, epoch, version = place(stored_message)
+        [(*row, handled, kept, taken)] = await Fetch(sql.look(name, stream, epoch, stored_message.identity))
+        if handled or (kept and failed_message is None):
+            return await self._known(stored_message, done)
+        if taken:
+            await Batch((Boundary.ROLLBACK,))
+            return _Taken()
+        stand = Stand(*row)
+        claim = sql.claim("none", name, stored_message.identity, None, kept=True)
+        if self.consumer.order == "latest":
+            if is_stale(stand, epoch, version):
+                await Batch((claim, *done, Boundary.COMMIT))
+                return Dropped(name, stored_message.topic)
+            verdict: Turn | Early | Late = Turn()
+        else:
+            verdict = judged(stand, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
+        match verdict:
+            case Turn():
+                return None if await Batch((claim,)) else await self._known(stored_message, done)
+            case Early():
+                await Batch(
+                    (
+                        *self._waiting(stand, stored_message, verdict),
+                        self.parked(stored_message, failed_message, verdict),
+                        _COMMIT,
+                    )
+                )
+                self._note_behind(stream)
+                return Parked(name, stored_message.topic)
+            case Late(reason):
+                await Batch((self._dead(stored_message, reason, failed_message), _COMMIT))
+                return DeadLettered(name, stored_message.topic, reason, stored_message.id)
+
+    def _waiting(self, stand: Stand, stored_message: StoredMessage, early: Early) -> tuple[Statement, ...]:
+        if not early.begins:
+            return ()
+        stream, epoch, _ = place(stored_message)
+        wait = self.sql.wait(self._name, stream, epoch, milliseconds(self.consumer.baseline_wait_s))
+        # What is parked of the epoch that ends here will never have its turn.
+        return (wait, self.sql.wake(self._name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)
+
+    def _note_behind(self, stream: bytes) -> None:
+        if len(self.behind) >= BEHIND_MAX:  # a hint may be lost: then deliveries are parked one by one
+            self.behind.clear()
+        self.behind.add(stream)
+
+    def parked(self, stored_message: StoredMessage, failed_message: FailedMessage | None, early: Early) -> Statement:
+        return self.sql.keep(
+            self._name,
+            stored_message.values(),
+            state="waiting",
+            reason=early.reason,
+            started=0 if failed_message is None else failed_message.started - 1,
+            failed=0 if failed_message is None else failed_message.failed,
+            history="[]" if failed_message is None else failed_message.history,
+            due_ms=early.due_in_ms,
+        )
+
+    def _dead(self, stored_message: StoredMessage, reason: str, failed_message: FailedMessage | None) -> Statement:
+        return self.sql.keep(
+            self._name,
+            stored_message.values(),
+            state="dead",
+            reason=reason,
+            started=0 if failed_message is None else failed_message.started,
+            failed=0 if failed_message is None else failed_message.failed,
+            history="[]" if failed_message is None else failed_message.history,
+            due_ms=None,
+        )
+
+    async def _known(self, stored_message: StoredMessage, done: tuple[Statement, ...]) -> InboxEvent:
+        """Handled already, or kept already. A failed message of what was handled goes."""
+        await Batch((*done, _COMMIT) if done else (Boundary.ROLLBACK,))
+        return Duplicate(self._name, stored_message.topic)
+
+    async def _claim_many(self, stored_messages: Sequence[StoredMessage]) -> set[tuple[str, str | None]] | None:
+        """Name and source of those that are new. None: one has the id of another source's message."""
+        await Batch((begin_at(self.consumer.isolation), *self.sql.opening(self.lease_ms)))
+        those = written(stored_messages)
+        fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, those))}
+        new = all((stored_message.id, stored_message.source) in fresh for stored_message in stored_messages)
+        return fresh if new or not await Fetch(self.sql.taken_of_many(self._name, those)) else None
+
+    async def _run(
+        self, stored_messages: Sequence[StoredMessage], tx: Transaction[Any], after: tuple[Statement, ...]
+    ) -> Exception | None:
+        messages = [stored_message.message for stored_message in stored_messages if stored_message.message is not None]
+        known = self.sql.handled(self._name, stored_messages[0].identity)
+        return await self._handling.run(known, messages, tx, after)
+
+    async def run_each(
+        self,
+        stored_messages: Sequence[StoredMessage],
+        tx: Transaction[Any],
+        settle: Callable[[int], tuple[Statement, ...]],
+    ) -> Exception | None:
+        """The same for one message after the other, in one transaction, as far as there is time: see `catching_up`."""
+        messages = [stored_message.message for stored_message in stored_messages if stored_message.message is not None]
+        time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
+        known = self.sql.handled(self._name, stored_messages[0].identity)
+        return await self._handling.run_each(known, messages, tx, settle, time_s)
+
+    # --- what fails --------------------------------------------------------------------------------------
+
+    async def _fail(self, stored_message: StoredMessage, error: Exception) -> InboxEvent:
+        """Write down that it failed, and when it is tried again."""
+        sql, name = self.sql, self._name
+        first: tuple[Statement, ...] = ()
+        if self.consumer.order != "none":
+            stream, epoch, _ = place(stored_message)
+            first = (sql.ensure(name, stream, epoch),)
+        await Batch((Boundary.BEGIN, *first))
+        if await Fetch(sql.taken(name, stored_message.identity)):
+            stored_message = stored_message.set_apart()
+        kept = await Fetch(sql.known(name, stored_message.id))
+        state, started, failed, history = kept[0] if kept else ("waiting", 1, 0, "[]")
+        handled = bool(await Fetch(sql.handled(name, stored_message.identity)))
+        if handled and not isinstance(error, TransactionMisused):
+            await Batch((Boundary.ROLLBACK,))  # by another delivery of it, meanwhile
+            return Duplicate(name, stored_message.topic)
+        failed += 1
+        # A handler that committed by itself has its rows and its ledger row: running it again would change nothing.
+        final = handled or is_final(error, self.consumer.dead_letter_on)
+        dead = failed >= self.consumer.attempts or state == "dead" or final
+        wait_s = self.consumer.backoff.pause_s(failed, draw=self._draw)
+        reason = reason_of(error)
+        keep = sql.keep(
+            name,
+            stored_message.values(),
+            state="dead" if dead else "waiting",
+            reason=reason,
+            started=max(started, failed),
+            failed=failed,
+            history=with_failure(history, error, self._now_ms()),
+            due_ms=None if dead else milliseconds(wait_s),
+        )
+        await Batch((keep, _COMMIT))
+        if dead:
+            return DeadLettered(name, stored_message.topic, reason, stored_message.id)
+        return Failed(name, stored_message.topic, reason, failed, stored_message.id)
+
+    async def _refuse(
+        self, stored_message: StoredMessage, problem: str, failed_message: FailedMessage | None
+    ) -> InboxEvent:
+        await Batch((Boundary.BEGIN,))
+        if failed_message is None and await Fetch(self.sql.taken(self._name, stored_message.identity)):
+            stored_message = stored_message.set_apart()
+        await Batch((self._dead(stored_message, problem, failed_message), _COMMIT))
+        return DeadLettered(self._name, stored_message.topic, problem, stored_message.id)
+
+    def report(self, event: InboxEvent) -> InboxEvent:
+        log_failure(event, self.consumer.attempts)
+        tell(self._listener, event)
+        return event
+
+
+_COMMIT: Final = Boundary.COMMIT
+
+
+async def _count(*steps: Statement) -> int:
+    return await Batch(steps)

@@ -1,0 +1,34 @@
+"""What a message is known by: its consumer, its source and its id, as CloudEvents has it.
+
+Theory of operation. The ledger and the failed messages name a message by its id, as the release did that knew no
+sources, so that both may work on one database: each finds what the other has handled. Only where another source had the
+same id first is a message named apart, by its id and a digest of its source. A row without a source (of that release,
+or of a receiver that has none) stands for every source.
+
+Whoever finds a name taken asks whether that is this message or another's, and tries again apart. A message that was
+named apart stays known when the one that had its id is forgotten: a claim looks for both names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onefold._kernel.messages import name_apart
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The name that a message goes by, the one that it has where its id is taken, and its source."""
+
+    name: str
+    apart: str
+    source: str | None
+
+    def set_apart(self) -> Identity:
+        return Identity(self.apart, self.apart, self.source)
+
+
+def identity_of(message_id: str, source: str | None) -> Identity:
+    if source is None:
+        return Identity(message_id, message_id, None)
+    return Identity(message_id, name_apart(message_id, source), source)

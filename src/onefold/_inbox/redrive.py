@@ -1,0 +1,305 @@
+"""What people do with failed messages: try them again, skip one, throw some away. Each leaves a line in the audit.
+
+A redrive is a job: it makes dead letters due one after the other, at a rate, in the order of their streams. Until such
+a failed message was run the job can be cancelled, and it is dead as before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from onefold._inbox.consumer import DAY_S
+from onefold._inbox.message_identity import identity_of
+from onefold._inbox.sql import STATEMENTS
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.clock import milliseconds, wall_ms
+from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Value
+from onefold._kernel.ids import new_id
+from onefold._kernel.telemetry import Listener, Redriven, tell
+from onefold._policy.ranges import require
+from onefold.errors import ConfigurationError, ProgrammerError
+
+LETTERS_MAX: Final = 100_000
+IDS_MAX: Final = 10_000
+
+#: Letters that one transaction discards.
+DISCARDED_AT_ONCE: Final = 1000
+
+
+class FailedMessageNotFit(ProgrammerError):
+    """There is no such failed message, or it is not in a state for what was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which dead letters of a consumer. What is None filters nothing."""
+
+    consumer: str
+    topic: str | None = None
+    reason: str | None = None
+    """A part of the reason."""
+    since: datetime | None = None
+    """Died at this time or later."""
+    until: datetime | None = None
+    ids: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None and moment.tzinfo is None:
+                raise ConfigurationError(f"{name}={moment.isoformat()} has no time zone; use an aware datetime")
+        if self.ids is not None and len(self.ids) > IDS_MAX:
+            raise ConfigurationError(f"ids has {len(self.ids)} entries, at most {IDS_MAX}: use another filter")
+
+    def values(self) -> tuple[Value, ...]:
+        ids = None if self.ids is None else json.dumps(self.ids)
+        return (self.consumer, self.topic, self.reason, _ms(self.since), _ms(self.until), ids)
+
+    def written(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Dead failed messages with one topic and one reason. `unfit` of them are too old to be redriven."""
+
+    topic: str | None
+    reason: str
+    failed_messages: int
+    unfit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a redrive would do."""
+
+    groups: list[Group]
+    first: list[str]
+    """The ids that would come first."""
+
+    @property
+    def failed_messages(self) -> int:
+        return sum(group.failed_messages - group.unfit for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """How a redrive stands. What is neither waiting nor dead was handled."""
+
+    id: str
+    consumer: str
+    failed_messages: int
+    cancelled: bool
+    waiting: int
+    dead: int
+
+
+async def preview(dialect: str, chosen: Filter, *, dead_letter_s: float = 7 * DAY_S, first: int = 10) -> Preview:
+    """A dry run."""
+    sql, age_ms = STATEMENTS[dialect], milliseconds(dead_letter_s)
+
+    async def work() -> Preview:
+        groups = [Group(*row) for row in await Fetch(sql.tally(chosen.values(), age_ms))]
+        return Preview(groups, [row[0] for row in await Fetch(sql.sample(chosen.values(), age_ms, first))])
+
+    return await with_connection(work)
+
+
+async def redrive(
+    dialect: str,
+    chosen: Filter,
+    *,
+    actor: str,
+    per_second: float = 10.0,
+    letters_max: int = 10_000,
+    dead_letter_s: float = 7 * DAY_S,
+    listener: Listener | None = None,
+    now_ms: Callable[[], int] = wall_ms,
+) -> Job:
+    """Try dead letters again. Their counts begin anew, their history stays. What could not be read is read again."""
+    _check_actor(actor)
+    require("per_second", per_second, least=0.001, most=100_000)
+    require("letters_max", letters_max, least=1, most=LETTERS_MAX)
+    sql, job_id = STATEMENTS[dialect], new_id(now_ms())
+    pause_us = round(1_000_000 / per_second)
+    details = {"job": job_id, "per_second": per_second, "letters_max": letters_max, "filter": chosen.written()}
+
+    async def work() -> Job:
+        await Batch(
+            (
+                Boundary.BEGIN,
+                sql.redrive(chosen.values(), milliseconds(dead_letter_s), letters_max, job_id, pause_us),
+                sql.job(job_id, chosen.consumer, actor, chosen.written()),
+                sql.audit(actor, "redrive", chosen.consumer, json.dumps(details)),
+                Boundary.COMMIT,
+            )
+        )
+        return await _job(sql.job_state(job_id), job_id)
+
+    job = await with_connection(work)
+    tell(listener, Redriven(chosen.consumer, actor, job.failed_messages))
+    return job
+
+
+async def job_of(dialect: str, job_id: str) -> Job:
+    """How a redrive stands."""
+    return await with_connection(lambda: _job(STATEMENTS[dialect].job_state(job_id), job_id))
+
+
+async def cancel(dialect: str, job_id: str, *, actor: str) -> Job:
+    """What the job has not run yet is dead again; what ran and failed goes on with its attempts."""
+    _check_actor(actor)
+    sql = STATEMENTS[dialect]
+
+    async def work() -> Job:
+        await Batch((Boundary.BEGIN,))
+        before = await _job(sql.job_state(job_id), job_id)
+        audit = sql.audit(actor, "cancel", before.consumer, json.dumps({"job": job_id}))
+        await Batch((sql.cancel(job_id), sql.recall(job_id), audit, Boundary.COMMIT))
+        return await _job(sql.job_state(job_id), job_id)
+
+    return await with_connection(work)
+
+
+async def discard(dialect: str, consumer: str, ids: tuple[str, ...], *, actor: str, force: bool = False) -> int:
+    """Delete dead letters for good; how many. Waiting ones only with `force`."""
+    _check_actor(actor)
+    if len(ids) > IDS_MAX:
+        raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
+    statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
+    return await _discard(dialect, consumer, statement, actor, {"force": force})
+
+
+async def discard_all(dialect: str, chosen: Filter, *, actor: str) -> int:
+    """Delete all dead letters that fit, some in each transaction; how many."""
+    _check_actor(actor)
+    statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARDED_AT_ONCE)
+    total = 0
+    while True:
+        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.written()})
+        total += count
+        if count < DISCARDED_AT_ONCE:
+            return total
+
+
+async def _discard(dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any]) -> int:
+    """In one transaction, with a line in the audit if there was anything."""
+    sql = STATEMENTS[dialect]
+
+    async def work() -> int:
+        await Batch((Boundary.BEGIN,))
+        gone = await Fetch(statement)
+        streams = sorted({bytes(stream) for _, _, stream in gone if stream is not None})
+        # Whoever waited behind one of them is judged again; it does not follow that it may go on: that is `skip`.
+        wakes = [sql.wake_first(consumer, stream) for stream in streams]
+        failed_messages = [{"id": name, "topic": topic} for name, topic, _ in gone]
+        audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "letters": failed_messages}))
+        await Batch((*wakes, *((audit,) if gone else ()), Boundary.COMMIT))
+        return len(gone)
+
+    return await with_connection(work)
+
+
+async def skip(dialect: str, consumer: str, message_id: str, *, actor: str) -> None:
+    """Go on in a strict stream without the dead letter at its head. The failed message stays, dead, with who skipped
+    it."""
+    await _move(dialect, consumer, message_id, actor=actor, action="skip")
+
+
+async def resume_at(dialect: str, consumer: str, message_id: str, *, actor: str) -> None:
+    """Go on in a strict stream with this waiting failed message: what is missing before it is given up."""
+    await _move(dialect, consumer, message_id, actor=actor, action="resume")
+
+
+async def audited(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any]]:
+    """The last lines of the audit, the newest first."""
+    require("limit", limit, least=1, most=10_000)
+
+    async def work() -> list[Mapping[str, Any]]:
+        names = ("at_ms", "actor", "action", "consumer", "details")
+        rows = await Fetch(STATEMENTS[dialect].audited(limit))
+        return [dict(zip(names, (*row[:4], json.loads(row[4])), strict=True)) for row in rows]
+
+    return await with_connection(work)
+
+
+async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, action: str) -> None:
+    _check_actor(actor)
+    sql = STATEMENTS[dialect]
+
+    async def work() -> str | None:
+        await Batch((Boundary.BEGIN,))
+        # The stream before the failed message, as everyone else: but which stream it is, the failed message knows.
+        found = await _stream_of(sql.failed_message(consumer, message_id), message_id)
+        if isinstance(found, str):
+            await Batch((Boundary.ROLLBACK,))
+            return found
+        state, stream, epoch, version, details = found
+        await Batch(
+            (Boundary.ROLLBACK, Boundary.BEGIN, sql.ensure(consumer, stream, epoch), sql.lock(consumer, stream))
+        )
+        by_name = identity_of(message_id, None)
+        [(at_epoch, at_version, _, smallest, _, still, _)] = await Fetch(sql.look(consumer, stream, epoch, by_name))
+        head = epoch == at_epoch and (
+            version == at_version + 1 if at_version else smallest is None or version <= smallest
+        )
+        if action == "skip":
+            wrong = None if state == "dead" and head else "is not a dead letter at the head of its stream"
+            steps: tuple[Statement, ...] = (
+                sql.advance(consumer, stream, epoch, version),
+                sql.mark(consumer, message_id, f"skipped by {actor}"),
+                sql.wake(consumer, stream, epoch, version + 1),
+            )
+        else:
+            ahead = (epoch, version) > (at_epoch, at_version)
+            wrong = None if state == "waiting" and ahead else "is not a waiting letter ahead of its stream"
+            steps = (
+                sql.advance(consumer, stream, epoch, version - 1),
+                sql.wake(consumer, stream, epoch, version),
+            )
+        if wrong is not None or not still:
+            await Batch((Boundary.ROLLBACK,))
+            return (
+                f"letter {message_id!r} of consumer {consumer!r} {wrong or 'is gone'}: it is {state}, epoch {epoch}, "
+                f"version {version}; its stream stands at epoch {at_epoch}, version {at_version}"
+            )
+        await Batch((*steps, sql.audit(actor, action, consumer, json.dumps(details)), Boundary.COMMIT))
+        return None
+
+    wrong = await with_connection(work)
+    if wrong is not None:
+        raise FailedMessageNotFit(wrong)
+
+
+async def _stream_of(statement: Statement, message_id: str) -> tuple[str, bytes, int, int, dict[str, Any]] | str:
+    rows: list[Row] = await Fetch(statement)
+    if not rows:
+        return f"there is no letter {message_id!r}"
+    state, topic, key, stream, epoch, version = rows[0]
+    if stream is None or version is None:
+        return f"letter {message_id!r} has no key and version, so nothing waits behind it"
+    details = {"id": message_id, "topic": topic, "key": key, "epoch": epoch, "version": version}
+    return state, bytes(stream), epoch, version, details
+
+
+def _job(statement: Statement, job_id: str) -> Flow[Job]:
+    async def work() -> Job:
+        rows = await Fetch(statement)
+        if not rows:
+            raise FailedMessageNotFit(f"there is no redrive job {job_id!r}")
+        consumer, failed_messages, cancelled, waiting, dead = rows[0]
+        return Job(job_id, consumer, failed_messages, bool(cancelled), waiting, dead)
+
+    return work()
+
+
+def _check_actor(actor: str) -> None:
+    if not actor.strip() or len(actor) > 255 or not actor.isprintable():
+        raise ConfigurationError(f"actor={actor!r} must say who does this, in 1 to 255 printable characters")
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)

@@ -1,0 +1,169 @@
+"""Who runs under a consumer's name, and what follows from that for its topics.
+
+Theory of operation. Each process of a consumer has a row: its topics, when it started, when it was last seen. A topic
+is wanted while a process that is alive has it, or the one that was started last. So in a rolling deployment, where old
+and new run side by side, neither takes a topic from the other: one that the new release has added is wanted from its
+first start on, also if that process dies; one that it has dropped goes with the last process of the old release. What
+is no longer wanted is `former`: it is unsubscribed, and what still comes of it is kept as dead letters. Topics may be
+patterns, which are kept and given up as they are written; whether a message is wanted is asked of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from onefold._inbox.sql import STATEMENTS
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
+from onefold._kernel.topics import matches_any
+
+#: How often a process says that it is there, and after how long without that it counts as dead.
+BEAT_S: Final = 10.0
+ALIVE_S: Final = 35.0
+#: Stands for the processes of releases that did not register, and for how long they count as running from the first
+#: that does: a rolling deployment is over by then. Sorts before any other: it was started before them.
+EARLIER: Final = "-"
+EARLIER_S: Final = 86_400.0
+#: For how long it is remembered that a consumer had a topic: what was sent to it then may still lie at the broker.
+FORMER_S: Final = 30 * 86_400.0
+#: Rows of a consumer that is removed, deleted by one transaction.
+AT_ONCE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningProcess:
+    """One process of a consumer, running or not."""
+
+    consumer: str
+    process: str
+    topics: frozenset[str]
+    started_ms: int
+    seen_s: float
+    """How many seconds ago it was there."""
+    left: bool
+
+    @property
+    def alive(self) -> bool:
+        return not self.left and self.seen_s <= (EARLIER_S if self.process == EARLIER else ALIVE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the members of a consumer say of its topics."""
+
+    wanted: frozenset[str]
+    former: frozenset[str]
+    """Those it has had, and nothing asks for any more."""
+    outdated: tuple[str, ...]
+    """Processes that are gone and of which nothing need be remembered."""
+
+    def drops(self, topic: str | None) -> bool:
+        """Whether messages of the topic were wanted, and are no longer."""
+        return topic is not None and matches_any(self.former, topic) and not matches_any(self.wanted, topic)
+
+
+NOTHING: Final = Standing(wanted=frozenset(), former=frozenset(), outdated=())
+
+
+def judge(members: Sequence[RunningProcess]) -> Standing:
+    """What is wanted: the topics of those that are alive, and of the one that was started last."""
+    if not members:
+        return NOTHING
+    latest = max(members, key=lambda member: (member.started_ms, member.process))
+    wanted = frozenset[str]().union(*(member.topics for member in members if member.alive or member is latest))
+    former = frozenset[str]().union(*(member.topics for member in members)) - wanted
+    outdated = tuple(
+        member.process
+        for member in members
+        if not (member.alive or member is latest) and (_covered(member.topics, wanted) or member.seen_s > FORMER_S)
+    )
+    return Standing(wanted=wanted, former=former, outdated=outdated)
+
+
+def _covered(topics: Collection[str], wanted: Collection[str]) -> bool:
+    return all(matches_any(wanted, topic) for topic in topics)
+
+
+async def register(dialect: str, consumer: str, process: str, topics: Collection[str]) -> None:
+    """This process is there. To be called before it subscribes, so that no topic is subscribed to that is not known."""
+    await _write(STATEMENTS[dialect].members.register(consumer, process, json.dumps(sorted(topics))))
+
+
+async def leave(dialect: str, consumer: str, process: str) -> None:
+    """It has ended."""
+    await _write(STATEMENTS[dialect].members.leave(consumer, process))
+
+
+async def forget(dialect: str, consumer: str, processes: Sequence[str]) -> None:
+    """These are not remembered any longer."""
+    if processes:
+        await _write(STATEMENTS[dialect].members.forget(consumer, json.dumps(processes)))
+
+
+async def members(dialect: str, consumer: str | None = None) -> list[RunningProcess]:
+    """The processes of one consumer, or of all."""
+
+    async def work() -> list[RunningProcess]:
+        return [
+            RunningProcess(
+                consumer=name,
+                process=process,
+                topics=frozenset(json.loads(topics)),
+                started_ms=started_ms,
+                seen_s=-in_ms / 1000,
+                left=bool(left),
+            )
+            for name, process, topics, started_ms, in_ms, left in await Fetch(
+                STATEMENTS[dialect].members.members(consumer)
+            )
+        ]
+
+    return await with_connection(work)
+
+
+async def named(dialect: str) -> list[str]:
+    """The consumers that this database knows of."""
+
+    async def work() -> list[str]:
+        return [name for (name,) in await Fetch(STATEMENTS[dialect].members.named())]
+
+    return await with_connection(work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What was deleted with a consumer."""
+
+    handled: int
+    """Of its ledger: messages it is known to have handled."""
+    failed_messages: int
+    """Failed messages, waiting or dead."""
+
+
+async def end(dialect: str, consumer: str, actor: str, details: str) -> Ended:
+    """Delete all that the database has of a consumer, some rows at a time, and note in the audit who did so."""
+    sql = STATEMENTS[dialect]
+
+    async def all_of(statement: Statement) -> int:
+        total = 0
+        while deleted := await Batch((statement,)):
+            total += deleted
+        return total
+
+    async def work() -> Ended:
+        handled, failed_messages, *_ = [await all_of(statement) for statement in sql.members.end(consumer, AT_ONCE)]
+        counts = f"{details}; ledger rows: {handled}; failed messages: {failed_messages}"
+        await Batch((Boundary.BEGIN, sql.audit(actor, "remove", consumer, counts), Boundary.COMMIT))
+        return Ended(handled=handled, failed_messages=failed_messages)
+
+    return await with_connection(work)
+
+
+async def _write(statement: Statement) -> None:
+    async def work() -> None:
+        await Batch((Boundary.BEGIN, statement, Boundary.COMMIT))
+
+    await with_connection(work)

@@ -1,0 +1,24 @@
+"""Forgetting what was handled long ago, in batches small enough to disturb nobody. Letters are never forgotten."""
+
+from __future__ import annotations
+
+from onefold._inbox.sql import STATEMENTS
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Batch, Statement
+
+
+async def reap(dialect: str, consumer: str, retention_s: float, *, limit: int = 1000, batches_max: int = 1000) -> int:
+    """Delete the consumer's ledger rows that are past their retention, `limit` at a time; how many."""
+    statement = STATEMENTS[dialect].reap(consumer, milliseconds(retention_s), limit)
+    reaped = 0
+    for _ in range(batches_max):
+        gone = await with_connection(lambda: _deleted(statement))
+        reaped += gone
+        if gone < limit:
+            break
+    return reaped
+
+
+async def _deleted(statement: Statement) -> int:
+    return await Batch((statement,))

@@ -1,0 +1,195 @@
+"""What operators do with failed messages, as statements: choose, redrive, discard, skip, look; and the audit of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._inbox.sql.dialect import CONTENT, THIS, Dialect
+from onefold._kernel.effects import Statement, Value
+
+#: After everything that has died: the last second of the year 9999.
+_FAR_MS: Final = 253_402_300_799_000
+
+
+class OperatorStatements:
+    """The statements behind `onefold dlq`, of one dialect."""
+
+    def __init__(self, d: Dialect) -> None:
+        self._driving(d)
+        self._looking(d)
+        self._pausing(d)
+
+    def _driving(self, d: Dialect) -> None:
+        fits = f"""
+            consumer = $1::text
+            AND ($2::text IS NULL OR topic = $2::text)
+            AND ($3::text IS NULL OR {d.contains("reason", "$3::text")})
+            AND ($6::text IS NULL OR message_id IN (SELECT item FROM {d.items("$6::text")}))
+        """
+        # Always a range, so that the index of dead letters has it; what is dead has died.
+        chosen = f"""
+            {fits} AND died_at >= {d.moment("COALESCE($4::bigint, 0)")}
+            AND died_at < {d.moment(f"COALESCE($5::bigint, {_FAR_MS})")}
+        """
+        within = f"""
+            ($4::bigint IS NULL OR died_at >= {d.moment("$4::bigint")})
+            AND ($5::bigint IS NULL OR died_at < {d.moment("$5::bigint")})
+        """
+        shown = f"""
+            SELECT message_id, headers, $7::bytea, NULL, envelope, source, topic, key, stream, epoch, version,
+                   started, failed, '[]', state, reason, {d.epoch_ms("created_at")}, {d.until("due_at")},
+                   {d.epoch_ms("died_at")}, redrive
+            FROM onefold_letter WHERE
+        """
+        self._summed_up = {
+            "dead": d.text(f"{shown} state = 'dead' AND {chosen} ORDER BY died_at LIMIT $8::int"),
+            "waiting": d.text(f"{shown} state = 'waiting' AND {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
+            None: d.text(f"{shown} {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
+        }
+        self._discard_some = d.text(f"""
+            DELETE FROM onefold_letter WHERE consumer = $1::text AND state = 'dead' AND message_id IN (
+                SELECT message_id FROM onefold_letter WHERE state = 'dead' AND {chosen} ORDER BY died_at LIMIT $7::int)
+            RETURNING message_id, topic, stream
+        """)
+        able = f"died_at >= {d.in_ms('$7::bigint')}"
+        in_order = "stream, epoch, version, created_at, message_id"
+        self._tally = d.text(f"""
+            SELECT topic, reason, count(*), sum(CASE WHEN {able} THEN 0 ELSE 1 END) FROM onefold_letter
+            WHERE state = 'dead' AND {chosen} GROUP BY topic, reason ORDER BY 3 DESC, 1, 2 LIMIT 100
+        """)
+        self._sample = d.text(f"""
+            SELECT message_id FROM onefold_letter WHERE state = 'dead' AND {chosen} AND {able}
+            ORDER BY {in_order} LIMIT $8::int
+        """)
+        self._redrive = d.text(f"""
+            UPDATE onefold_letter
+            SET state = 'waiting', started = 0, failed = 0, redrive = $9::text,
+                due_at = {d.in_ms("(picked.turn * $10::bigint / 1000)")}
+            FROM (SELECT message_id AS picked_id, row_number() OVER (ORDER BY {in_order}) - 1 AS turn
+                  FROM (SELECT message_id, stream, epoch, version, created_at FROM onefold_letter
+                        WHERE state = 'dead' AND {chosen} AND {able} ORDER BY {in_order} LIMIT $8::int) AS few
+                 ) AS picked
+            WHERE consumer = $1::text AND message_id = picked.picked_id AND state = 'dead'
+        """)
+
+    def _looking(self, d: Dialect) -> None:
+        self._job = d.text("""
+            INSERT INTO onefold_redrive (id, consumer, actor, filter, letters)
+            VALUES ($1::text, $2::text, $3::text, $4::text,
+                    (SELECT count(*) FROM onefold_letter WHERE redrive = $1::text))
+        """)
+        self._job_state = d.text("""
+            SELECT consumer, letters, cancelled_at IS NOT NULL,
+                   (SELECT count(*) FROM onefold_letter WHERE redrive = $1::text AND state = 'waiting'),
+                   (SELECT count(*) FROM onefold_letter WHERE redrive = $1::text AND state = 'dead')
+            FROM onefold_redrive WHERE id = $1::text
+        """)
+        self._cancel = d.text(f"""
+            UPDATE onefold_redrive SET cancelled_at = {d.now} WHERE id = $1::text AND cancelled_at IS NULL
+        """)
+        self._recall = d.text(f"""
+            UPDATE onefold_letter
+            SET state = 'dead', due_at = NULL, redrive = NULL, died_at = COALESCE(died_at, {d.now})
+            WHERE redrive = $1::text AND state = 'waiting' AND started = 0 AND failed = 0
+        """)
+        self._audit = d.text("""
+            INSERT INTO onefold_audit (actor, action, consumer, details)
+            VALUES ($1::text, $2::text, $3::text, $4::text)
+        """)
+        self._audited = d.text(f"""
+            SELECT {d.epoch_ms("audit_at")}, actor, action, consumer, details FROM onefold_audit
+            ORDER BY id DESC LIMIT $1::int
+        """)
+        self._discard = d.text(f"""
+            DELETE FROM onefold_letter
+            WHERE consumer = $1::text AND message_id IN (SELECT item FROM {d.items("$2::text")})
+              AND (state = 'dead' OR $3::int = 1)
+            RETURNING message_id, topic, stream
+        """)
+        self._failed_message = d.text(f"""
+            SELECT state, topic, key, stream, epoch, version FROM onefold_letter WHERE {THIS} {d.lock}
+        """)
+        self._mark = d.text(f"UPDATE onefold_letter SET reason = $3::text WHERE {THIS}")
+        self._listed = d.text(f"""
+            SELECT {CONTENT}, started, failed, history, state, reason, {d.epoch_ms("created_at")},
+                   {d.until("due_at")}, {d.epoch_ms("died_at")}, redrive
+            FROM onefold_letter
+            WHERE consumer = $1::text AND ($2::text IS NULL OR state = $2::text)
+              AND ($3::text IS NULL OR topic = $3::text) AND ($4::text IS NULL OR message_id > $4::text)
+            ORDER BY message_id LIMIT $5::int
+        """)
+        self._counts = d.text(f"""
+            SELECT consumer, topic, state, count(*), {d.epoch_ms("min(created_at)")} FROM onefold_letter
+            GROUP BY consumer, topic, state ORDER BY consumer, topic, state LIMIT 1000
+        """)
+
+    def _pausing(self, d: Dialect) -> None:
+        self._pause = d.text("""
+            INSERT INTO onefold_pause (consumer, actor) VALUES ($1::text, $2::text) ON CONFLICT DO NOTHING
+        """)
+        self._resume = d.text("DELETE FROM onefold_pause WHERE consumer = $1::text")
+        self._pauses = d.text(f"""
+            SELECT consumer, actor, {d.epoch_ms("paused_at")} FROM onefold_pause
+            WHERE $1::text IS NULL OR consumer = $1::text ORDER BY consumer
+        """)
+
+    def pause(self, consumer: str, actor: str) -> Statement:
+        return Statement(self._pause, (consumer, actor))
+
+    def resume(self, consumer: str) -> Statement:
+        return Statement(self._resume, (consumer,))
+
+    def pauses(self, consumer: str | None) -> Statement:
+        """Of one consumer, or of all: who paused it, and when."""
+        return Statement(self._pauses, (consumer,))
+
+    def summed_up(self, chosen: tuple[Value, ...], state: str | None, limit: int) -> Statement:
+        """Letters as `listed` has them, without their data and history."""
+        return Statement(self._summed_up[state], (*chosen, b"", limit))
+
+    def discard_some(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        """Delete dead letters that fit, the oldest first."""
+        return Statement(self._discard_some, (*chosen, limit))
+
+    def tally(self, chosen: tuple[Value, ...], age_ms: int) -> Statement:
+        return Statement(self._tally, (*chosen, -age_ms))
+
+    def sample(self, chosen: tuple[Value, ...], age_ms: int, limit: int) -> Statement:
+        return Statement(self._sample, (*chosen, -age_ms, limit))
+
+    def redrive(self, chosen: tuple[Value, ...], age_ms: int, limit: int, job: str, pause_us: int) -> Statement:
+        """Dead failed messages become due one after the other, in their order, `pause_us` apart."""
+        return Statement(self._redrive, (*chosen, -age_ms, limit, job, pause_us))
+
+    def job(self, job: str, consumer: str, actor: str, filtered: str) -> Statement:
+        return Statement(self._job, (job, consumer, actor, filtered))
+
+    def job_state(self, job: str) -> Statement:
+        return Statement(self._job_state, (job,))
+
+    def cancel(self, job: str) -> Statement:
+        return Statement(self._cancel, (job,))
+
+    def recall(self, job: str) -> Statement:
+        return Statement(self._recall, (job,))
+
+    def audit(self, actor: str, action: str, consumer: str, details: str) -> Statement:
+        return Statement(self._audit, (actor, action, consumer, details))
+
+    def audited(self, limit: int) -> Statement:
+        return Statement(self._audited, (limit,))
+
+    def discard(self, consumer: str, ids: str, *, force: bool) -> Statement:
+        return Statement(self._discard, (consumer, ids, int(force)))
+
+    def failed_message(self, consumer: str, message_id: str) -> Statement:
+        return Statement(self._failed_message, (consumer, message_id))
+
+    def mark(self, consumer: str, message_id: str, reason: str) -> Statement:
+        return Statement(self._mark, (consumer, message_id, reason))
+
+    def listed(self, consumer: str, state: str | None, topic: str | None, after: str | None, limit: int) -> Statement:
+        return Statement(self._listed, (consumer, state, topic, after, limit))
+
+    def counts(self) -> Statement:
+        return Statement(self._counts)

@@ -1,0 +1,71 @@
+"""The inbox on Postgres, in which the common statements are written.
+
+`opening` bounds the transaction by the lease (a stopped peer would otherwise hold its ledger row for ever) and leaves a
+mark in a setting that dies with the transaction. `proof` stands in front of COMMIT: it is refused in an aborted
+transaction, and inserts NULL, which the table refuses, in one that does not carry the mark.
+"""
+
+from __future__ import annotations
+
+from onefold._kernel.dialects import POSTGRES_LEASE
+from onefold._kernel.effects import Statement
+from onefold._kernel.pg_catalog import qualified
+
+_OPENING = qualified(f"""
+SELECT
+WHERE {POSTGRES_LEASE}
+   OR set_config('onefold._inbox', 'open', true) IS NULL
+""")
+
+_UNMARKED = "coalesce(current_setting('onefold._inbox', true), '') <> 'open'"
+
+_PROOF = Statement(qualified(f"INSERT INTO onefold_inbox (consumer, message_id) SELECT NULL, NULL WHERE {_UNMARKED}"))
+
+_ENDED = Statement(qualified(f"SELECT WHERE {_UNMARKED}"))
+
+
+class Postgres:
+    """What Postgres says differently."""
+
+    now = "now()"
+    lock = "FOR UPDATE"
+    lock_free = "FOR UPDATE SKIP LOCKED"
+    proof = _PROOF
+    ended = _ENDED
+
+    def opening(self, lease_ms: int) -> tuple[Statement, ...]:
+        return (Statement(_OPENING, (f"{lease_ms}ms",)),)
+
+    def text(self, sql: str) -> str:
+        return qualified(sql)
+
+    def in_ms(self, ms: str) -> str:
+        """A moment so many milliseconds from now."""
+        return f"(now() + ({ms} * interval '1 millisecond'))"
+
+    def until(self, moment: str) -> str:
+        """How many milliseconds until then."""
+        return f"(extract(epoch FROM {moment} - now()) * 1000)::bigint"
+
+    def epoch_ms(self, moment: str) -> str:
+        """A moment in milliseconds since 1970."""
+        return f"(extract(epoch FROM {moment}) * 1000)::bigint"
+
+    def moment(self, ms: str) -> str:
+        """And back."""
+        return f"to_timestamp({ms} / 1000.0)"
+
+    def items(self, array: str) -> str:
+        """The texts of a JSON array, as rows of one column named item."""
+        return f"json_array_elements_text({array}::json) AS each(item)"
+
+    def identities(self, array: str) -> str:
+        """The identities of a JSON array, as rows of name, apart and source."""
+        return f"json_to_recordset({array}::json) AS each (name text, apart text, source text)"
+
+    def refuse(self, text: str) -> str:
+        """Breaks the transaction where it is computed. A constraint would, but would put the whole row into the log."""
+        return f"(('taken: ' || {text})::int)::text"
+
+    def contains(self, text: str, part: str) -> str:
+        return f"position({part} IN {text}) > 0"

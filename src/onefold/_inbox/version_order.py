@@ -1,0 +1,85 @@
+"""Where a message stands in its stream, and what follows from that. Pure: the flow reads, this judges.
+
+A stream stands at (epoch, version), the last that was handled; version 0 says that none was. Version 1 begins an epoch
+at once. A stream that is first seen in its middle waits a while for what may still come, and then begins with the
+smallest version at hand: also one that is kept as a failed message and failed, so that nobody overtakes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How far a stream is, as seen by one message."""
+
+    epoch: int
+    version: int
+    settles_in_ms: int | None
+    """When the wait for a beginning is over. None: nobody waits yet."""
+    smallest_kept: int | None
+    """Of the other messages of this message's epoch, as long as none of the stream was handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """It is this message's turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Something comes first. `begins`: the stream waits for its beginning, for at most `due_in_ms` from now on."""
+
+    reason: str
+    begins: bool
+    due_in_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What comes after it was handled already."""
+
+    reason: str
+
+
+Verdict: TypeAlias = Turn | Early | Late
+
+
+def judged(stand: Stand, epoch: int, version: int, *, wait_ms: int) -> Verdict:
+    """Under `strict`."""
+    if epoch < stand.epoch:
+        return Late(
+            f"version {version} of epoch {epoch} came after epoch {stand.epoch} of its key had begun; it was never "
+            "handled"
+        )
+    if epoch > stand.epoch:
+        if version == 1:
+            return Turn()
+        return Early(f"epoch {epoch} begins with version {version}; waiting for an earlier one", True, wait_ms)
+    if stand.version == 0:
+        return _beginning(stand, version, wait_ms)
+    if version == stand.version + 1:
+        return Turn()
+    if version > stand.version:
+        return Early(f"version {version} waits for version {stand.version + 1} of its key", False, None)
+    return Late(
+        f"version {version} came after version {stand.version} of its key was handled; it was never handled itself"
+    )
+
+
+def _beginning(stand: Stand, version: int, wait_ms: int) -> Verdict:
+    if version == 1:
+        return Turn()
+    if stand.settles_in_ms is None or stand.settles_in_ms > 0:
+        due_in_ms = wait_ms if stand.settles_in_ms is None else stand.settles_in_ms
+        return Early(f"version {version} is the first of its key; waiting for an earlier one", True, due_in_ms)
+    if stand.smallest_kept is None or version <= stand.smallest_kept:
+        return Turn()
+    return Early(f"version {version} waits for version {stand.smallest_kept} of its key", False, None)
+
+
+def is_stale(stand: Stand, epoch: int, version: int) -> bool:
+    """Under `latest`."""
+    return (epoch, version) <= (stand.epoch, stand.version)

@@ -1,0 +1,48 @@
+"""Having a connection for the length of a flow, and never giving one back in an unknown state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Flow, Release, Step
+from onefold.errors import ConnectionLost, OnefoldError
+
+T = TypeVar("T")
+
+
+async def checkout(work: Callable[[], Flow[T]]) -> T:
+    """Acquire, work, and keep the connection. If the work fails, its connection is thrown away."""
+    await Acquire()
+    return await discard_on_error(work)
+
+
+async def discard_on_error(work: Callable[[], Flow[T]]) -> T:
+    """Work on the connection in hand. If the work fails, the connection is thrown away."""
+    try:
+        return await work()
+    except Exception:
+        await Discard()
+        raise
+
+
+async def with_connection(work: Callable[[], Flow[T]]) -> T:
+    """Acquire, work, give the connection back."""
+    result = await checkout(work)
+    await Release()
+    return result
+
+
+async def rollback_and_release(*after: Step) -> ConnectionLost | None:
+    """Roll back, do what must follow, give the connection back. What is returned is how it was found to be lost.
+
+    Whatever refuses that (also a driver that is still busy with a statement the handler left behind) costs the
+    connection, and the server rolls back by itself.
+    """
+    try:
+        await Batch((Boundary.ROLLBACK, *after))
+    except OnefoldError as error:
+        await Discard()
+        return error if isinstance(error, ConnectionLost) else None
+    await Release()
+    return None

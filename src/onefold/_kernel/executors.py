@@ -1,0 +1,283 @@
+"""Executors: one request's way to its database, on a thread or on asyncio.
+
+An executor holds at most one connection, and leads to at most one transaction. An executor that is abandoned throws its
+connection away, because its state is not known, and concludes the transaction: whoever abandons need not know of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from onefold._kernel.effects import Flow, Row, Statement, Step
+from onefold._kernel.messages import Confirm, Message
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database
+from onefold._kernel.runners import run, run_async
+from onefold.errors import ProgrammerError, StoreError
+
+H = TypeVar("H")
+
+_NO_BROKER = "the lane has no broker: flows that publish run on a BrokerLane"
+
+_NO_CONNECTION = "the lane holds no connection; the flow must await Acquire() first"
+
+
+class Inside(Protocol):
+    """The transaction that an executor leads to."""
+
+    def committed(self) -> None:
+        """COMMIT was answered."""
+        ...
+
+    def interrupt(self) -> Callable[[], Flow[None]] | None:
+        """Refuse it to its user from now on. The flow that is returned concludes it; None: there is nothing to do."""
+        ...
+
+
+class ThreadExecutor(Generic[H]):
+    """An executor for flows that run on a thread."""
+
+    __slots__ = ("_connection", "_database", "inside")
+
+    def __init__(self, database: Database[H]) -> None:
+        self._database = database
+        self._connection: Connection[H] | None = None
+        #: The transaction, from its beginning until it is concluded.
+        self.inside: Inside | None = None
+
+    @property
+    def connection(self) -> Connection[H]:
+        """The connection in use."""
+        if self._connection is None:
+            raise ProgrammerError(_NO_CONNECTION)
+        return self._connection
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        return self.connection.batch(steps)
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        return self.connection.fetch(statement)
+
+    def acquire(self) -> None:
+        if self._connection is None:
+            self._connection = self._database.acquire()
+
+    def note_commit(self) -> None:
+        """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
+        if self.inside is not None:
+            self.inside.committed()
+
+    def release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.release()
+        except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
+            with contextlib.suppress(StoreError):
+                connection.discard()
+
+    def discard(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.discard()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        result = function()
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ProgrammerError(
+                f"{function!r} is an async function, but this request runs on a thread; pass a plain function, "
+                "or use AsyncOnefold"
+            )
+        return result
+
+    def blocking(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def as_asked_here(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """The function, to be called later. One that would have to be awaited is refused where it is handed over."""
+        if inspect.iscoroutinefunction(inspect.unwrap(getattr(function, "func", function))):
+            raise ProgrammerError(
+                f"{name_of(function)} is an async function, but this transaction runs on a thread; pass a plain "
+                "function, or use AsyncOnefold"
+            )
+        return function
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        raise ProgrammerError(_NO_BROKER)
+
+    def abandon(self) -> None:
+        inside, self.inside = self.inside, None
+        conclude = None if inside is None else inside.interrupt()
+        with contextlib.suppress(StoreError):  # it was on its way out
+            self.discard()
+        if conclude is not None:
+            run(conclude(), self)
+
+
+#: What cancelled requests left to be done. The loop keeps only weak references to tasks.
+_leaving: set[asyncio.Task[Any]] = set()
+
+
+class TaskExecutor(Generic[H]):
+    """An executor for flows that run on asyncio."""
+
+    __slots__ = ("_connection", "_database", "inside")
+
+    def __init__(self, database: AsyncDatabase[H]) -> None:
+        self._database = database
+        self._connection: AsyncConnection[H] | None = None
+        #: The transaction, from its beginning until it is concluded.
+        self.inside: Inside | None = None
+
+    @property
+    def connection(self) -> AsyncConnection[H]:
+        """The connection in use."""
+        if self._connection is None:
+            raise ProgrammerError(_NO_CONNECTION)
+        return self._connection
+
+    def on_this_thread(self) -> Connection[Any] | None:
+        """The connection for a plain `def`, which has a thread of its own while the request is a task: used there like
+        its handle, without asking the loop, which may be waiting for that thread. None: it is the loop's only."""
+        if runs_a_loop():
+            return None
+        connection: Connection[Any] | None = getattr(self.connection, "on_this_thread", None)
+        return connection
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its connection can only be used by what awaits it."""
+        return getattr(self.connection, "on_this_thread", None) is None
+
+    def batch(self, steps: Sequence[Step]) -> Coroutine[Any, Any, int]:
+        return (self._connection or self.connection).batch(steps)
+
+    def fetch(self, statement: Statement) -> Coroutine[Any, Any, list[Row]]:
+        return (self._connection or self.connection).fetch(statement)
+
+    async def acquire(self) -> None:
+        if self._connection is None:
+            self._connection = await self._database.acquire()
+
+    def note_commit(self) -> None:
+        """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
+        if self.inside is not None:
+            self.inside.committed()
+
+    async def release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            await connection.release()
+        except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
+            with contextlib.suppress(StoreError):
+                await connection.discard()
+
+    async def discard(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.discard()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def now(self) -> float:
+        return time.monotonic()
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        result = function()
+        return await result if inspect.isawaitable(result) else result
+
+    def blocking(self, function: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+        return asyncio.to_thread(function)
+
+    def as_asked_here(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """The function, to be called later where it is handed over now: on the loop, or, by a plain `def` that has a
+        thread of its own, on a thread. It may block there."""
+        return function if runs_a_loop() else functools.partial(_on_a_thread, function)
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        raise ProgrammerError(_NO_BROKER)
+
+    def abandon(self) -> None:
+        """Let go without awaiting: a cancelled task must not wait for a connection in an unknown state."""
+        connection, self._connection = self._connection, None
+        inside, self.inside = self.inside, None
+        conclude = None if inside is None else inside.interrupt()
+        if connection is not None or conclude is not None:
+            in_background(self._leave(connection, conclude))
+
+    async def _leave(self, connection: AsyncConnection[H] | None, conclude: Callable[[], Flow[None]] | None) -> None:
+        try:
+            if connection is not None:
+                await connection.discard()
+        finally:  # only now: hooks hold no connection, and a rollback is told of when it has taken place
+            if conclude is not None:
+                await run_async(conclude(), self)
+
+
+class BrokerExecutor(TaskExecutor[H]):
+    """An executor that also leads to a broker, for the flows of a relay."""
+
+    __slots__ = ("_broker",)
+
+    def __init__(self, database: AsyncDatabase[H], broker: Broker) -> None:
+        super().__init__(database)
+        self._broker = broker
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        return await self._broker.publish(messages)
+
+
+def runs_a_loop() -> bool:
+    """Whether this thread runs an event loop, which nothing here may block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _on_a_thread(function: Callable[[], Any]) -> Any:
+    result = await asyncio.to_thread(function)
+    return await result if inspect.isawaitable(result) else result
+
+
+def name_of(function: Callable[[], Any]) -> str:
+    """What a function is called, without its arguments: they may be secret."""
+    while isinstance(function, functools.partial):
+        function = function.args[0] if function.func is _on_a_thread else function.func
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def in_background(work: Coroutine[Any, Any, Any]) -> None:
+    """Clean up after a cancelled request without making it wait. What fails here rolls back by itself."""
+    _ = begin_in_background(work)
+
+
+def begin_in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """The same, for whoever wants to know how it ends, and may be cancelled while it waits for that."""
+    task = asyncio.get_running_loop().create_task(work)
+    _leaving.add(task)
+    task.add_done_callback(_left)
+    return task
+
+
+def _left(task: asyncio.Task[Any]) -> None:
+    _leaving.discard(task)
+    if not task.cancelled():
+        task.exception()  # seen: a connection that cannot even be thrown away is gone already

@@ -1,0 +1,151 @@
+"""Awaiting what is usually there already, and paying for a time limit only when it is not.
+
+A timer of its own costs more than most bodies take to arrive and most pools take to give a connection. So the first
+step is made without one, and all that really have to wait share the timer of their alarm clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class SharedTimer:
+    """Tells its users when their time is over. It serves one event loop at a time."""
+
+    __slots__ = ("_alarms", "_loop", "_rings_at", "_timer")
+
+    def __init__(self) -> None:
+        self._alarms: dict[Callable[[], None], float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
+
+    def within(self, seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
+        """Await it: the result, or TimeoutError if it is not there in time."""
+        return _Within(self, seconds, awaitable)
+
+    def set(self, seconds: float, ring: Callable[[], None]) -> None:
+        """Call `ring` then, unless it is stopped before."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._alarms.clear()  # nobody is left to wake in a loop that is gone
+        until = self._alarms[ring] = loop.time() + seconds
+        if self._timer is None or until < self._rings_at or loop is not self._loop:
+            self._arm(loop, until)
+
+    def stop(self, ring: Callable[[], None]) -> None:
+        # The timer stays: under load the next alarm is set soon, and a timer that finds nothing to ring costs nothing.
+        self._alarms.pop(ring, None)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop, self._rings_at, self._timer = loop, until, loop.call_at(until, self._ring)
+
+    def _ring(self) -> None:
+        assert self._loop is not None
+        self._timer = None
+        now = self._loop.time()
+        for ring in [ring for ring, until in self._alarms.items() if until <= now]:
+            del self._alarms[ring]
+            ring()
+        if self._alarms:
+            self._arm(self._loop, min(self._alarms.values()))
+
+
+class _Clocks(threading.local):
+    """An alarm clock per thread: it runs one loop at a time."""
+
+    def __init__(self) -> None:
+        self.clock = SharedTimer()
+
+
+_clocks = _Clocks()
+
+
+def within(seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
+    """Await it on whatever loop this thread runs: the result, or TimeoutError if it is not there in time."""
+    return _Within(_clocks.clock, seconds, awaitable)
+
+
+def finishing_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any) -> Awaitable[T]:
+    """The same for a coroutine that was sent its first None already, and waits for what that gave."""
+    return _Rest(_clocks.clock, seconds, begun, waits_for)
+
+
+class _Within(Generic[T]):
+    """An awaitable whose first step is free."""
+
+    __slots__ = ("_awaitable", "_clock", "_seconds")
+
+    def __init__(self, clock: SharedTimer, seconds: float, awaitable: Awaitable[T]) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._awaitable = awaitable
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps: Generator[Any, Any, T] = self._awaitable.__await__()
+        try:
+            waits_for = next(steps)
+        except StopIteration as done:
+            at_once: T = done.value
+            return at_once
+        return (yield from _Rest(self._clock, self._seconds, steps, waits_for).__await__())
+
+
+class _Rest(Generic[T]):
+    """What has begun, and is continued until its time is over.
+
+    The alarm cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
+    times as much, because it must then tell its own cancellation from somebody else's.
+    """
+
+    __slots__ = ("_clock", "_due", "_rang", "_seconds", "_steps", "_waits_for")
+
+    def __init__(
+        self,
+        clock: SharedTimer,
+        seconds: float,
+        steps: Generator[Any, Any, T] | Coroutine[Any, Any, T],
+        waits_for: Any,
+    ) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._steps = steps
+        self._waits_for = waits_for
+        self._rang = self._due = False
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps = self._steps
+        ring = self._ring
+        self._clock.set(self._seconds, ring)
+        try:
+            while True:
+                answer, error = None, None
+                try:
+                    answer = yield self._waits_for
+                except BaseException as raised:  # cancelled, or out of time: the awaitable decides what becomes of it
+                    error = raised
+                if self._due:
+                    self._due, error = False, error or asyncio.CancelledError()
+                self._waits_for = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._rang and not (task is not None and task.cancelling()):
+                raise TimeoutError(f"not there after {self._seconds:g} s") from error
+            raise
+        finally:
+            self._clock.stop(ring)
+
+    def _ring(self) -> None:
+        self._rang = True
+        # A bare yield, or a future that is done, comes back by itself: it is told then.
+        self._due = self._waits_for is None or not self._waits_for.cancel()

@@ -1,0 +1,190 @@
+"""What a relay has at hand: rows read as messages, the order they are sent in, and which buckets are whose.
+
+Everything here is a function of its arguments. Of one stream, no wave holds more than one event, and the waves hold
+them in their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Final, NamedTuple
+
+from onefold._kernel.effects import Row
+from onefold._kernel.messages import Message
+
+#: How often a row may have been at hand when a relay died, before it is set aside.
+AT_HAND_MAX: Final = 3
+
+DIED_OF: Final = f"it was at hand when a relay died, {AT_HAND_MAX} times; look at the event, then retry or discard it"
+
+#: What both dialects read of a row, after its bucket.
+COLUMNS: Final = (
+    "position, stream, id, source, topic, key, epoch, version, time, content_type, headers, data, started, finished, "
+    "destination, error"
+)
+
+#: Comes after every stream.
+BEYOND: Final = b"\xff" * 17
+
+ERROR_LENGTH_MAX: Final = 1000
+
+
+class Place(NamedTuple):
+    """Where a tour of the streams goes on: behind this one."""
+
+    bucket: int = -1
+    destination: str = ""
+    stream: bytes = b""
+
+
+START: Final = Place()
+
+
+class Limits(NamedTuple):
+    """How much a claim takes at most."""
+
+    per_bucket: int
+    """Of a bucket, where its oldest rows are looked at."""
+    rows: int
+    data_bytes: int
+    per_stream: int
+    steps: int
+    """From one stream to the next."""
+
+
+class Failure(NamedTuple):
+    """A row that was not taken, and when it is tried again."""
+
+    position: int
+    error: str
+    wait_ms: int | None
+    """None: it is a dead letter."""
+    counted: int
+    """1, or 0 where it does not count as an attempt."""
+
+
+class Waiting(NamedTuple):
+    """A row at hand. `message` is the reason, where the row cannot be read as one."""
+
+    bucket: int
+    position: int
+    stream: bytes | None
+    destination: str
+    message: Message | ValueError
+    finished: int
+    failed_before: bool
+
+
+class Claimed(NamedTuple):
+    """What a claim has found, in its order."""
+
+    rows: list[Waiting]
+    full: bool = False
+    """A scan saw as many rows of a bucket as it looks at: more may stand behind them."""
+    crowded: bool = False
+    """A scan saw little but what may not go, or what is of few streams: more may stand behind it."""
+    goes_on: Place = START
+    """Where a tour had to stop."""
+
+
+def scanned(found: Sequence[Row], per_bucket: int) -> Claimed:
+    """What a scan has found. A row without a position may not go."""
+    rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
+    seen: dict[int, int] = {}
+    for row in found:
+        seen[row[0]] = seen.get(row[0], 0) + 1
+    various: dict[int, set[bytes | int]] = {}
+    for row in rows:
+        various.setdefault(row.bucket, set()).add(row.stream or row.position)
+    full = {bucket: count for bucket, count in seen.items() if count >= per_bucket}
+    crowded = any(2 * len(various.get(bucket, ())) < count for bucket, count in full.items())
+    return Claimed(rows, full=bool(full), crowded=crowded)
+
+
+def toured(found: Sequence[Row]) -> Claimed:
+    """What a tour has found. A row without a position says where it had to stop."""
+    rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
+    for bucket, position, stream, _, _, destination, *_ in found:
+        if position is None:
+            return Claimed(rows, goes_on=Place(bucket, destination, bytes(stream)))
+    return Claimed(rows)
+
+
+def _position(row: Waiting) -> int:
+    return row.position
+
+
+def read(row: Row) -> Waiting:
+    """A row of a claim."""
+    bucket, position, stream, id_, source, topic, key, epoch, version, time, content_type, headers, data, *more = row
+    _, finished, destination, error = more
+    message: Message | ValueError
+    try:
+        message = Message(
+            id=id_,
+            source=source,
+            topic=topic,
+            data=bytes(data),
+            content_type=content_type,
+            time=time,
+            key=key,
+            epoch=epoch,
+            version=version,
+            headers={} if headers == "{}" else json.loads(headers),
+            endpoint=destination,
+        )
+    except ValueError as unreadable:  # somebody edited it: it stops its stream, not the relay
+        message = unreadable
+    stream = None if stream is None else bytes(stream)
+    return Waiting(bucket, position, stream, destination or topic, message, finished, error is not None)
+
+
+def rounds(rows: Sequence[Waiting]) -> list[list[Waiting]]:
+    """First the first of each stream and all that have none, then the second of each, and so on."""
+    found: list[list[Waiting]] = []
+    seen: dict[bytes, int] = {}
+    for row in rows:
+        place = 0
+        if row.stream is not None:
+            place = seen.get(row.stream, 0)
+            seen[row.stream] = place + 1
+        if place == len(found):
+            found.append([])
+        found[place].append(row)
+    return found
+
+
+def assigned(
+    relay: str, relays: Sequence[str], owners: Mapping[int, str | None], *, leaving: bool = False
+) -> dict[int, str | None]:
+    """Which buckets change hands when this relay tends: those without a living owner, and its own above its fair share
+    (when leaving, all of them).
+
+    They go to whoever has fewest, at once: a bucket without an owner waits. Nobody else's are touched, because they may
+    be publishing from them.
+    """
+    held: dict[str, list[int]] = {name: [] for name in relays}
+    homeless: list[int] = []
+    for bucket, owner in owners.items():
+        held.get(owner or "", homeless).append(bucket)
+    if leaving:
+        homeless += held.pop(relay, [])
+    if not held:
+        return {bucket: None for bucket in homeless if owners[bucket] is not None}
+    share = ceil(len(owners) / len(held))
+    if relay in held:
+        homeless += held[relay][share:]
+        held[relay] = held[relay][:share]
+    changes: dict[int, str | None] = {}
+    for bucket in sorted(homeless):
+        taker = min(held, key=lambda name: len(held[name]))
+        held[taker].append(bucket)
+        changes[bucket] = taker
+    return {bucket: taker for bucket, taker in changes.items() if owners[bucket] != taker}
+
+
+def shortened(error: object) -> str:
+    """An error as it is stored."""
+    return str(error).replace("\0", "")[:ERROR_LENGTH_MAX]

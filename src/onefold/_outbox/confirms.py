@@ -1,0 +1,48 @@
+"""Handing rows to the broker: there is an answer for each, whatever the broker's adapter does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onefold._kernel.effects import Publish
+from onefold._kernel.messages import Confirm, Message
+from onefold._outbox.claimed_rows import Waiting
+from onefold.errors import BrokerUnavailable, MessageRefused
+
+
+async def confirms_of(rows: Sequence[Waiting]) -> Sequence[Confirm]:
+    """Publish rows; one that cannot be read is refused."""
+    messages = [row.message for row in rows if isinstance(row.message, Message)]
+    if len(messages) == len(rows):
+        return await _published(messages)
+    answers = iter(await _published(messages) if messages else ())
+    return [
+        next(answers)
+        if isinstance(row.message, Message)
+        else MessageRefused(f"its row cannot be read as an event: {row.message}")
+        for row in rows
+    ]
+
+
+async def _published(messages: Sequence[Message]) -> Sequence[Confirm]:
+    """Publish, and have an answer for each message whatever happens."""
+    try:
+        confirms = await Publish(messages)
+    except BrokerUnavailable as error:
+        return [error] * len(messages)
+    except Exception as error:
+        # Not what a broker may raise: one of them brings its client down. Alone, it is found.
+        if len(messages) == 1:
+            return [MessageRefused(f"the broker's adapter failed: {type(error).__name__}: {error}")]
+        return [confirm for message in messages for confirm in await _published([message])]
+    if len(confirms) != len(messages):
+        problem = BrokerUnavailable(f"the broker's adapter gave {len(confirms)} answers for {len(messages)} messages")
+        return [problem] * len(messages)
+    return list(map(_checked, confirms))
+
+
+def _checked(confirm: object) -> Confirm:
+    """What is neither a confirm nor a failure says nothing: were it passed over, its row would be sent in a circle."""
+    if confirm is None or isinstance(confirm, MessageRefused | BrokerUnavailable):
+        return confirm
+    return BrokerUnavailable(f"the broker's adapter answered {confirm!r}: that is no confirm")

@@ -1,0 +1,121 @@
+"""An outbox that a change-data-capture connector reads instead of a relay: what Debezium's outbox event router is told,
+and the removal of rows that it has seen long ago.
+
+The names here are a contract: columns of `onefold_outbox` that others read are not renamed, nor given another meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Batch, Fetch, Statement
+from onefold._kernel.pg_catalog import qualified
+from onefold.errors import ConfigurationError
+
+#: By column, the header of the record that the router puts it into: the CloudEvents binding for Kafka. What a binding
+#: has no name for, the application's own headers, travel as one JSON object, which
+#: KafkaBroker's consumers take apart.
+HEADERS: Final = {
+    "id": "ce_id",
+    "source": "ce_source",
+    "topic": "ce_type",
+    "time": "ce_time",
+    "key": "ce_partitionkey",
+    "version": "ce_sequence",
+    "epoch": "ce_sequenceepoch",
+    "content_type": "content-type",
+    "headers": "onefold-headers",
+}
+
+_TEXT: Final = "org.apache.kafka.connect.storage.StringConverter"
+_ROUTER: Final = {
+    "type": "io.debezium.transforms.outbox.EventRouter",
+    "table.field.event.id": "id",
+    "table.field.event.key": "key",
+    "table.field.event.payload": "data",
+    "table.fields.additional.placement": ",".join(f"{column}:header:{name}" for column, name in HEADERS.items()),
+    "route.by.field": "topic",
+    "route.topic.replacement": "${routedByValue}",
+    "table.expand.json.payload": "false",
+    "route.tombstone.on.empty.payload": "false",
+}
+
+
+def connector(
+    *,
+    schema: str = "public",
+    topic_prefix: str = "",
+    host: str = "<host>",
+    port: int = 5432,
+    user: str = "<user>",
+    database: str = "<database>",
+) -> dict[str, object]:
+    """A connector for Kafka Connect that publishes what a relay to Kafka would, under KafkaBroker's `topic_prefix`."""
+    return {
+        "name": "onefold-outbox",
+        "config": {
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "plugin.name": "pgoutput",
+            "database.hostname": host,
+            "database.port": str(port),
+            "database.user": user,
+            "database.password": "<password>",
+            "database.dbname": database,
+            "topic.prefix": "onefold",
+            "slot.name": "onefold_outbox",
+            "publication.name": "onefold_outbox",
+            "publication.autocreate.mode": "filtered",
+            "table.include.list": f"{schema}.onefold_outbox",
+            "skipped.operations": "u,d,t",
+            "tombstones.on.delete": "false",
+            "binary.handling.mode": "bytes",
+            "key.converter": _TEXT,
+            "header.converter": _TEXT,
+            "value.converter": "io.debezium.converters.BinaryDataConverter",
+            "value.converter.delegate.converter.type": "org.apache.kafka.connect.json.JsonConverter",
+            "value.converter.delegate.converter.type.schemas.enable": "false",
+            "transforms": "outbox,specversion,plain",
+            **{f"transforms.outbox.{name}": value for name, value in _ROUTER.items()},
+            "transforms.outbox.route.topic.replacement": topic_prefix + _ROUTER["route.topic.replacement"],
+            "transforms.specversion.type": "org.apache.kafka.connect.transforms.InsertHeader",
+            "transforms.specversion.header": "ce_specversion",
+            "transforms.specversion.value.literal": "1.0",
+            # The router's own header, which repeats ce_id.
+            "transforms.plain.type": "org.apache.kafka.connect.transforms.DropHeaders",
+            "transforms.plain.headers": "id",
+        },
+    }
+
+
+_RELAY = Statement(qualified("SELECT relay FROM onefold_relay WHERE leased_until > clock_timestamp() LIMIT 1"))
+#: The write-ahead log has what a connector has not read yet, so that a row that is gone is still published.
+_FORGET = qualified("""
+DELETE FROM onefold_outbox WHERE position IN (
+    SELECT position FROM onefold_outbox WHERE written_at < (now() - ($1::bigint * interval '1 millisecond'))
+    ORDER BY position LIMIT $2::integer)
+""")
+
+
+async def forget_captured(dialect: str, *, keep_s: float, limit: int = 1000, batches_max: int = 1000) -> int:
+    """Delete events that were written longer ago than `keep_s`, published or not; how many. For an outbox without a
+    relay: refused while one is at work, which would never publish what is deleted here."""
+    if dialect != "postgres":
+        raise ConfigurationError(f"an outbox on {dialect} is read by relays only: nothing captures its changes")
+
+    async def work() -> int:
+        if at_work := await Fetch(_RELAY):
+            raise ConfigurationError(
+                f"relay {at_work[0][0]} is at work on this outbox: events that it has not published would be deleted. "
+                "Stop the relays where a connector reads the outbox, or leave this out where relays do"
+            )
+        gone = 0
+        for _ in range(batches_max):
+            deleted = await Batch((Statement(_FORGET, (milliseconds(keep_s), limit)),))
+            gone += deleted
+            if deleted < limit:
+                break
+        return gone
+
+    return await with_connection(work)

@@ -1,0 +1,414 @@
+"""One relay's work: lease buckets, claim waiting rows, publish them, mark them.
+
+Theory of operation. A relay lives under an id that nobody had before and nobody gets again: the id is the fence. Its
+row in `onefold_relay` is its lease; whoever tends buries relays whose lease ran out, and what is buried never claims
+again. A tick claims rows of the buckets that the database says are ours, publishes them with no transaction open, one
+message per stream in flight, and marks them. What the broker confirmed is marked whoever asks; a failure is marked only
+by a relay that is still there.
+
+Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
+instead: no stream and no destination waits for another one's backlog.
+
+What a destination does not take now (BrokerUnavailable) is judged by what else became of the round. If the destination
+confirmed something else, it is the event: it is put off, and the second time on that counts as an attempt. If it
+confirmed nothing it is paused, and its events stay as they are. If nothing was confirmed at all it is an outage.
+
+Failure windows. A crash before the mark publishes again: ids are stable, and the inbox absorbs it. Two relays may for a
+moment publish from one bucket (a stopped process that goes on): both send a stream's events in order, each after the
+one before it was confirmed, so the first arrivals are in order, and what comes late is a duplicate. A row that kills
+its relay is known by having been noted in `trying`: it is sent alone from then on, and set aside in the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Final, NamedTuple
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Step
+from onefold._kernel.messages import Message
+from onefold._outbox.claimed_rows import (
+    START,
+    Claimed,
+    Failure,
+    Limits,
+    Waiting,
+    assigned,
+    rounds,
+    scanned,
+    shortened,
+    toured,
+)
+from onefold._outbox.confirms import confirms_of
+from onefold._outbox.destinations import Destinations
+from onefold._outbox.endpoint_copies import Aims, Copy, aimed
+from onefold._outbox.failure_log import log_failure, log_not_subscribed
+from onefold._outbox.schema import BUCKETS
+from onefold._outbox.sql import STATEMENTS
+from onefold._policy.backoff import Backoff, Draw
+from onefold._policy.ranges import require
+from onefold.errors import BrokerError, BrokerUnavailable, MessageRefused, StoreError, TopicNotSubscribed
+
+#: A refused event is tried again at growing distances, until it has no attempts left.
+RETRIES: Final = Backoff(transient_base_s=1.0, cap_s=300.0)
+
+#: No further wave of a round is begun later than this: who came meanwhile has waited for long enough.
+ROUND_S: Final = 1.0
+
+#: Of a stream a claim takes so many rows; more, where there are not many streams.
+STREAM_ROWS: Final = 16
+
+#: So many rows of a bucket are looked at in any case: enough to see whether they are of few streams.
+BUCKET_ROWS_MIN: Final = 4
+
+#: After a crowded claim, so many are tours. One that brought a good part of a batch all the same goes on for as long.
+TOURS: Final = 16
+
+#: Tours that one tick makes at the most, while they find nothing but stopped streams.
+TOURS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all lives of a relay share."""
+
+    lease_s: float = 30.0
+    batch_max: int = 1000
+    batch_bytes_max: int = 16 * 1024 * 1024
+    """How much data is at hand at once; a single larger event goes alone."""
+    keep_published_s: float = 0.0
+    """How long published rows are kept to be looked at. 0: they are deleted at once."""
+    attempts_max: int = 25
+    """An event that was refused so often is a dead letter: it, and its key, wait for a person."""
+
+    def __post_init__(self) -> None:
+        require("lease_s", self.lease_s, least=0.5, most=3600)
+        require("batch_max", self.batch_max, least=1, most=10_000)
+        require("batch_bytes_max", self.batch_bytes_max, least=1, most=1024**3)
+        require("keep_published_s", self.keep_published_s, most=366 * 86_400)
+        require("attempts_max", self.attempts_max, least=1, most=1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebalanced:
+    """What tending found: how many buckets are ours, and what was set aside (id and topic)."""
+
+    buckets: int
+    set_aside: tuple[tuple[str, str], ...] = ()
+
+
+class Dead(NamedTuple):
+    """An event that is not tried again until a person says so."""
+
+    id: str
+    topic: str
+    error: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """What became of the rows of one tick."""
+
+    claimed: int = 0
+    more: bool = False
+    """More may wait to be claimed."""
+    confirmed: list[int] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+    paused: dict[str, BrokerUnavailable] = field(default_factory=dict)
+    """Destinations that took nothing for the first time, and what they said."""
+    resumed: list[str] = field(default_factory=list)
+    """Destinations that take events again."""
+    idle: bool = False
+    """Nothing waits any more, not for those that were paused either."""
+    outage: BrokerUnavailable | None = None
+    """Nothing was confirmed: nobody's fault, and nobody's attempt."""
+
+
+class RelaySession:
+    """One life of a relay, under one id. Its flows are run one after the other, never two at once; but `renew` may be
+    run beside any."""
+
+    def __init__(
+        self,
+        relay: str,
+        dialect: str,
+        settings: Settings,
+        draw: Draw,
+        aims: Aims | None = None,
+        former: RelaySession | None = None,
+    ) -> None:
+        self.relay = relay
+        #: Set from outside: nothing more is sent after what is in flight.
+        self.stopping = False
+        #: Found out on the way: this life is over.
+        self.buried = False
+        #: Sent, but not marked yet, because the database could not be reached.
+        self.unmarked: Sent | None = None
+        self._sql = STATEMENTS[dialect]
+        self._settings = settings
+        self._draw = draw
+        self._aims = aims
+        self._destinations: Destinations = Destinations(draw) if former is None else former._destinations
+        self._leased_at = float("-inf")
+        self._per_bucket = ceil(settings.batch_max / BUCKETS)
+        self._per_stream = STREAM_ROWS
+        #: How many of the next claims are tours, and how many scans in a row were crowded.
+        self._tours = 0
+        self._crowded = 0
+        self._start = START
+        self._idle = False
+        self._more = False
+
+    async def enter(self) -> Rebalanced:
+        """Begin this life."""
+        tended = await with_connection(
+            lambda: self._renew_and_rebalance(self._sql.enter(self.relay, self._settings.lease_s))
+        )
+        assert tended is not None, "a row that was inserted is there"
+        return tended
+
+    async def renew_and_rebalance(self) -> Rebalanced | None:
+        """Renew the lease, bury the dead, share the buckets. None: we were buried ourselves."""
+        return await with_connection(
+            lambda: self._renew_and_rebalance(self._sql.renew(self.relay, self._settings.lease_s))
+        )
+
+    async def leave(self) -> None:
+        """End this life in order: the others have our buckets at once."""
+
+        async def work() -> None:
+            await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s)))
+            share, _ = await self._share(leaving=True)
+            await Batch((*share, self._sql.leave(self.relay), Boundary.COMMIT))
+
+        await with_connection(work)
+
+    async def tick(self, *, rows_max: int | None = None, probing: bool = False) -> Sent:
+        """Claim, publish, mark. Raises what the database raises; what was sent by then is marked by the next call.
+        Probing: events of as many destinations and streams as there are."""
+        if self.unmarked is None:
+            rows = await with_connection(lambda: self._claim(rows_max or self._settings.batch_max, touring=probing))
+            if not rows:
+                return await self._found_nothing()
+            going = rows if self._aims is None else await self._aim(rows, self._aims)
+            self.unmarked = await self._publish(going)
+            self.unmarked.claimed = len(rows)
+            self.unmarked.more = self._more or len(self.unmarked.confirmed) < len(rows)
+        sent = self.unmarked
+        await with_connection(lambda: self._mark(sent))
+        self.unmarked = None
+        return sent
+
+    async def _found_nothing(self) -> Sent:
+        """What destinations did not take may have been discarded: then no confirm ends their pauses. A relay that was
+        buried finds nothing either, and knows nothing by that."""
+        if self._idle and self._destinations.any_paused and await self.renew():
+            return Sent(idle=True, resumed=self._destinations.forget())
+        return Sent()
+
+    # --- the lease ---
+
+    async def _renew_and_rebalance(self, ours: Step) -> Rebalanced | None:
+        now = await Now()
+        if await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s), ours)) == 0:
+            await Batch((Boundary.ROLLBACK,))
+            self.buried = True
+            return None
+        tried = [position for (trying,) in await Fetch(self._sql.expire_dead()) for position in json.loads(trying)]
+        aside = await self._sql.suspect(tried) if tried else []
+        share, held = await self._share(leaving=False)
+        await Batch((*share, Boundary.COMMIT))
+        self._leased_at = now
+        return Rebalanced(buckets=held, set_aside=tuple((id_, topic) for id_, topic in aside))
+
+    async def _share(self, *, leaving: bool) -> tuple[tuple[Step, ...], int]:
+        """What hands buckets over, and how many are ours after that."""
+        relays = [relay for (relay,) in await Fetch(self._sql.relays())]
+        owners: dict[int, str | None] = {row[0]: row[1] for row in await Fetch(self._sql.owners())}
+        changes = assigned(self.relay, relays, owners, leaving=leaving)
+        held = list((owners | changes).values()).count(self.relay)
+        return ((self._sql.assign(changes),) if changes else ()), held
+
+    async def _goes_on(self, began: float) -> bool:
+        """Whether another wave may be sent. A third of the lease is kept for the wave itself, a third for surprises."""
+        now = await Now()
+        if self.stopping or now > began + ROUND_S:
+            return False
+        if now < self._leased_at + self._settings.lease_s / 3:
+            return True
+        try:
+            return await self.renew()
+        except StoreError:
+            return False  # nobody can say whether it is still ours
+
+    async def renew(self) -> bool:
+        """Extend the lease; False: we were buried."""
+        now = await Now()
+
+        async def work() -> int:
+            return await Batch((self._sql.renew(self.relay, self._settings.lease_s),))
+
+        if await with_connection(work) == 0:
+            self.buried = True
+        else:
+            self._leased_at = now
+        return not self.buried
+
+    # --- claim, publish, mark ---
+
+    async def _claim(self, rows_max: int, *, touring: bool = False) -> list[Waiting]:
+        now = await Now()
+        closed = self._destinations.closed(now)
+        found = None if touring or self._tours else await self._scan(rows_max, closed)
+        self._more = found is None or found.full or len(found.rows) >= rows_max
+        if found is None or (found.crowded and not found.rows):
+            found = await self._tour(rows_max, closed)
+        self._idle = not (found.rows or closed) and found.goes_on == START
+        if found.rows:
+            self._leased_at = now
+            streams = len({row.stream for row in found.rows if row.stream is not None})
+            self._per_stream = max(STREAM_ROWS, ceil(self._settings.batch_max / max(1, streams)))
+        return found.rows
+
+    def _limits(self, rows_max: int) -> Limits:
+        return Limits(
+            per_bucket=max(BUCKET_ROWS_MIN, min(self._per_bucket, rows_max)),
+            rows=rows_max,
+            data_bytes=self._settings.batch_bytes_max,
+            per_stream=self._per_stream,
+            steps=max(self._settings.batch_max, BUCKETS),
+        )
+
+    async def _scan(self, rows_max: int, closed: list[str]) -> Claimed:
+        limits = self._limits(rows_max)
+        found = scanned(await self._sql.scan(self.relay, self._settings.lease_s, limits, closed), limits.per_bucket)
+        buckets = BUCKETS if found.crowded else len({row.bucket for row in found.rows})
+        self._crowded = self._crowded + 1 if found.crowded else 0
+        if found.crowded and 2 * len(found.rows) < rows_max:
+            self._tours = TOURS
+        elif self._crowded % TOURS == 1:
+            self._tours = 1
+        self._per_bucket = ceil(self._settings.batch_max / (buckets or BUCKETS))
+        return found
+
+    async def _tour(self, rows_max: int, closed: list[str]) -> Claimed:
+        """Go on from stream to stream, from the first one on after the last; until there is a row, or there is none."""
+        self._tours = max(0, self._tours - 1)
+        limits = self._limits(rows_max)
+        rounds = 0
+        for _ in range(TOURS_MAX):
+            rounds += self._start == START
+            found = toured(await self._sql.tour(self.relay, self._settings.lease_s, limits, closed, self._start))
+            self._start = found.goes_on
+            if found.rows or (rounds and self._start == START):
+                break
+        return found
+
+    async def _aim(self, rows: Sequence[Waiting], aims: Aims) -> Sequence[Waiting]:
+        """Make copies of what goes to endpoints; what is left to be sent now."""
+        going, copies = aimed(rows, aims)
+        if copies:
+            await with_connection(lambda: self._copy(copies))
+        return going
+
+    async def _copy(self, copies: Sequence[Copy]) -> None:
+        await Batch((Boundary.BEGIN,))
+        # A relay that stood still, and its successor, may both want to: the first has the rows.
+        wanted = sorted({copy.position for copy in copies})
+        found = {position for (position,) in await Fetch(self._sql.copyable(wanted))}
+        steps = [self._sql.copy(*copy) for copy in copies if copy.position in found]
+        await Batch((*steps, self._sql.published(sorted(found), keep=False), Boundary.COMMIT))
+
+    async def _publish(self, rows: Sequence[Waiting]) -> Sent:
+        sent = Sent()
+        began = await Now()
+        stopped: set[bytes | None] = set()
+        open_: set[str] = set()
+        away: list[tuple[Waiting, BrokerUnavailable]] = []
+        for number, wave in enumerate(rounds(rows)):
+            shut = {row.destination for row, _ in away} - open_
+            left = [row for row in wave if row.stream not in stopped and row.destination not in shut]
+            going = self._destinations.allowed(left, first=number == 0)
+            if not going or (number and not await self._goes_on(began)):
+                break
+            for row, confirm in zip(going, await confirms_of(going), strict=True):
+                match confirm:
+                    case None:
+                        sent.confirmed.append(row.position)
+                        if row.destination not in open_:
+                            open_.add(row.destination)
+                            if self._destinations.confirmed(row.destination):
+                                sent.resumed.append(row.destination)
+                        continue
+                    case MessageRefused():
+                        self._fail(sent, row, confirm, counted=True)
+                    case BrokerUnavailable():
+                        away.append((row, confirm))
+                if row.stream is not None:
+                    stopped.add(row.stream)
+        self._judge(sent, away, open_, await Now())
+        return sent
+
+    def _judge(
+        self, sent: Sent, away: Sequence[tuple[Waiting, BrokerUnavailable]], open_: set[str], now: float
+    ) -> None:
+        """What it means that some were not taken now."""
+        shut: dict[str, BrokerUnavailable] = {}
+        for row, error in away:
+            if row.destination in open_:
+                self._fail(sent, row, error, counted=row.failed_before)
+            else:
+                shut[row.destination] = error
+        for name, error in shut.items():
+            if self._destinations.refused_all(name, now):
+                sent.paused[name] = error
+        if shut and not sent.confirmed:
+            sent.outage = next(iter(shut.values()))
+
+    def _fail(self, sent: Sent, row: Waiting, error: BrokerError, *, counted: bool) -> None:
+        attempt = row.finished + counted
+        message = row.message
+        wait_s = RETRIES.pause_s(attempt or 1, draw=self._draw)
+        attempts_max = self._settings.attempts_max
+        if waits := isinstance(error, TopicNotSubscribed):  # for as long as it takes: there is nothing to mend
+            # From the second try on: a consumer that starts beside the relay subscribes in between.
+            if attempt > 1 and self._destinations.not_subscribed(row.destination):
+                log_not_subscribed(row.destination, error)
+        else:
+            log_failure(row, error, attempt=attempt, attempts_max=attempts_max, wait_s=wait_s)
+        dead = attempt >= attempts_max and not waits
+        if dead:
+            id_, topic = (message.id, message.topic) if isinstance(message, Message) else (f"row {row.position}", "?")
+            sent.dead.append(Dead(id_, topic, str(error)))
+        wait_ms = None if dead else round(wait_s * 1000)
+        sent.failures.append(Failure(row.position, shortened(error), wait_ms, int(counted)))
+
+    async def _mark(self, sent: Sent) -> None:
+        steps: list[Step] = []
+        if len(sent.confirmed) < sent.claimed:
+            # Rows that are no longer at hand must not be counted should this relay die now.
+            steps.append(self._sql.forget_trying(self.relay))
+        if sent.confirmed:
+            steps.append(self._sql.published(sent.confirmed, keep=self._settings.keep_published_s > 0))
+        if sent.failures:
+            steps.append(self._sql.failed(self.relay, sent.failures))
+        # One statement commits by itself, beside the consumers that have the events by now.
+        await Batch(tuple(steps) if len(steps) == 1 else (Boundary.BEGIN, *steps, Boundary.COMMIT))
+
+
+async def release_due(dialect: str, *, limit: int = 1000) -> float | None:
+    """Let go what is due, at most `limit`; in how many seconds the next will be. None: there is none."""
+    sql = STATEMENTS[dialect]
+
+    async def work() -> float | None:
+        rows = await Fetch(sql.next_due())
+        if rows and rows[0][0] <= 0:
+            await Batch((Boundary.BEGIN, sql.release_due(limit), Boundary.COMMIT))
+            rows = await Fetch(sql.next_due())
+        return max(0.0, rows[0][0] / 1000) if rows else None
+
+    return await with_connection(work)

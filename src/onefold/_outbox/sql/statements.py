@@ -1,0 +1,160 @@
+"""What the outbox asks of a database. A dialect brings the texts, and does in its own way what it cannot do alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
+
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Flow, Row, Statement, Step, Value
+from onefold._outbox.claimed_rows import Failure, Limits, Place
+from onefold._outbox.event import Draft
+
+
+class Statements:
+    """The statement set of one dialect."""
+
+    ENTER: ClassVar[str]
+    RENEW: ClassVar[str]
+    BURY: ClassVar[str]
+    ASSIGN: ClassVar[str]
+    FAIL: ClassVar[str]
+    NEXT_DUE: ClassVar[str]
+    RELEASE_DUE: ClassVar[str]
+    FORGETTABLE: ClassVar[str]
+    FORGET: ClassVar[str]
+    PENDING: ClassVar[str]
+    OLDEST: ClassVar[str]
+    DELAYED: ClassVar[str]
+    LIST_STOPPED: ClassVar[str]
+    RELAYS_SEEN: ClassVar[str]
+    RETRY: ClassVar[str]
+    RETRY_TOPICS: ClassVar[str]
+    STOPPED_TOPICS: ClassVar[str]
+    FORGET_TRYING: ClassVar[str]
+    COPYABLE: ClassVar[str]
+    COPY: ClassVar[str]
+    LEAVE: ClassVar[str]
+    DELETE: ClassVar[str]
+    KEEP: ClassVar[str]
+    DISCARD: ClassVar[str]
+    CANCEL: ClassVar[str]
+
+    def write(self, draft: Draft) -> tuple[Statement, ...]:
+        """Write an event; one with a key gets its version."""
+        raise NotImplementedError
+
+    def turn(self, lease_s: float) -> tuple[Step, ...]:
+        """Be the only one who tends, in this transaction."""
+        raise NotImplementedError
+
+    def suspect(self, positions: Sequence[int]) -> Flow[list[Row]]:
+        """These were at hand when a relay died; returned are those for which that was once too often."""
+        raise NotImplementedError
+
+    def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> Flow[list[Row]]:
+        """The oldest rows of the relay's buckets, noted as tried; without a position and data those that may not go."""
+        raise NotImplementedError
+
+    def tour(
+        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: Place
+    ) -> Flow[list[Row]]:
+        """Rows of one stream after the other of the relay's buckets, noted as tried; and a row without a position that
+        says where the next tour goes on."""
+        raise NotImplementedError
+
+    def positions(self, positions: Sequence[int]) -> str:
+        """As its statements read them."""
+        raise NotImplementedError
+
+    def enter(self, relay: str, lease_s: float) -> Statement:
+        return Statement(self.ENTER, (relay, milliseconds(lease_s)))
+
+    def renew(self, relay: str, lease_s: float) -> Statement:
+        """Extend the lease; no row changes where the relay was buried."""
+        return Statement(self.RENEW, (relay, milliseconds(lease_s)))
+
+    def expire_dead(self) -> Statement:
+        """Remove the relays whose lease ran out; what each was trying, as JSON."""
+        return Statement(self.BURY)
+
+    def relays(self) -> Statement:
+        return Statement("SELECT relay FROM onefold_relay ORDER BY relay")
+
+    def owners(self) -> Statement:
+        return Statement("SELECT bucket, relay FROM onefold_bucket ORDER BY bucket")
+
+    def assign(self, changes: Mapping[int, str | None]) -> Statement:
+        return Statement(self.ASSIGN, (json.dumps(changes),))
+
+    def leave(self, relay: str) -> Statement:
+        return Statement(self.LEAVE, (relay,))
+
+    def forget_trying(self, relay: str) -> Statement:
+        return Statement(self.FORGET_TRYING, (relay,))
+
+    def published(self, positions: Sequence[int], *, keep: bool) -> Statement:
+        return Statement(self.KEEP if keep else self.DELETE, (self.positions(positions),))
+
+    def copyable(self, positions: Sequence[int]) -> Statement:
+        """Which of these are still there, and nobody else's to copy until COMMIT."""
+        return Statement(self.COPYABLE, (self.positions(positions),))
+
+    def copy(self, position: int, stream: bytes | None, destination: str) -> Statement:
+        """Write a row once more, for one destination."""
+        return Statement(self.COPY, (position, stream, destination))
+
+    def failed(self, relay: str, failures: Sequence[Failure]) -> Statement:
+        """Stop these until their next try, if the relay is still there."""
+        return Statement(self.FAIL, (relay, json.dumps([failure._asdict() for failure in failures])))
+
+    def next_due(self) -> Statement:
+        """In how many milliseconds the next row is due; no row where none is."""
+        return Statement(self.NEXT_DUE)
+
+    def release_due(self, limit: int) -> Statement:
+        return Statement(self.RELEASE_DUE, (limit,))
+
+    def forgettable(self, keep_s: float) -> Statement:
+        """Whether there is a row to forget."""
+        return Statement(self.FORGETTABLE, (milliseconds(keep_s),))
+
+    def forget(self, keep_s: float, limit: int) -> Statement:
+        """Delete rows that were published longer ago than that."""
+        return Statement(self.FORGET, (milliseconds(keep_s), limit))
+
+    def cancel(self, event_id: str) -> tuple[Step, ...]:
+        """Delete an event that waits for its time, and was never tried. In a transaction that is under way."""
+        return (Statement(self.CANCEL, (event_id,)),)
+
+    # What operators ask
+
+    def pending(self, limit: int) -> Statement:
+        return Statement(self.PENDING, (limit,))
+
+    def oldest(self) -> Statement:
+        return Statement(self.OLDEST)
+
+    def delayed(self, limit: int) -> Statement:
+        return Statement(self.DELAYED, (limit,))
+
+    def stopped(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        """Of what is stopped, that which fits: see `report.Chosen`."""
+        return Statement(self.LIST_STOPPED, (*chosen, limit))
+
+    def relays_seen(self) -> Statement:
+        return Statement(self.RELAYS_SEEN)
+
+    def retry(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        return Statement(self.RETRY, (*chosen, limit))
+
+    def retry_topics(self, topics: Sequence[str]) -> Statement:
+        return Statement(self.RETRY_TOPICS, (json.dumps(topics),))
+
+    def stopped_topics(self) -> Statement:
+        """The topics of what is stopped."""
+        return Statement(self.STOPPED_TOPICS)
+
+    def discard(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        return Statement(self.DISCARD, (*chosen, limit))

@@ -1,0 +1,177 @@
+"""Publishing inside a transaction: events wait in memory until COMMIT is next, then leave with it in one batch.
+
+Theory of operation. `publish` only checks and buffers, so a savepoint that rolls back takes its events along by
+shortening the list. One that is cancelled stays there, with its cancellation behind it. The flush writes them sorted by
+stream: each event with a key locks its stream's counter until COMMIT, which is in the same batch, so the locks are
+short, and whoever holds several took them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.effects import Statement, Step
+from onefold._kernel.ids import new_id
+from onefold._kernel.messages import stream_of
+from onefold._outbox.event import (
+    Draft,
+    checked_headers,
+    checked_key,
+    checked_source,
+    checked_topic,
+    due_ms,
+    rfc3339,
+    serialised,
+)
+from onefold._outbox.sql import STATEMENTS
+from onefold._policy.ranges import require
+from onefold.errors import ConfigurationError, MessageInvalid
+
+EVENTS_MAX: Final = 10_000
+
+#: What event_bytes_max may be at most: 64 MiB.
+EVENT_BYTES_MAX: Final = 67_108_864
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbox:
+    """What all transactions of an application share."""
+
+    dialect: str
+    source: str | None = None
+    """The name of the service in its events. None: this application publishes nothing."""
+    event_bytes_max: int = 512 * 1024
+    now_ms: Callable[[], int] = wall_ms
+    new_id: Callable[[int], str] = new_id
+    committed: list[Callable[[], None]] = field(default_factory=list)
+    """Called after a transaction with events committed: how a relay in this process is woken."""
+
+    def __post_init__(self) -> None:
+        if self.source is not None:
+            checked_source(self.source)
+        require("event_bytes_max", self.event_bytes_max, least=1, most=EVENT_BYTES_MAX, whole=True)
+
+    def outgoing(self) -> Outgoing:
+        return Outgoing(self)
+
+    def draft(
+        self,
+        topic: str,
+        data: object,
+        *,
+        key: str | int | UUID | None = None,
+        headers: Mapping[str, str],
+        content_type: str | None = None,
+        not_before: datetime | None = None,
+        event_id: str | None = None,
+        time_ms: int | None = None,
+    ) -> Draft:
+        """Check an event. It gets an id of its own, and the time it is now, unless they are given."""
+        if self.source is None:
+            raise ConfigurationError(
+                f"an event on {topic!r} was published, but the application has no name to publish under: give Onefold "
+                "a source, for example source='orders'"
+            )
+        now_ms = self.now_ms() if time_ms is None else time_ms
+        name = checked_key(checked_topic(topic), key)
+        return Draft(
+            id=self.new_id(now_ms) if event_id is None else event_id,
+            source=self.source,
+            topic=topic,
+            key=name,
+            stream=None if name is None else stream_of(self.source, topic, name),
+            time=rfc3339(now_ms),
+            content_type=_content_type(topic, data, content_type),
+            headers=checked_headers(topic, headers),
+            data=serialised(topic, data, bytes_max=self.event_bytes_max),
+            due_ms=due_ms(topic, not_before, name),
+        )
+
+
+class Outgoing:
+    """The events of one transaction, in the order they were published, and the ids of those that were cancelled."""
+
+    __slots__ = ("_entries", "_outbox")
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._entries: list[Draft | str] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(
+        self,
+        topic: str,
+        data: object,
+        *,
+        key: str | int | UUID | None,
+        headers: Mapping[str, str],
+        content_type: str | None,
+        not_before: datetime | None,
+    ) -> str:
+        """Check an event and keep it for COMMIT; its id."""
+        if len(self._entries) >= EVENTS_MAX:
+            raise MessageInvalid(
+                f"a transaction publishes at most {EVENTS_MAX} events, and this one on {topic!r} is one more: commit "
+                "in between"
+            )
+        draft = self._outbox.draft(
+            topic, data, key=key, headers=headers, content_type=content_type, not_before=not_before
+        )
+        self._entries.append(draft)
+        return draft.id
+
+    def cancel(self, event_id: str) -> bool | tuple[Step, ...]:
+        """Take an event back: whether that is done now, or what does it, where it is one of an earlier transaction."""
+        given: object = event_id
+        if not isinstance(given, str):
+            raise MessageInvalid(f"tx.cancel({given!r}): give the id of the event, which tx.publish answers")
+        if event_id in self._entries:
+            return False
+        if any(isinstance(entry, Draft) and entry.id == event_id for entry in self._entries):
+            self._entries.append(event_id)
+            return True
+        return STATEMENTS[self._outbox.dialect].cancel(event_id)
+
+    def cut(self, length: int) -> None:
+        """A savepoint rolled back: what was published, or cancelled, since is not."""
+        del self._entries[length:]
+
+    def flush(self) -> tuple[Statement, ...]:
+        """What writes the events: to go in front of COMMIT. Sorting is stable: within a stream, order is kept."""
+        write = STATEMENTS[self._outbox.dialect].write
+        statements: list[Statement] = []
+        cancelled = {entry for entry in self._entries if isinstance(entry, str)}
+        drafts = [entry for entry in self._entries if isinstance(entry, Draft) and entry.id not in cancelled]
+        for draft in sorted(drafts, key=_by_stream):
+            statements += write(draft)
+        return tuple(statements)
+
+    def committed(self) -> None:
+        """They are in the database: whoever publishes them may be told."""
+        for tell in self._outbox.committed:
+            tell()
+
+
+def _by_stream(draft: Draft) -> bytes:
+    return draft.stream or b""
+
+
+def _content_type(topic: str, data: object, given: str | None) -> str:
+    if given is None:
+        if isinstance(data, bytes):
+            raise MessageInvalid(
+                f"the data of an event on {topic!r} is bytes; say what they are with content_type=..., for example "
+                "'application/protobuf'"
+            )
+        return "application/json"
+    media: object = given
+    if not isinstance(media, str) or not given.isascii() or not given.isprintable() or len(given) > 255:
+        raise MessageInvalid(f"content_type={given!r} of an event on {topic!r} is not a media type")
+    return given

@@ -1,0 +1,157 @@
+"""One call, from its first attempt to its last, and what its host has taught the client so far.
+
+    ask                 answer
+    ------------------  ----------------------------------------------------------------------------
+    begin(now)          None: send it.  Stop: the breaker is open, too many are in flight, or the deadline has passed.
+    succeed(now)        the call is over.
+    end(outcome, now)   RetryAfter: wait, then begin again.  Stop: hand the outcome to the caller.
+    excuse()            the attempt was cancelled: it says nothing about the host.
+
+Whoever drives the call sends and waits; nothing here does. Invariant: every attempt that began is reported to the
+breaker exactly once, and leaves the limiter exactly once, whichever of the three ways it ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onefold._policy.backoff import Draw
+from onefold._policy.breaker import Admission, Breaker, Permit, Refused, State
+from onefold._policy.budget import Allowance
+from onefold._policy.deadline import Deadline
+from onefold._policy.limiter import Gradient2, Limiter
+from onefold._policy.outcome import Outcome, Verdict, verdict
+from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Situation, Stop, cost, may_differ
+
+
+class Host:
+    """What is known of one host: what its successes have earned, and whether it fails nearly always."""
+
+    __slots__ = ("_told", "breaker", "budget", "draw", "layered", "limiter", "name", "policy", "troubled")
+
+    def __init__(self, policy: RetryPolicy, draw: Draw, name: str = "") -> None:
+        self.policy = policy
+        self.draw = draw
+        self.name = name
+        self.budget: Allowance | None = None if policy.budget is None else policy.budget.open()
+        self.breaker = None if policy.breaker is None else Breaker(draw, policy.breaker)
+        limits = policy.in_flight_config()
+        self.limiter = None if limits is None else Limiter(Gradient2(), limits)
+        self._told: State = "closed"
+        #: Whether calls were retried or refused since one last succeeded at once.
+        self.troubled = False
+        #: Whether it was said that what is called retries by itself.
+        self.layered = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the breaker was closed when `moved` was asked last, or there is none."""
+        return self._told == "closed"
+
+    def moved(self, now: float) -> State | None:
+        """The breaker's state, if it is another one than when this was asked last."""
+        if self.breaker is None or (state := self.breaker.state(now)) == self._told:
+            return None
+        self._told = state
+        return state
+
+
+class Attempts:
+    """The attempts of one call. `deadline_at` is a moment on the clock that the machine is told the time by."""
+
+    __slots__ = (
+        "_attempts_max", "_entered_at", "_host", "_method", "_permit", "_taken", "deadline_at", "has_key", "made",
+    )  # fmt: skip
+
+    def __init__(
+        self, host: Host, deadline_at: float, method: str = "", has_key: bool = True, attempts_max: int | None = None
+    ) -> None:
+        self._host = host
+        self._method = method
+        self.has_key = has_key
+        self._attempts_max = attempts_max
+        self._permit: Permit | None = None
+        #: When the attempt took its place in the limiter, until it has left.
+        self._entered_at: float | None = None
+        self._taken = 0
+        self.deadline_at = deadline_at
+        self.made = 0
+
+    @property
+    def is_last(self) -> bool:
+        """No attempt follows the one that was begun, however it ends."""
+        return self.made >= (self._attempts_max or self._host.policy.attempts_max)
+
+    def begin(self, now: float) -> Stop | None:
+        """May the next attempt be made?"""
+        if now >= self.deadline_at:
+            return Stop(Reason.DEADLINE)
+        limiter = self._host.limiter
+        if limiter is not None:
+            if not limiter.enter():
+                return Stop(Reason.IN_FLIGHT)
+            self._entered_at = now
+        breaker = self._host.breaker
+        if breaker is not None:
+            admission: Admission = breaker.spell or breaker.admit(now)
+            if isinstance(admission, Refused):
+                self._leave(None)
+                return Stop(Reason.BREAKER, admission.retry_at)
+            self._permit = admission
+        self.made += 1
+        return None
+
+    def succeed(self, now: float) -> None:
+        """The host did what it was asked."""
+        host = self._host
+        if self._entered_at is not None:
+            self._leave(now)
+        if host.budget is not None:
+            host.budget.succeed(now)
+            if self._taken:
+                host.budget.give_back(self._taken, now)
+                self._taken = 0
+        permit, self._permit = self._permit, None
+        if permit is not None and host.breaker is not None:
+            host.breaker.succeed(permit, now)
+
+    def end(self, outcome: Outcome, now: float) -> Decision:
+        """The attempt ended in some other way: try again, or stop and say why."""
+        host = self._host
+        judged = verdict(outcome)
+        if judged is Verdict.SUCCESS and not may_differ(outcome, host.policy.statuses):
+            self.succeed(now)
+            return Stop(Reason.FINAL)
+        if self._entered_at is not None:
+            self._leave(now, dropped=judged is not Verdict.SUCCESS)
+        # A key in flight: the host works, and is asked again. It earns the budget nothing.
+        permit, self._permit = self._permit, None
+        if permit is not None and host.breaker is not None:
+            host.breaker.report(permit, judged, now)
+        situation = Situation(
+            method=self._method,
+            has_key=self.has_key,
+            attempt=self.made,
+            outcome=outcome,
+            deadline=Deadline(self.deadline_at),
+        )
+        policy = host.policy if self._attempts_max is None else replace(host.policy, attempts_max=self._attempts_max)
+        decision = policy.decide(situation, now=now, draw=host.draw, budget=host.budget, breaker=host.breaker)
+        if isinstance(decision, RetryAfter) and host.budget is not None:
+            self._taken += cost(outcome)
+        return decision
+
+    def excuse(self) -> None:
+        """The attempt was broken off by its caller."""
+        if self._entered_at is not None:
+            self._leave(None)
+        permit, self._permit = self._permit, None
+        if permit is not None and self._host.breaker is not None:
+            self._host.breaker.excuse(permit)
+
+    def _leave(self, now: float | None, *, dropped: bool = False) -> None:
+        """Free the attempt's place; None: how long it took says nothing."""
+        entered_at, self._entered_at = self._entered_at, None
+        if entered_at is not None and self._host.limiter is not None:
+            latency_s = None if now is None else max(0.0, now - entered_at)
+            self._host.limiter.leave(now or entered_at, latency_s, dropped=dropped)

@@ -1,0 +1,95 @@
+"""Consumers as operators see them: those that a database and its broker know of, and the end of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from onefold._inbox.pausing import pauses
+from onefold._inbox.registry import ALIVE_S, EARLIER, RunningProcess, end, judge, members, named
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.ports import AsyncDatabase, Broker, ManagesSubscriptions, SubscriptionSeen
+from onefold._kernel.runners import run_async
+from onefold.errors import ConfigurationError, ConsumerActive
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSeen:
+    """A consumer, whether it runs or not."""
+
+    name: str
+    topics: tuple[str, ...]
+    waiting: int | None
+    """Messages at the broker that it has not acknowledged. None: the broker does not say."""
+    running: int
+    """Processes that were seen a moment ago."""
+    seen_s: float | None
+    """How many seconds ago one of them was seen. None: never, as far as is remembered."""
+    paused_by: str | None = None
+    """Who has paused it, if it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What went with a consumer."""
+
+    waiting: int | None
+    """Messages that waited at the broker. None: it kept nothing for it, or cannot say."""
+    handled: int
+    failed_messages: int
+
+
+async def survey(database: AsyncDatabase[Any], broker: Broker, also: Sequence[str] = ()) -> list[ConsumerSeen]:
+    """All consumers that are known, by name; `also` are names to ask a broker for that cannot list its own."""
+    known = await _flow(database, members(database.dialect))
+    paused_by = {each.consumer: each.actor for each in await _flow(database, pauses(database.dialect))}
+    kept = {*await _flow(database, named(database.dialect)), *paused_by}
+    at_broker = {}
+    if isinstance(broker, ManagesSubscriptions):
+        at_broker = {seen.consumer: seen for seen in await broker.subscriptions(sorted(kept.union(also)))}
+    there = kept | at_broker.keys()
+    return [
+        replace(
+            _seen(name, [member for member in known if member.consumer == name], at_broker.get(name)),
+            paused_by=paused_by.get(name),
+        )
+        for name in sorted(there)
+    ]
+
+
+async def remove(database: AsyncDatabase[Any], broker: Broker, name: str, actor: str) -> Removed:
+    """End a consumer for good: what waits for it, its ledger, its failed messages. Raises ConsumerActive while one of
+    its processes runs, ConfigurationError where there is none of that name."""
+    found = [seen for seen in await survey(database, broker, [name]) if seen.name == name]
+    if not found:
+        raise ConfigurationError(f"there is no consumer {name!r}; see `onefold consumers list`")
+    if found[0].running:
+        raise ConsumerActive(
+            f"consumer {name!r} cannot be removed while {found[0].running} process(es) of it are running: stop them "
+            f"first; one that was killed counts as running for {ALIVE_S:.0f} s"
+        )
+    waiting = await broker.remove(name) if isinstance(broker, ManagesSubscriptions) else None
+    ended = await _flow(database, end(database.dialect, name, actor, f"waiting at the broker: {waiting}"))
+    return Removed(waiting=waiting, handled=ended.handled, failed_messages=ended.failed_messages)
+
+
+def _seen(name: str, processes: Sequence[RunningProcess], at_broker: SubscriptionSeen | None) -> ConsumerSeen:
+    listed = None if at_broker is None else at_broker.topics
+    topics = judge(processes).wanted if listed is None else listed
+    processes = [member for member in processes if member.process != EARLIER]
+    alive = sum(member.alive for member in processes)
+    return ConsumerSeen(
+        name=name,
+        topics=tuple(sorted(topics)),
+        waiting=None if at_broker is None else at_broker.waiting,
+        running=max(alive, (at_broker and at_broker.attached) or 0),
+        seen_s=min((max(0.0, member.seen_s) for member in processes), default=None),
+    )
+
+
+async def _flow(database: AsyncDatabase[Any], flow: Flow[T]) -> T:
+    return await run_async(flow, TaskExecutor(database))

@@ -1,0 +1,280 @@
+"""One consumer at work: receive, handle, acknowledge; and run the failed messages that are due.
+
+Messages of one stream are never handled at the same time in one process: each stream belongs to one of a consumer's
+slots, and a slot handles one thing at a time, be it a delivery or a failed message. A delivery is acknowledged when
+what became of it is committed, and given back when the database cannot say. An outage of broker or database pauses a
+consumer and counts as nobody's failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from onefold._inbox.catching_up import RUN_MAX
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handling import Inbox
+from onefold._inbox.retention import reap
+from onefold._kernel.messages import Delivery
+from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
+from onefold._kernel.telemetry import Event, Failed, Listener, tell
+from onefold._worker.backoff_timer import Interrupted, either, end, ended, pause, resist
+from onefold._worker.failed_message_loop import FailedMessageLoop
+from onefold._worker.flow_runner import FlowRunner, MakeTransaction
+from onefold._worker.handler_calls import Calls
+from onefold._worker.membership import Membership
+from onefold._worker.partitions import Partition, Partitions, delivery_stream
+from onefold._worker.supervision import repeat, supervise
+from onefold._worker.trouble_log import TroubleLog
+from onefold.errors import BrokerUnavailable, StoreError
+
+T = TypeVar("T")
+
+#: How many deliveries are at hand for each slot, or transactions' worth of them where they are handled in batches.
+PREFETCH: Final = 8
+RECEIVE_WAIT_S: Final = 0.5
+#: How long a subscription that ends may take for its last acknowledgements.
+ACK_S_MAX: Final = 10.0
+REAP_EVERY_S: Final = 300.0
+
+_log = logging.getLogger("onefold.consumer")
+
+
+class ConsumerWorker:
+    """One consumer at work."""
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        broker: Broker,
+        consumer: Consumer,
+        transaction: MakeTransaction,
+        listener: Listener | None,
+        calls: Calls,
+        membership: Membership,
+    ) -> None:
+        self.consumer = consumer
+        self._calls = calls
+        self._membership = membership
+        self._turned_at = time.monotonic()
+        self._database = database
+        self._broker = broker
+        self._inbox = Inbox(consumer, database.dialect, draw=random.random, perform=self._calls, listener=self._hear)
+        self._performer = FlowRunner(database, transaction)
+        self._listener = listener
+        self._partitions = Partitions(consumer.concurrency)
+        #: Everything received and not yet settled, by identity: deliveries are not hashable.
+        self._at_hand: dict[int, Delivery] = {}
+        self._done: list[Delivery] = []
+        self._acks = asyncio.Event()
+        self._room = asyncio.Event()
+        self._troubles = TroubleLog(consumer.name, listener)
+        self._failed_messages = FailedMessageLoop(
+            self._inbox, self._performer, self._calls, self._partitions, self._troubles, listener
+        )
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
+        """Consume until told to stop, from when the broker is opened; failed messages need no broker."""
+        name = self.consumer.name
+        failed_messages = asyncio.create_task(repeat(name, stop, self._failed_messages.run_letters))
+        chores = [asyncio.create_task(repeat(name, stop, self._reap))]
+        try:
+            await either(stop, opened)
+            chores.append(asyncio.create_task(repeat(name, stop, self._membership.stay)))
+            while not stop.is_set():
+                self.turn()
+                try:
+                    subscription = await resist(self._membership.subscribe())
+                except (BrokerUnavailable, StoreError, Interrupted) as error:
+                    await self._troubles.pause(stop, "broker", error)
+                else:
+                    await self._consume(subscription, stop, grace_s)
+        finally:
+            self._failed_messages.mail.set()
+            for chore in chores:
+                end(chore)
+            grace_s = grace_s if stop.is_set() else 0.0
+            try:
+                await ended([failed_messages, *chores], grace_s)
+            finally:
+                await self._failed_messages.end(grace_s)
+
+    def turn(self) -> None:
+        """It gets round, though perhaps in vain: a broker that is absent is no reason for another process."""
+        self._turned_at = time.monotonic()
+
+    @property
+    def turned_at(self) -> float:
+        """When it last got round, at the broker and at its failed messages."""
+        return min(self._turned_at, self._failed_messages.polled_at)
+
+    async def _consume(self, subscription: Subscription, stop: asyncio.Event, grace_s: float) -> None:
+        """One subscription, until the end, or until something unforeseen; then it is made anew."""
+        leaving, over = asyncio.Event(), asyncio.Event()
+        workers = [
+            supervise(self.consumer.name, stop, functools.partial(self._work, partition, subscription, stop, leaving))
+            for partition in self._partitions
+        ]
+        keeper = supervise(self.consumer.name, stop, functools.partial(self._keep, subscription))
+        acker = supervise(self.consumer.name, stop, functools.partial(self._ack, subscription, over))
+        try:
+            await resist(self._receive(subscription, stop))
+        except Exception as error:
+            _log.exception("consumer %r: receiving failed", self.consumer.name)
+            await self._troubles.pause(stop, "broker", error)
+        finally:
+            leaving.set()
+            for partition in self._partitions:
+                partition.came.set()
+            await ended(workers, grace_s)
+            over.set()
+            self._acks.set()
+            await ended([acker], ACK_S_MAX)
+            end(keeper)
+            await ended([keeper], 0.0)
+            await self._return(subscription)
+            self._done.clear()
+            self._at_hand.clear()
+            with suppress(BrokerUnavailable):
+                await subscription.close()
+
+    # --- deliveries --------------------------------------------------------------------------------------
+
+    async def _receive(self, subscription: Subscription, stop: asyncio.Event) -> None:
+        room = PREFETCH * self.consumer.concurrency * self.consumer.batch
+        while not stop.is_set():
+            self.turn()
+            if not self._troubles.healthy.is_set():
+                await self._return(subscription)
+                await either(stop, self._troubles.healthy)
+                continue
+            if len(self._at_hand) >= room:
+                self._room.clear()
+                await either(stop, self._room)
+                continue
+            try:
+                deliveries = await subscription.receive(room - len(self._at_hand), RECEIVE_WAIT_S)
+            except BrokerUnavailable as error:
+                await self._troubles.pause(stop, "broker", error)
+                continue
+            self._troubles.end("broker")
+            deliveries, dropped = await self._membership.sift(deliveries)
+            for delivery in (*map(self._inbox.read, deliveries), *map(self._unwanted, dropped)):
+                self._at_hand[id(delivery)] = delivery
+                partition = self._partitions.of(delivery)
+                partition.queue.append(delivery)
+                partition.came.set()
+
+    def _unwanted(self, delivery: Delivery) -> Delivery:
+        """What the consumer has not asked for is kept as a dead letter: it may have been, by the release before."""
+        problem = f"consumer {self.consumer.name!r} no longer has the topic that this was sent to"
+        return replace(self._inbox.read(delivery), message=None, problem=problem)
+
+    async def _work(
+        self, partition: Partition, subscription: Subscription, stop: asyncio.Event, leaving: asyncio.Event
+    ) -> None:
+        while not (stop.is_set() or leaving.is_set()):
+            if not partition.queue:
+                partition.came.clear()
+                await partition.came.wait()
+                continue
+            async with partition.turn:
+                if not self._troubles.healthy.is_set():
+                    await either(leaving, self._troubles.healthy)
+                if not self._calls.room.is_set():
+                    await either(leaving, self._calls.room)
+                if partition.queue and self._calls.is_behind(partition.queue[0].message):
+                    await either(leaving, self._calls.returned)
+                elif partition.queue and not (stop.is_set() or leaving.is_set()):  # else given back meanwhile
+                    await self._handle(self._taken(partition), subscription)
+
+    def _taken(self, partition: Partition) -> list[Delivery]:
+        behind = self._inbox.behind
+        if behind and delivery_stream(partition.queue[0]) in behind:
+            return partition.taken_of_stream(RUN_MAX)
+        return partition.taken(self.consumer.batch)
+
+    async def _handle(self, deliveries: list[Delivery], subscription: Subscription) -> None:
+        left = deliveries
+        try:
+            if len(deliveries) > 1:
+                events = await self._performer.insist(functools.partial(self._inbox.handle_batch, deliveries))
+                if events is not None:
+                    self._finish(deliveries)
+                    left = []
+            while left:
+                await self._performer.insist(functools.partial(self._inbox.handle, left[0]))
+                self._finish(left[:1])
+                left = left[1:]
+        except Exception as error:
+            self._troubles.note("handling", error)
+            await self._give_back(left, subscription)
+
+    def _finish(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self._at_hand.pop(id(delivery), None)
+        self._done += deliveries
+        self._acks.set()
+        self._room.set()
+        self._troubles.end("handling")
+        if self._inbox.behind:
+            self._failed_messages.mail.set()  # what was parked behind one of these is due
+
+    async def _return(self, subscription: Subscription) -> None:
+        """Give back what nobody has begun to handle."""
+        await self._give_back(
+            [delivery for partition in self._partitions for delivery in partition.emptied()], subscription
+        )
+
+    async def _give_back(self, deliveries: Sequence[Delivery], subscription: Subscription) -> None:
+        for delivery in deliveries:
+            self._at_hand.pop(id(delivery), None)
+        self._room.set()
+        if deliveries:
+            with suppress(BrokerUnavailable):
+                await subscription.give_back(deliveries)
+
+    async def _ack(self, subscription: Subscription, over: asyncio.Event) -> None:
+        """Acknowledge what is done, until it is over and nothing is left. Cancelled in between, it would lose some."""
+        while self._done or not over.is_set():
+            await self._acks.wait()
+            self._acks.clear()
+            done, self._done = self._done, []
+            if done:
+                try:
+                    await subscription.ack(done)
+                except BrokerUnavailable:
+                    pass  # they come again, and the ledger knows them
+                except Exception:
+                    _log.exception("consumer %r: acknowledging failed", self.consumer.name)
+
+    async def _keep(self, subscription: Subscription) -> None:
+        while True:
+            await asyncio.sleep(self._broker.keep_every_s)
+            if self._at_hand:
+                try:
+                    await subscription.keep(list(self._at_hand.values()))
+                except BrokerUnavailable:
+                    pass
+                except Exception:
+                    _log.exception("consumer %r: keeping deliveries failed", self.consumer.name)
+
+    # --- the rest ----------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            self._failed_messages.mail.set()
+        tell(self._listener, event)
+
+    async def _reap(self, stop: asyncio.Event) -> None:
+        await self._performer.perform(reap(self._database.dialect, self.consumer.name, self.consumer.retention_s))
+        await pause(stop, REAP_EVERY_S)

@@ -1,0 +1,81 @@
+"""Running consumers over one broker and one database, until they are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from onefold._inbox.consumer import Consumer
+from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
+from onefold._kernel.telemetry import Listener
+from onefold._kernel.topics import refuse_patterns
+from onefold._kernel.transaction import Transaction
+from onefold._worker.backoff_timer import BackoffTimer, Interrupted, pause, resist
+from onefold._worker.consumer_worker import ConsumerWorker
+from onefold._worker.flow_runner import MakeTransaction
+from onefold._worker.pause_gate import PauseGate
+from onefold.errors import BrokerUnavailable
+
+_log = logging.getLogger("onefold.consumer")
+
+
+class Consumers:
+    """Consumers of one broker over one database, until they are told to stop. They open the broker, and close it."""
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        broker: Broker,
+        consumers: Sequence[Consumer],
+        *,
+        transaction: MakeTransaction = Transaction,
+        listener: Listener | None = None,
+        grace_s: float = 30.0,
+    ) -> None:
+        for consumer in consumers:
+            consumer.check_redelivery(broker.redelivery_s)
+            if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
+                refuse_patterns(type(broker).__name__, consumer.name, consumer.topics)
+        self._broker = broker
+        self._grace_s = grace_s
+        self._gates = [
+            PauseGate(
+                database, broker, each, partial(ConsumerWorker, database, broker, each, transaction, listener), listener
+            )
+            for each in consumers
+        ]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Consume until `stop` is set; then finish what is being handled, and give back the rest."""
+        opened = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._open(stop, opened))
+                for gate in self._gates:
+                    group.create_task(gate.run(stop, self._grace_s, opened))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        finally:
+            await self._broker.close()
+
+    def alive(self) -> dict[str, float]:
+        """For each consumer, how many seconds ago it last got round, at the broker and at its failed messages; and what
+        stands still: handlers that should have ended by now, and for how many seconds they have been running. One that
+        is paused says so."""
+        return {what: seconds for gate in self._gates for what, seconds in gate.alive().items()}
+
+    async def _open(self, stop: asyncio.Event, opened: asyncio.Event) -> None:
+        backoff = BackoffTimer()
+        while not (stop.is_set() or opened.is_set()):
+            for gate in self._gates:
+                gate.turn()
+            try:
+                await resist(self._broker.open())
+                opened.set()
+            except (BrokerUnavailable, Interrupted) as error:
+                if backoff.failures == 0:
+                    _log.warning("the consumers wait for their broker, which is tried again and again: %s", error)
+                await pause(stop, backoff.next_s())

@@ -1,0 +1,157 @@
+"""A consumer's failed messages at work: those that are due are started and run, whether or not the broker is there.
+
+A failed message is run in the slot of its stream, between deliveries. What a stop cuts off counts as not started: it
+would otherwise look as if its process had died of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from contextlib import suppress
+from typing import Final
+
+from onefold._inbox.catching_up import put_back, run_in_one_go
+from onefold._inbox.failed_messages import give_up, next_due, take, take_run
+from onefold._inbox.handling import FailedMessage, Inbox
+from onefold._inbox.stored_message import StoredMessage
+from onefold._kernel.telemetry import Duplicate, Handled, Listener
+from onefold._kernel.wakeup_signals import Signal
+from onefold._worker.backoff_timer import either, ended, pause
+from onefold._worker.flow_runner import FlowRunner
+from onefold._worker.handler_calls import Calls
+from onefold._worker.partitions import Partitions
+from onefold._worker.trouble_log import TroubleLog
+from onefold.errors import OnefoldError, StoreError
+
+POLL_S_MIN: Final = 0.05
+POLL_S_MAX: Final = 2.0
+#: How long a slot catches up before the deliveries that queue there have a turn.
+CATCH_UP_S_MAX: Final = 1.0
+#: How long what was cut off may take to be put back.
+GIVE_UP_S_MAX: Final = 10.0
+
+
+class FailedMessageLoop:
+    """The failed messages of one consumer."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        performer: FlowRunner,
+        calls: Calls,
+        partitions: Partitions,
+        troubles: TroubleLog,
+        listener: Listener | None,
+    ) -> None:
+        self._inbox = inbox
+        self._performer = performer
+        self._calls = calls
+        self._partitions = partitions
+        self._troubles = troubles
+        self._listener = listener
+        self._stop = asyncio.Event()
+        #: Those that are being run, or wait for the turn of their slot.
+        self._running: dict[asyncio.Task[None], FailedMessage] = {}
+        #: Set when there may be one that is due sooner than those that were known.
+        self.mail = Signal()
+        self.polled_at = time.monotonic()
+
+    async def run_letters(self, stop: asyncio.Event) -> None:
+        """Run what is due; when nothing is, look again soon, and then less and less soon."""
+        self._stop = stop
+        wait_s = POLL_S_MIN
+        try:
+            while not stop.is_set():
+                wait_s = await self._look(stop, wait_s)
+                self.polled_at = time.monotonic()
+                if self._running:
+                    await asyncio.wait(self._running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await pause(stop, POLL_S_MIN)  # what is told all the time is not looked for all the time
+                    await self.mail.wait(max(0.0, wait_s - POLL_S_MIN))
+        except StoreError as error:
+            await self._troubles.pause(stop, "letters", error)
+
+    async def end(self, grace_s: float) -> None:
+        """Wait for those that are being run, and put back what was cut off. Should that fail, they are suspects."""
+        started = dict(self._running)
+        try:
+            await ended(started, grace_s)
+        finally:
+            self._inbox.unfinished.update(
+                failed_message.name for task, failed_message in started.items() if task.cancelled()
+            )
+        if self._inbox.unfinished:
+            with suppress(OnefoldError, TimeoutError):
+                async with asyncio.timeout(GIVE_UP_S_MAX):
+                    await self._performer.perform(give_up(self._inbox))
+
+    async def _look(self, stop: asyncio.Event, waited_s: float) -> float:
+        """Start what is due; in how many seconds to look again."""
+        if not self._troubles.healthy.is_set():
+            await either(stop, self._troubles.healthy)
+        if self._inbox.unfinished:
+            await self._performer.perform(give_up(self._inbox))
+        self.mail.clear()  # before looking: what comes after this wakes us
+        due_in_s = await self._performer.perform(next_due(self._inbox))
+        found = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
+        self._troubles.end("letters")
+        wait_s = POLL_S_MIN if found else min(2 * waited_s, POLL_S_MAX)
+        if due_in_s is not None and due_in_s > 0:
+            wait_s = min(wait_s, max(POLL_S_MIN, due_in_s))
+        return wait_s
+
+    async def _start(self) -> int:
+        """Start as many failed messages as there is room for, and at most one suspect at a time; how many there
+        were."""
+        if not self._calls.room.is_set():
+            return 0
+        free = self._inbox.consumer.concurrency - len(self._running)
+        count = self._begin(await self._performer.perform(take(self._inbox, free))) if free > 0 else 0
+        if not any(failed_message.started > failed_message.failed + 1 for failed_message in self._running.values()):
+            suspects = take(self._inbox, 1, suspects=True, listener=self._listener)
+            count += self._begin(await self._performer.perform(suspects))
+        return count
+
+    def _begin(self, failed_messages: list[FailedMessage]) -> int:
+        for failed_message in failed_messages:
+            task = asyncio.create_task(self._run(failed_message))
+            self._running[task] = failed_message
+            task.add_done_callback(self._running.pop)
+        return len(failed_messages)
+
+    async def _run(self, failed_message: FailedMessage) -> None:
+        async with self._partitions.named(failed_message.stored_message.stream).turn:
+            try:
+                event = await self._performer.handle(functools.partial(self._inbox.run_letter, failed_message))
+                if self._inbox.consumer.order == "strict" and isinstance(event, Handled):
+                    await self._catch_up(failed_message.stored_message)
+            except Exception as error:
+                self._troubles.note("handling", error)
+
+    async def _catch_up(self, last: StoredMessage) -> None:
+        """Run what is parked behind it, one go after the other, as long as all goes well; others of the slot wait, but
+        not for long."""
+        over_at = time.monotonic() + CATCH_UP_S_MAX
+        while time.monotonic() < over_at and not self._stop.is_set():
+            failed_messages = left = await self._performer.perform(take_run(self._inbox, last))
+            if not failed_messages:
+                return
+            try:
+                events = await self._performer.handle(functools.partial(run_in_one_go, self._inbox, failed_messages))
+                if events:
+                    last = failed_messages[len(events) - 1].stored_message
+                    continue
+                while left:
+                    event = await self._performer.handle(functools.partial(self._inbox.run_letter, left[0]))
+                    left = left[1:]
+                    if not isinstance(event, Handled | Duplicate):
+                        break
+                if left:
+                    await self._performer.perform(put_back(self._inbox, left))
+                return
+            except BaseException:
+                self._inbox.unfinished.update(failed_message.name for failed_message in left)
+                raise

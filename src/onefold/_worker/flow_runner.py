@@ -1,0 +1,46 @@
+"""Performing flows of a consumer over its database, each on an executor of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar
+
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold._kernel.transaction import Transaction
+from onefold._worker.backoff_timer import resist
+from onefold.errors import StoreBusy
+
+T = TypeVar("T")
+
+MakeTransaction: TypeAlias = Callable[[TaskExecutor[Any]], Transaction[Any]]
+
+BUSY_MAX: Final = 10
+
+
+class FlowRunner:
+    """Performs flows; what is cancelled elsewhere is an error like any other."""
+
+    def __init__(self, database: AsyncDatabase[Any], transaction: MakeTransaction) -> None:
+        self._database = database
+        self._transaction = transaction
+
+    async def perform(self, flow: Flow[T]) -> T:
+        return await resist(run_async(flow, TaskExecutor(self._database)))
+
+    async def handle(self, flow: Callable[[Transaction[Any]], Flow[T]]) -> T:
+        """A flow that calls a handler, in a transaction."""
+        executor: TaskExecutor[Any] = TaskExecutor(self._database)
+        return await resist(run_async(flow(self._transaction(executor)), executor))
+
+    async def insist(self, flow: Callable[[Transaction[Any]], Flow[T]]) -> T:
+        """The same. A lock that others hold (on SQLite there is only one) is worth waiting for, with the delivery in
+        hand."""
+        for _ in range(BUSY_MAX):
+            try:
+                return await self.handle(flow)
+            except StoreBusy:
+                continue
+        return await self.handle(flow)

@@ -1,0 +1,194 @@
+"""Calling a consumer's handler: within its time limit, and never taken for a stop where it was none.
+
+Theory of operation. An `async def` that is not done in time is cancelled where it waits; that is a failure of its
+message, like any other. A plain `def` runs on a thread, which nothing can stop: at the time limit its message has
+failed and its transaction is ended, so that nobody waits for what it locked and nothing it still writes is kept; the
+thread is left behind. With `concurrency` threads left behind the consumer stands still until one of them returns: what
+hangs there would hang everywhere.
+
+What takes longer than its limit (a thread left behind, a handler that ignores its cancellation) is told by `overdue`,
+for health: then a new process is the way out.
+
+A CancelledError that comes out of a handler although the consumer does not end (a future that somebody else cancelled,
+a handler that cancels its own task) is the handler's failure, too, and so is whatever else no `except Exception`
+catches, `sys.exit()` included. Taken for a stop, it would end the worker that called it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from operator import itemgetter
+from typing import Any
+
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handler_call import Invocation
+from onefold._inbox.handler_transaction import HandlerTookTooLong
+from onefold._kernel.executors import runs_a_loop
+from onefold._kernel.messages import Message
+from onefold._worker.backoff_timer import withstood
+from onefold.db._threaded import ConnectionThread
+from onefold.errors import OnefoldError
+
+_log = logging.getLogger("onefold.consumer")
+
+
+class HandlerCancelled(OnefoldError):
+    """A handler raised CancelledError, and the consumer did not end it."""
+
+
+class HandlerAborted(OnefoldError):
+    """A handler raised something that is no Exception."""
+
+
+class Calls:
+    """The calls of one consumer's handler, and since when each is under way."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._perform = self._awaited if consumer.is_async else self._on_thread
+        #: What is under way: the id of its (first) message, and since when.
+        self._under_way: dict[object, tuple[str, float]] = {}
+        self._idle: list[ConnectionThread] = []
+        #: Invocations whose threads do not return, and what is to be done there when they do.
+        self._behind: dict[Invocation, list[Callable[[], Any]]] = {}
+        #: Whether another call may begin.
+        self.room = asyncio.Event()
+        self.room.set()
+        #: Set when a thread that was left behind returns.
+        self.returned = asyncio.Event()
+
+    async def __call__(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
+        """Do a part of an invocation: call the handler, or close what was opened for it."""
+        if invocation in self._behind:  # its thread still uses what is to be closed
+            self._behind[invocation].append(work)
+            return None
+        try:
+            return await self._perform(invocation, work)
+        except asyncio.CancelledError as error:
+            if not withstood():
+                raise
+            raise HandlerCancelled(
+                f"the handler of consumer {self._consumer.name!r} raised CancelledError, though the consumer did not "
+                "end it: something it waited for was cancelled elsewhere, or it has cancelled its own task"
+            ) from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if not runs_a_loop():  # the loop is gone, and this coroutine is being thrown away
+                raise
+            raise self._aborted(error) from error
+
+    def overdue(self) -> dict[str, float]:
+        """For each message whose handler should have ended by now: for how many seconds it has been running."""
+        now, limit_s = time.monotonic(), self._consumer.limit_s
+        running = ((name, now - since) for name, since in self._under_way.values())
+        return {name: seconds for name, seconds in sorted(running, key=itemgetter(1)) if seconds > limit_s}
+
+    def is_behind(self, message: Message | None) -> bool:
+        """Whether a thread that was left behind still handles this message. Then `returned` tells when one returns."""
+        if message is None or not any(message.id == each.id for behind in self._behind for each in behind.messages):
+            return False
+        self.returned.clear()
+        return True
+
+    def end(self) -> None:
+        while self._idle:
+            self._idle.pop().end()
+
+    async def _awaited(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
+        done = self._begun(invocation)
+        try:
+            async with asyncio.timeout(self._consumer.limit_s) as limit:
+                result = await work()
+                await _cancelled_meanwhile()
+                return result
+        except TimeoutError as error:
+            if limit.expired():
+                raise self._too_long() from error
+            raise
+        finally:
+            done()
+
+    async def _on_thread(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
+        done = self._begun(invocation)
+        thread = self._idle.pop() if self._idle else ConnectionThread("onefold-handler")
+        answer = thread.run(functools.partial(copy_context().run, self._contained, work))
+        answer.add_done_callback(lambda _: done())
+        try:
+            async with asyncio.timeout(self._consumer.limit_s):
+                result = await asyncio.shield(answer)
+        except BaseException as error:
+            if answer.done():
+                self._idle.append(thread)
+                raise
+            self._leave_behind(thread, answer, invocation)
+            if isinstance(error, TimeoutError):
+                raise self._too_long() from error
+            raise
+        self._idle.append(thread)
+        return result
+
+    def _contained(self, work: Callable[[], Any]) -> Any:
+        """On its thread: a GeneratorExit would tear down the coroutines that wait for the answer."""
+        try:
+            return work()
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise self._aborted(error) from error
+
+    def _begun(self, invocation: Invocation) -> Callable[[], object]:
+        call = object()
+        self._under_way[call] = (invocation.messages[0].id, time.monotonic())
+        return functools.partial(self._under_way.pop, call)
+
+    def _leave_behind(self, thread: ConnectionThread, answer: asyncio.Future[Any], invocation: Invocation) -> None:
+        self._behind[invocation] = []
+        if len(self._behind) >= self._consumer.concurrency:
+            self.room.clear()
+            _log.error(
+                "consumer %r stands still: %d of its handlers are on threads that do not return, which nothing can "
+                "stop; it goes on when one does. Restart the process, and give what they wait for a time-out",
+                self._consumer.name, len(self._behind),
+            )  # fmt: skip
+
+        def returned(answer: asyncio.Future[Any]) -> None:
+            if not answer.cancelled():
+                answer.exception()  # seen: its message has failed already
+            for work in self._behind.pop(invocation):
+                thread.hand(functools.partial(_close, work, self._consumer.name))
+            thread.end()
+            self.returned.set()
+            if len(self._behind) < self._consumer.concurrency:
+                self.room.set()
+
+        answer.add_done_callback(returned)
+
+    def _aborted(self, error: BaseException) -> HandlerAborted:
+        raised = f"{type(error).__name__}: {error}"
+        return HandlerAborted(f"the handler of consumer {self._consumer.name!r} raised {raised}")
+
+    def _too_long(self) -> HandlerTookTooLong:
+        setting = "lease_s" if self._consumer.timeout_s is None else "timeout_s"
+        left = "" if self._consumer.is_async else "; its thread cannot be stopped, and is left behind"
+        return HandlerTookTooLong.of(self._consumer, setting, self._consumer.limit_s, left)
+
+
+async def _cancelled_meanwhile() -> None:
+    """Raise here what a handler that has cancelled its own task would leave for whatever awaits next."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        await asyncio.sleep(0)
+
+
+def _close(work: Callable[[], Any], consumer: str) -> None:
+    """On a thread that has come back late."""
+    try:
+        work()
+    except Exception:
+        _log.exception("consumer %r: a dependency failed while it was closed", consumer)

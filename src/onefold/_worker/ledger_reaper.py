@@ -1,0 +1,52 @@
+"""Forgetting ledger rows where no worker does it: those of consumers that receive their messages by other means.
+
+Whoever handles such a message deletes, after it and every few minutes, the rows of its consumer that are past their
+retention. So there are never many more than that wherever messages are handled at all, and nothing has to be started.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from onefold._inbox.consumer import DAY_S
+from onefold._inbox.retention import reap
+from onefold._kernel.effects import Flow
+from onefold._policy.ranges import require
+from onefold.errors import OnefoldError
+
+RETENTION_S: Final = 7 * DAY_S
+EVERY_S: Final = 300.0
+
+#: At most so many rows are deleted after one message.
+BATCH_ROWS: Final = 1000
+BATCHES_MAX: Final = 10
+
+_log = logging.getLogger("onefold.consumer")
+
+
+class LedgerReaper:
+    """When the ledger rows of which consumer are looked at next, in this process."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._next_at: dict[str, float] = {}
+
+    def check(self, consumer: str, retention_s: float) -> None:
+        """Refuse a retention that is none."""
+        require(f"consumer {consumer!r}: retention_s", retention_s, least=1, most=3650 * DAY_S)
+
+    def due(self, consumer: str, retention_s: float) -> Flow[None] | None:
+        """What forgets, when it is time to: with the first message here, and then every EVERY_S."""
+        now = time.monotonic()
+        if now < self._next_at.get(consumer, now):
+            return None
+        self._next_at[consumer] = now + EVERY_S
+        return self._forget(consumer, retention_s)
+
+    async def _forget(self, consumer: str, retention_s: float) -> None:
+        try:
+            await reap(self._dialect, consumer, retention_s, limit=BATCH_ROWS, batches_max=BATCHES_MAX)
+        except OnefoldError as error:  # the message is handled, whatever becomes of old rows
+            _log.warning("consumer %r: ledger rows past their retention could not be deleted: %s", consumer, error)

@@ -1,0 +1,75 @@
+"""Partitions: where the deliveries of a consumer queue, those of one stream always in the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from onefold._kernel.messages import Delivery, stream_of
+
+
+class Partition:
+    """Where streams queue. Whoever has the turn handles one thing of it."""
+
+    __slots__ = ("came", "queue", "turn")
+
+    def __init__(self) -> None:
+        self.queue: deque[Delivery] = deque()
+        self.came = asyncio.Event()
+        self.turn = asyncio.Lock()
+
+    def taken(self, limit: int) -> list[Delivery]:
+        """The next delivery; or more, as far as they can be handled together."""
+        first = self.queue.popleft()
+        deliveries = [first]
+        while len(deliveries) < limit and self.queue and _plain(first) and _plain(self.queue[0]):
+            deliveries.append(self.queue.popleft())
+        return deliveries
+
+    def taken_of_stream(self, limit: int) -> list[Delivery]:
+        """The next delivery, and those right behind it that are of the same stream."""
+        first = self.queue.popleft()
+        deliveries = [first]
+        stream = delivery_stream(first)
+        while len(deliveries) < limit and self.queue and delivery_stream(self.queue[0]) == stream:
+            deliveries.append(self.queue.popleft())
+        return deliveries
+
+    def emptied(self) -> list[Delivery]:
+        deliveries = list(self.queue)
+        self.queue.clear()
+        return deliveries
+
+
+class Partitions:
+    """A consumer's slots. What has no stream goes round."""
+
+    __slots__ = ("_next", "_partitions")
+
+    def __init__(self, count: int) -> None:
+        self._partitions = [Partition() for _ in range(count)]
+        self._next = 0
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._partitions)
+
+    def of(self, delivery: Delivery) -> Partition:
+        return self.named(delivery_stream(delivery))
+
+    def named(self, stream: bytes | None) -> Partition:
+        if stream is None:
+            self._next += 1
+            return self._partitions[self._next % len(self._partitions)]
+        return self._partitions[int.from_bytes(stream[:4], "big") % len(self._partitions)]
+
+
+def delivery_stream(delivery: Delivery) -> bytes | None:
+    message = delivery.message
+    if message is None or message.key is None:
+        return None
+    return stream_of(message.source, message.topic, message.key)
+
+
+def _plain(delivery: Delivery) -> bool:
+    return delivery.message is not None and not delivery.redelivered

@@ -1,0 +1,149 @@
+"""The gate of a consumer: operators close it, and what was under way is finished; they open it, and it runs again.
+
+Invariant: a consumer that is paused receives nothing and runs no failed message, in no process, whenever that was
+started. It is stopped as at the end of its process: its messages wait at the broker, its failed messages in the
+database. What outlasts a pause is kept over it: threads that did not return, and that this process is one of the
+consumer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.pausing import pauses
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.ports import AsyncDatabase, Broker
+from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Listener, tell
+from onefold._worker.backoff_timer import BackoffTimer, ended, pause, resist
+from onefold._worker.consumer_worker import ConsumerWorker
+from onefold._worker.handler_calls import Calls
+from onefold._worker.membership import Membership
+from onefold.errors import StoreError
+
+#: How often it is looked whether a consumer is paused: each look is one or two of the few transactions of an idle one.
+LOOK_S: Final = 5.0
+
+MakeStation: TypeAlias = Callable[[Calls, Membership], ConsumerWorker]
+
+_log = logging.getLogger("onefold.consumer")
+
+
+class PauseGate:
+    """One consumer behind its gate. `make` makes what runs it, anew each time."""
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        broker: Broker,
+        consumer: Consumer,
+        make: MakeStation,
+        listener: Listener | None,
+    ) -> None:
+        self._database = database
+        self._name = consumer.name
+        self._make = make
+        self._calls = Calls(consumer)
+        self._membership = Membership(database, broker, consumer)
+        self._listener = listener
+        self._paused = False
+        self._looked_at = time.monotonic()
+        #: What runs the consumer, while it may run.
+        self.station: ConsumerWorker | None = None
+
+    async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
+        """Run the consumer whenever it is not paused, until told to stop. `opened`: the broker is."""
+        try:
+            while await self._opened(stop):
+                await self._run(stop, grace_s, opened)
+        finally:
+            with suppress(StoreError):
+                await self._membership.leave()
+
+    async def _run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
+        halt = asyncio.Event()
+        watches = [asyncio.create_task(work) for work in (_pass_on(stop, halt), self._watch(halt))]
+        self.station = self._make(self._calls, self._membership)
+        try:
+            await self.station.run(halt, grace_s, opened)
+        finally:
+            self.station = None
+            self._calls.end()
+            await ended(watches, 0.0)
+
+    def turn(self) -> None:
+        """The broker, which it waits for, is tried once more."""
+        if self.station is not None:
+            self.station.turn()
+
+    def alive(self) -> dict[str, float]:
+        """How many seconds ago the consumer last got round; while it is paused, how many seconds ago it was last looked
+        whether it still is. And for each handler that should have ended by now, for how many it has been running."""
+        if self.station is not None:
+            name, since = self._name, self.station.turned_at
+        else:
+            name, since = f"{self._name}: paused" if self._paused else self._name, self._looked_at
+        overdue = self._calls.overdue().items()
+        return {
+            name: time.monotonic() - since,
+            **{f"{self._name}: handler of message {message_id}": seconds for message_id, seconds in overdue},
+        }
+
+    async def _opened(self, stop: asyncio.Event) -> bool:
+        """Wait until the consumer may run; False: told to stop. Before it is known whether it may, it does not run."""
+        backoff = BackoffTimer()
+        while not stop.is_set():
+            try:
+                if not await self._look():
+                    return True
+                await resist(self._membership.register())  # paused, but there
+                wait_s = LOOK_S
+            except Exception as error:
+                if backoff.failures == 0:
+                    ours = not isinstance(error, StoreError)
+                    _log.warning(
+                        "consumer %r waits: whether it is paused is not known: %s", self._name, error, exc_info=ours
+                    )
+                wait_s = backoff.next_s()
+            await pause(stop, wait_s)
+        return False
+
+    async def _watch(self, halt: asyncio.Event) -> None:
+        """Have the consumer stop when it is paused. What cannot be looked up changes nothing."""
+        while not halt.is_set():
+            await pause(halt, LOOK_S)
+            try:
+                if not halt.is_set() and await self._look():
+                    halt.set()
+            except StoreError:
+                pass
+            except Exception:
+                _log.exception("consumer %r: looking whether it is paused failed", self._name)
+
+    async def _look(self) -> bool:
+        """Whether it is paused. What has changed is logged, and told."""
+        found = await resist(run_async(pauses(self._database.dialect, self._name), TaskExecutor(self._database)))
+        self._looked_at = time.monotonic()
+        if bool(found) is not self._paused:
+            self._paused = bool(found)
+            if found:
+                _log.warning(
+                    "consumer %r is paused by %s; it receives nothing until it is resumed: onefold consumers resume %s",
+                    self._name, found[0].actor, self._name,
+                )  # fmt: skip
+                tell(self._listener, ConsumerPaused(self._name, f"paused by {found[0].actor}"))
+            else:
+                _log.warning("consumer %r is resumed", self._name)
+                tell(self._listener, ConsumerResumed(self._name))
+        return self._paused
+
+
+async def _pass_on(stop: asyncio.Event, halt: asyncio.Event) -> None:
+    await stop.wait()
+    halt.set()

@@ -1,0 +1,103 @@
+"""Messages' data as the type a handler is annotated with, read by pydantic: a model, a dataclass, a TypedDict.
+
+Invariant: what an invalid message contains is in its dead letter, and not in what is logged or told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from onefold._kernel.extras import missing_extra
+from onefold.errors import ConfigurationError, PayloadInvalid
+
+#: Of an invalid message, so many errors are told.
+ERRORS_MAX: Final = 10
+
+#: Nobody means the JSON of these.
+_SCALARS: Final = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None)})
+
+
+class PydanticPayload:
+    """A type that pydantic reads data as."""
+
+    def __init__(self, annotation: Any) -> None:
+        if annotation in _SCALARS:
+            raise ConfigurationError(
+                f"a message's data is not read as {annotation.__name__}; annotate a pydantic model, a dataclass or a "
+                "TypedDict, or annotate Message and read message.data"
+            )
+        try:
+            from pydantic import TypeAdapter, ValidationError
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, "pydantic") from None
+        self._invalid: type[Exception] = ValidationError
+        self.name = getattr(annotation, "__name__", str(annotation))
+        try:
+            self.adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        except Exception as error:  # pydantic's own, of several kinds, and what a model's hooks raise
+            raise ConfigurationError(
+                f"pydantic cannot read a message's data as {self.name} ({type(error).__name__}: "
+                f"{str(error).splitlines()[0]}); annotate a pydantic model, a dataclass or a TypedDict, or Message"
+            ) from error
+        #: As JSON Schema; empty where a type of its own has none: it can be read all the same.
+        self.schema = self._described()
+        self._known = _names(self.schema)
+
+    def read(self, data: bytes) -> Any:
+        try:
+            return self.adapter.validate_json(data)
+        except self._invalid as error:
+            raise self._refusal(error) from None
+
+    def _described(self) -> dict[str, Any]:
+        try:
+            return self.adapter.json_schema()
+        except Exception:  # pydantic's own, and what a type's hooks raise
+            return {}
+
+    def _refusal(self, error: Any) -> PayloadInvalid:
+        """Told: where, and what kind of error. Kept with the failed message, as a note: pydantic's words too."""
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        told = "; ".join(f"{self._place(each['loc'])}: {each['type']}" for each in found[:ERRORS_MAX])
+        more = f"; and {len(found) - ERRORS_MAX} more" if len(found) > ERRORS_MAX else ""
+        refusal = PayloadInvalid(f"the message's data is no {self.name}: {told}{more}")
+        for each in found[:ERRORS_MAX]:
+            refusal.add_note(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")
+        return refusal
+
+    def _place(self, location: tuple[int | str, ...]) -> str:
+        """Where in the data, by the names that the type has. Others are the sender's."""
+        parts = (str(part) if isinstance(part, int) or part in self._known else "*" for part in location)
+        return ".".join(parts) or "data"
+
+
+def schemas_of(payloads: Sequence[PydanticPayload]) -> tuple[list[dict[str, Any] | None], dict[str, Any]]:
+    """The schema of each, None where it has none, and what they refer to, by name: two types of one name have two."""
+    described = {number: each for number, each in enumerate(payloads) if each.schema}
+    if not described:
+        return [None] * len(payloads), {}
+    from pydantic import TypeAdapter
+
+    found, shared = TypeAdapter.json_schemas(
+        [(number, "validation", each.adapter) for number, each in described.items()],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = [found.get((number, "validation")) for number in range(len(payloads))]
+    return schemas, shared.get("$defs", {})
+
+
+def _names(schema: object) -> frozenset[str]:
+    """Every property that a schema names."""
+
+    def found(part: object) -> Iterator[str]:
+        if isinstance(part, dict):
+            properties = part.get("properties")
+            yield from properties if isinstance(properties, dict) else ()
+            for inner in part.values():
+                yield from found(inner)
+        elif isinstance(part, list):
+            for inner in part:
+                yield from found(inner)
+
+    return frozenset(found(schema))

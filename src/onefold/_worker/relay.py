@@ -1,0 +1,378 @@
+"""The relay as a process: ticks while there is work, waits when there is none, survives its database and its broker.
+
+Everything happens in one task, one thing after the other, so that no bucket is given away while its rows are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import BrokerExecutor
+from onefold._kernel.ids import new_id
+from onefold._kernel.messages import Confirm, Message
+from onefold._kernel.ports import AsyncDatabase, Broker
+from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import (
+    BucketsHeld,
+    DestinationPaused,
+    DestinationResumed,
+    Forgotten,
+    Listener,
+    Relayed,
+    RelayPaused,
+    RelayResumed,
+    SetAside,
+    tell,
+)
+from onefold._kernel.wakeup_signals import Signal
+from onefold._outbox.claimed_rows import DIED_OF
+from onefold._outbox.endpoint_copies import Aims
+from onefold._outbox.relay_session import RelaySession, Sent, Settings, release_due
+from onefold._outbox.retention import FORGET_MAX, forget
+from onefold._outbox.schedules import Timetable
+from onefold._policy.backoff import PAUSES, Draw, at_least_half
+from onefold._policy.ranges import require
+from onefold._worker.backoff_timer import Interrupted, resist
+from onefold._worker.wakeup import listening
+from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
+
+T = TypeVar("T")
+
+#: The first wait after there was nothing to do; each further one is twice as long, up to `poll_s_max`.
+POLL_S_MIN: Final = 0.01
+
+#: How long a relay that stops tries to hand over its buckets.
+LEAVE_S_MAX: Final = 10.0
+
+#: How often a relay that keeps no published rows looks for those that were kept when it did.
+SWEEP_EVERY_S: Final = 300.0
+
+#: How often a relay looks, at least, whether recurring events are due.
+FIRE_EVERY_S: Final = 30.0
+
+#: How long a broker may leave a call unanswered before the relay counts as standing still: webhooks take their time.
+STILL_S: Final = 300.0
+
+_AT_ONCE: Final = float("-inf")
+
+_log = logging.getLogger("onefold.relay")
+
+
+class _Asked:
+    """Since when the broker has not answered, while it is asked for something."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._told = False
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    def note(self) -> None:
+        """Log, once for each wait, that it takes too long."""
+        if self.waited_s > STILL_S and not self._told:
+            self._told = True
+            _log.error(
+                "the broker has not answered for %.0f s: what was sent to it waits, and the relay stands still until "
+                "it answers. Restart the process, and give the broker's client a time-out",
+                self.waited_s,
+            )
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._told:
+            _log.warning("the broker has answered after %.0f s", self.waited_s)
+        self._since, self._told = None, False
+
+
+class _RelayExecutor(BrokerExecutor[Any]):
+    """A broker's client that is cancelled elsewhere has failed. Taken for a stop, that would end the relay."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, database: AsyncDatabase[Any], broker: Broker, asked: _Asked) -> None:
+        super().__init__(database, broker)
+        self._asked = asked
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        with self._asked:
+            return await resist(super().publish(messages))
+
+
+class Relay:
+    """Publishes what is in the outbox of one database to one broker. Run as many as you like, anywhere.
+
+    With `listens`, on Postgres, one connection of the pool is kept for LISTEN, and at least one more is needed. What
+    `sender` notifies of is not heard: it sets `signal`.
+    """
+
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        broker: Broker,
+        *,
+        lease_s: float = 30.0,
+        batch_max: int = 1000,
+        keep_published_s: float = 0.0,
+        poll_s_max: float = 1.0,
+        attempts_max: int = 25,
+        timetable: Timetable | None = None,
+        signal: Signal | None = None,
+        listens: bool = True,
+        sender: str = "",
+        listener: Listener | None = None,
+        draw: Draw = random.random,
+        new_id: Callable[[int], str] = new_id,
+    ) -> None:
+        require("poll_s_max", poll_s_max, least=POLL_S_MIN, most=60)
+        self._settings = Settings(
+            lease_s=lease_s, batch_max=batch_max, keep_published_s=keep_published_s, attempts_max=attempts_max
+        )
+        self._poll_s_max = poll_s_max
+        #: Set it (from any thread) when events were committed.
+        self.signal = Signal() if signal is None else signal
+        self._timetable = timetable
+        self._database = database
+        self._broker = broker
+        self._listens = listens
+        self._sender = sender
+        self._listener = listener
+        self._draw = draw
+        self._new_id = new_id
+        #: Of a broker whose destinations change while it is open.
+        self._refresh: Callable[[], Awaitable[None]] | None = getattr(broker, "refresh", None)
+        self._buckets: int | None = None
+        #: What does not take part at present, and how often that was waited for.
+        self._pauses: dict[str, int] = {}
+        self._session = self._reborn()
+        self._entered = False
+        self._tend_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
+        self._turned_at = time.monotonic()
+        self._asked = _Asked()
+
+    @property
+    def idle_s(self) -> float:
+        """How many seconds ago it last looked for events, or tried whether what had paused it is over; or since when
+        its broker has not answered, where that is too long."""
+        waited_s = self._asked.waited_s
+        return waited_s if waited_s > STILL_S else time.monotonic() - self._turned_at
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Publish until stopped; then finish what is in flight and hand the buckets over.
+
+        Raises what no waiting will mend: a ConfigurationError of the broker, a mistake in the program.
+        """
+        stopping = asyncio.create_task(self._stop_with(stop))
+        try:
+            await self._until_open(stop)
+            if self._listens:
+                async with listening(self._database, self.signal.set, sender=self._sender):
+                    await self._live(stop)
+            else:
+                await self._live(stop)
+        finally:
+            stopping.cancel()
+            await self._broker.close()
+
+    async def _stop_with(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._session.stopping = True
+        self.signal.set()
+
+    async def _until_open(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self.signal.clear()
+            self._turned_at = time.monotonic()
+            try:
+                await resist(self._broker.open())
+            except (BrokerUnavailable, Interrupted) as error:
+                await self._pause("the broker", error, stop)
+            else:
+                self._resume("the broker")
+                return
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        poll_s = POLL_S_MIN
+        while not stop.is_set():
+            self.signal.clear()  # before looking: who commits after this wakes us
+            try:
+                sent = await resist(self._turn())
+            except ProgrammerError:
+                raise
+            except OnefoldError as error:
+                await self._pause("the database", error, stop)
+                continue
+            except Exception as error:  # ended by it, nothing would be published until somebody looks
+                _log.exception("the relay failed, and tries again")
+                await self._pause("onefold", error, stop)
+                continue
+            self._resume("the database")
+            self._resume("onefold")
+            if sent.outage is not None:
+                await self._pause("the broker", sent.outage, stop)
+                continue
+            if sent.confirmed or sent.failures or sent.idle:
+                self._resume("the broker")
+            if sent.claimed:
+                poll_s = POLL_S_MIN
+            if sent.more or await self.signal.wait(self._until_next(poll_s)):
+                poll_s = POLL_S_MIN
+            else:
+                poll_s = min(poll_s * 2, self._poll_s_max)
+        await self._leave()
+
+    async def _turn(self) -> Sent:
+        """What is to be done now, and one tick."""
+        now = self._turned_at = time.monotonic()
+        if now >= self._tend_at:
+            await self._renew_and_rebalance()
+            self._tend_at = now + self._settings.lease_s / 3
+        if now >= self._chores_at:
+            self._chores_at = now + await self._chores()
+        sent = await self._tick()
+        if self._session.buried:
+            self._tend_at = _AT_ONCE
+        self._report(sent)
+        return sent
+
+    async def _tick(self) -> Sent:
+        """One tick. The lease is renewed beside it: a broker may take its time."""
+        beating = asyncio.create_task(self._beat(self._session))
+        try:
+            if self._refresh is not None:
+                with self._asked:
+                    await self._refresh()
+            return await self._run(self._session.tick(probing="the broker" in self._pauses))
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _beat(self, session: RelaySession) -> None:
+        while not session.buried:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            self._turned_at = time.monotonic()
+            self._asked.note()
+            with suppress(Exception):  # the tick itself will find out
+                await self._run(session.renew())
+
+    def _report(self, sent: Sent) -> None:
+        if sent.confirmed or sent.failures:
+            tell(self._listener, Relayed(len(sent.confirmed), len(sent.failures)))
+        for id_, topic, error in sent.dead:
+            tell(self._listener, SetAside(id_, topic, error))
+        for name, unavailable in sent.paused.items():
+            if sent.outage is None:
+                _log.warning("destination %s is paused, the others go on: %s", name, unavailable)
+            tell(self._listener, DestinationPaused(name, str(unavailable)))
+        for name in sent.resumed:
+            _log.info("destination %s takes events again", name)
+            tell(self._listener, DestinationResumed(name))
+
+    async def _renew_and_rebalance(self) -> None:
+        if not self._entered:
+            tended = await self._run(self._session.enter())
+        elif (found := await self._run(self._session.renew_and_rebalance())) is not None:
+            tended = found
+        else:
+            _log.warning("relay %s was taken for dead: it begins anew", self._session.relay)
+            self._session, self._entered = self._reborn(self._session), False
+            tended = await self._run(self._session.enter())
+        self._entered = True
+        if tended.buckets != self._buckets:
+            self._buckets = tended.buckets
+            tell(self._listener, BucketsHeld(self._session.relay, tended.buckets))
+        for id_, topic in tended.set_aside:
+            _log.error("event %s on %r was at hand when a relay died, too often: it is set aside", id_, topic)
+            tell(self._listener, SetAside(id_, topic, DIED_OF))
+
+    async def _chores(self) -> float:
+        """Let go what is due, forget what is past its time; in how many seconds again."""
+        await self._fire_recurring()
+        next_s = await self._run(release_due(self._database.dialect))
+        keep_s, now = self._settings.keep_published_s, time.monotonic()
+        # Without any to keep there may be some that were kept before: they are looked for now and then.
+        if keep_s or now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY_S
+            if gone := await self._run(forget(self._database.dialect, keep_s=keep_s)):
+                tell(self._listener, Forgotten(gone))
+                self._sweep_at = now if gone >= FORGET_MAX else self._sweep_at
+        until_fire_s = self._poll_s_max if self._timetable is None else max(0.0, self._fire_at - now)
+        return min(self._poll_s_max if next_s is None else next_s, self._poll_s_max, until_fire_s)
+
+    async def _fire_recurring(self) -> None:
+        """Only when one is due, as far as is known: clocks may be set, so it is asked now and then anyway."""
+        now = time.monotonic()
+        if self._timetable is not None and now >= self._fire_at:
+            next_s = await self._run(self._timetable.fire())
+            self._fire_at = now + min(FIRE_EVERY_S if next_s is None else next_s, FIRE_EVERY_S)
+
+    def _until_next(self, poll_s: float) -> float:
+        now = time.monotonic()
+        return max(0.0, min(poll_s, self._tend_at - now, self._chores_at - now))
+
+    async def _leave(self) -> None:
+        if not self._entered:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_S_MAX):
+                if self._session.unmarked is not None:
+                    await self._run(self._session.tick())
+                await self._run(self._session.leave())
+        except (OnefoldError, TimeoutError) as error:
+            _log.warning(
+                "relay %s could not hand over its buckets (%s): its lease runs out", self._session.relay, error
+            )
+
+    def _reborn(self, former: RelaySession | None = None) -> RelaySession:
+        aims: Aims | None = getattr(self._broker, "destinations", None)
+        session = RelaySession(
+            self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw, aims, former
+        )
+        if former is None:
+            return session
+        session.stopping = former.stopping
+        if former.unmarked is not None:
+            # What was confirmed is published, under whatever name; a failure is for those to mark who are still there.
+            former.unmarked.failures.clear()
+            session.unmarked = former.unmarked
+        return session
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await run_async(flow, _RelayExecutor(self._database, self._broker, self._asked))
+
+    async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
+        """Wait, longer each time but never so long that the lease runs out; tell it the first time."""
+        if who not in self._pauses:
+            _log.warning("the relay pauses, because %s does not take part: %s", who, error)
+            if not self._pauses:
+                tell(self._listener, RelayPaused(f"{who}: {error}"))
+        count = self._pauses[who] = self._pauses.get(who, 0) + 1
+        ceiling_s = min(PAUSES.ceiling_s(count, throttled=False), self._settings.lease_s / 3)
+        wait_s = ceiling_s * at_least_half(self._draw)
+        certain_s = min(wait_s, PAUSES.transient_base_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(certain_s):
+                await stop.wait()
+        # Who commits now may have another destination, which takes its event.
+        await self.signal.wait(wait_s - certain_s)
+
+    def _resume(self, who: str) -> None:
+        """It takes part again. That the relay goes on is told when nothing else is away."""
+        if self._pauses.pop(who, None) is None:
+            return
+        if self._pauses:
+            _log.info("%s takes part again; the relay waits for %s", who, " and ".join(self._pauses))
+        else:
+            _log.info("the relay goes on: %s takes part again", who)
+            tell(self._listener, RelayResumed())

@@ -1,0 +1,333 @@
+"""Waking relays and consumers of other processes: a hint that may be lost, because polling is the backbone.
+
+In one process a `Signal` does. Between processes on Postgres, writers send NOTIFY after commits, from a transaction of
+its own and at most once in a few milliseconds: a NOTIFY inside the business transaction makes commits queue up.
+`listening` is the other end: on a connection of its own, with asyncpg or psycopg, by themselves or under SQLAlchemy, or
+with psycopg2; a synchronous driver waits on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from os import getpid
+from typing import Any, Final
+from uuid import uuid4
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Statement
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+from onefold._kernel.runners import run, run_async
+from onefold._kernel.wakeup_signals import News
+from onefold.db._fork_and_loop import Process
+from onefold.db._threaded import ThreadedDatabase
+from onefold.errors import OnefoldError
+
+CHANNEL: Final = "onefold_outbox"
+
+#: NOTIFY is sent at most once in this time.
+NOTIFY_EVERY_S: Final = 0.005
+
+#: It does not wait for the disk: a hint may be lost, and whoever else sends NOTIFY waits until it is committed.
+_NOTIFY: Final = qualified(f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', $1::text)")
+
+#: After how long a lost listening connection is replaced.
+RELISTEN_S: Final = 1.0
+
+#: How long a thread that listens waits before it sees whether it is to stop. Nothing is sent for that.
+_WAIT_S: Final = 0.1
+
+#: How long the server may take to end the listening of a session, and how long a thread that listens is waited for.
+_UNLISTEN_S: Final = 1.0
+_LEAVE_S: Final = 10.0
+
+#: How long a notifier that is closed waits for what it is just sending.
+_CLOSE_S: Final = 1.0
+
+_log = logging.getLogger("onefold.worker")
+
+
+class _Sender:
+    """Whose NOTIFY it is: whoever has the same name has been told by a signal already, and need not hear of it."""
+
+    def __init__(self) -> None:
+        self._name = uuid4().hex
+
+    @property
+    def sender(self) -> str:
+        """A child of fork hears what its parent sends: no signal reaches it."""
+        return f"{self._name}.{getpid()}"
+
+    async def _tell(self) -> None:
+        await Batch((Statement(_NOTIFY, (self.sender,)),))
+
+
+class Notifier(_Sender):
+    """Tells the relays of other processes that something was committed. Append `notify` to `Outbox.committed`."""
+
+    def __init__(self, database: AsyncDatabase[Any]) -> None:
+        super().__init__()
+        self._database = database
+        self._due = False
+        self._sending: asyncio.Task[None] | None = None
+
+    def notify(self) -> None:
+        """At once, or soon after the last time: a burst is told twice at most. On the database's own loop."""
+        self._due = True
+        if not self._is_sending():
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def close(self) -> None:
+        """What is not sent by now is not sent: relays poll."""
+        if self._sending is not None and self._is_sending():
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _is_sending(self) -> bool:
+        """A task of a loop that is over never ends, nor does it send anything."""
+        task = self._sending
+        return task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
+
+    async def _send(self) -> None:
+        while self._due:
+            self._due = False
+            try:
+                await run_async(with_connection(self._tell), TaskExecutor(self._database))
+            except Exception as error:
+                _note_failure(error)
+            await asyncio.sleep(NOTIFY_EVERY_S)
+
+
+class ThreadNotifier(_Sender):
+    """The same for threads: a thread of its own sends, for as long as there is something to be told."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        super().__init__()
+        self._database = database
+        self._process = Process()
+        self._turn = threading.Lock()
+        self._due = False
+        self._sending: threading.Thread | None = None
+
+    def notify(self) -> None:
+        """From any thread."""
+        self._process.renew(self._forget)
+        with self._turn:
+            self._due = True
+            if self._sending is None:
+                self._sending = threading.Thread(target=self._send, name="onefold-notifier", daemon=True)
+                self._sending.start()
+
+    def _forget(self) -> None:
+        """A fork takes no threads along, and one of them may have had the lock."""
+        self._turn, self._sending = threading.Lock(), None
+
+    def close(self) -> None:
+        with self._turn:
+            self._due, sending = False, self._sending
+        if sending is not None:
+            sending.join(_CLOSE_S)
+
+    def _send(self) -> None:
+        while True:
+            with self._turn:
+                if not self._due:
+                    self._sending = None
+                    return
+                self._due = False
+            try:
+                run(with_connection(self._tell), ThreadExecutor(self._database))
+            except Exception as error:
+                _note_failure(error)
+            time.sleep(NOTIFY_EVERY_S)
+
+
+def _note_failure(error: Exception) -> None:
+    """Relays poll, so that only a hint is lost; the next one must be sent all the same."""
+    if not isinstance(error, OnefoldError):
+        _log.error("relays could not be notified of a commit: %s", error, exc_info=error)
+
+
+@asynccontextmanager
+async def listening(
+    database: AsyncDatabase[Any],
+    hear: Callable[[], None],
+    *,
+    channel: str = CHANNEL,
+    sender: str = "",
+    news: News | None = None,
+) -> AsyncIterator[None]:
+    """Call `hear` at every NOTIFY on the channel while the block lasts, where the driver can, but for those of
+    `sender`. It is called from any thread. `news` is told while it works."""
+    if database.dialect != "postgres":
+        yield
+        return
+    ear = _Ear(channel, sender, hear, news or News())
+    if isinstance(database, ThreadedDatabase):
+        stop = threading.Event()
+        thread = threading.Thread(target=ear.listen, args=(database.database, stop), name="onefold-ear", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.to_thread(thread.join, _LEAVE_S)
+        return
+    task = asyncio.create_task(ear.listen_async(database))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _Ear:
+    """Listens on one channel, on one connection after the other."""
+
+    def __init__(self, channel: str, sender: str, hear: Callable[[], None], news: News) -> None:
+        self._channel = channel
+        self._sender = sender
+        self._hear = hear
+        self._news = news
+
+    async def listen_async(self, database: AsyncDatabase[Any]) -> None:
+        while True:
+            try:
+                connection = await database.acquire()
+            except OnefoldError:
+                await asyncio.sleep(RELISTEN_S)
+                continue
+            try:
+                driver = await _async_driver(connection.handle)
+                if hasattr(driver, "add_listener"):
+                    await self._with_asyncpg(driver)
+                elif callable(getattr(driver, "notifies", None)):
+                    await self._with_psycopg(driver)
+                else:
+                    return  # this driver cannot: whoever waits polls
+            except Exception as error:  # a vendor's, of any kind: it only costs the hint
+                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            finally:
+                await self._let_go_async(connection)
+            await asyncio.sleep(RELISTEN_S)
+
+    def listen(self, database: Database[Any], stop: threading.Event) -> None:
+        """The same on a thread, with a synchronous driver."""
+        while not stop.is_set():
+            try:
+                connection = database.acquire()
+            except OnefoldError:
+                stop.wait(RELISTEN_S)
+                continue
+            try:
+                driver = _driver(connection.handle)
+                if not hasattr(driver, "notifies"):
+                    return
+                wait = _wait if callable(driver.notifies) else _wait_psycopg2
+                driver.rollback()
+                driver.autocommit = True
+                driver.cursor().execute(f"LISTEN {self._channel}")
+                self._begin()
+                try:
+                    while not stop.is_set():
+                        self._heard(*wait(driver))
+                finally:
+                    self._news.ears.discard(self)
+            except Exception as error:
+                _log.debug("the connection that listens for NOTIFY was lost: %s", error)
+            finally:
+                self._let_go(connection)
+            stop.wait(RELISTEN_S)
+
+    async def _with_asyncpg(self, driver: Any) -> None:
+        lost = asyncio.Event()
+        driver.add_termination_listener(lambda *_: lost.set())
+        await driver.add_listener(self._channel, lambda *about: self._heard(about[-1]))
+        self._begin()
+        try:
+            await lost.wait()
+        finally:
+            self._news.ears.discard(self)
+
+    async def _with_psycopg(self, driver: Any) -> None:
+        await driver.rollback()
+        await driver.set_autocommit(True)
+        await driver.execute(f"LISTEN {self._channel}")
+        self._begin()
+        try:
+            async for told in driver.notifies():
+                self._heard(told.payload)
+        finally:
+            self._news.ears.discard(self)
+
+    def _heard(self, *payloads: str) -> None:
+        if any(not payload or payload != self._sender for payload in payloads):
+            self._hear()
+
+    async def _let_go_async(self, connection: AsyncConnection[Any]) -> None:
+        """A session that listens must not go back to its pool. psycopg's warns of one that comes back closed, as if
+        something were wrong: there it listens no more, and goes back."""
+        try:
+            if _is_psycopg(connection.handle):
+                async with asyncio.timeout(_UNLISTEN_S):
+                    await connection.handle.execute(f"UNLISTEN {self._channel}")
+                await connection.release()
+                return
+        except Exception as error:
+            _log.debug("the connection that listened for NOTIFY is closed: %s", error)
+        with suppress(OnefoldError):
+            await connection.discard()
+
+    def _let_go(self, connection: Connection[Any]) -> None:
+        """The same on a thread."""
+        try:
+            if _is_psycopg(connection.handle):
+                connection.handle.execute(f"UNLISTEN {self._channel}")
+                connection.release()
+                return
+        except Exception as error:
+            _log.debug("the connection that listened for NOTIFY is closed: %s", error)
+        with suppress(OnefoldError):
+            connection.discard()
+
+    def _begin(self) -> None:
+        """From here on nothing is missed; what came before is looked for once."""
+        self._news.ears.add(self)
+        self._hear()
+
+
+def _is_psycopg(handle: Any) -> bool:
+    """Whether it is psycopg's own connection, not inside of SQLAlchemy's."""
+    return callable(getattr(handle, "notifies", None))
+
+
+def _wait(driver: Any) -> list[str]:
+    """What psycopg's connection has heard: told at once, and not when the time is over."""
+    return [told.payload for told in driver.notifies(timeout=_WAIT_S, stop_after=1)]
+
+
+def _wait_psycopg2(driver: Any) -> list[str]:
+    """The same for psycopg2, which is read from when there is something to be read."""
+    if select.select([driver], [], [], _WAIT_S)[0]:
+        driver.poll()
+    payloads = [told.payload for told in driver.notifies]
+    driver.notifies.clear()
+    return payloads
+
+
+async def _async_driver(handle: Any) -> Any:
+    """The driver's connection, also where it is SQLAlchemy's."""
+    if hasattr(handle, "get_raw_connection"):
+        return (await handle.get_raw_connection()).driver_connection
+    return handle
+
+
+def _driver(handle: Any) -> Any:
+    return getattr(getattr(handle, "connection", None), "driver_connection", None) or handle

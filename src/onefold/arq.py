@@ -1,0 +1,7 @@
+"""arq: a job that runs once."""
+
+from onefold._worker.arq import handled_once
+
+__all__ = [
+    "handled_once",
+]

@@ -1,0 +1,284 @@
+"""Publishing to JetStream: everything of a call is in flight at once, and every confirm is awaited.
+
+Invariant: each message of a call gets one answer, and only a confirm of the stream is a yes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from onefold._kernel.extras import missing_extra
+
+try:
+    import nats.errors
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "nats") from None
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
+
+from onefold._kernel.messages import PREFIX, Confirm, Message, name_apart, write
+from onefold._kernel.ports import SubscriptionSeen
+from onefold._kernel.redaction import redact
+from onefold._kernel.topics import find_fault, is_pattern
+from onefold.brokers._addresses import check_address
+from onefold.brokers.nats._connection import OPEN, TROUBLE, Call, Link
+from onefold.brokers.nats._durables import remove, subscriptions, unsubscribe
+from onefold.brokers.nats._stream import check, covers, is_ours, wanted
+from onefold.brokers.nats._subscription import NatsSubscription
+from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
+
+#: The server holds so many unanswered messages of a stream and refuses more.
+_IN_FLIGHT_MAX: Final = 4_000
+#: After so many messages, or bytes, they are written out and the loop gets its turn: to read confirms.
+_TURN: Final = 100
+_TURN_BYTES: Final = 262_144
+_TOO_LARGE: Final = 10054
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+_SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
+_NAMES: Final = re.compile(r"[!-9;-~]+(\n[!-9;-~]+)*")
+_UNROUTED: Final = object()
+
+_log = logging.getLogger("onefold.broker")
+
+
+class NatsBroker:
+    """`NatsBroker("nats://127.0.0.1:4222")`. `options` go to nats.connect as they are: tls, user_credentials and the
+    like. Subjects are `<prefix>.<topic>`; the prefix is the stream's name unless it is given. What every consumer has
+    acknowledged is purged from a stream that onefold made, and from no other unless `trim=True`; `trim=False` keeps
+    all."""
+
+    matches_patterns = True
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        stream: str = "onefold",
+        prefix: str | None = None,
+        replicas: int = 1,
+        confirm_s: float = 10.0,
+        ack_wait_s: float = 30.0,
+        duplicate_window_s: float = 600.0,
+        redelivery_s: float = 7 * 86_400.0,
+        trim: bool | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        for field, value in (("confirm_s", confirm_s), ("ack_wait_s", ack_wait_s), ("redelivery_s", redelivery_s)):
+            if value <= 0:
+                raise ConfigurationError(f"NatsBroker({field}={value!r}): must be greater than 0")
+        if duplicate_window_s < 0.1:
+            raise ConfigurationError(f"NatsBroker(duplicate_window_s={duplicate_window_s!r}): must be at least 0.1")
+        if replicas not in (1, 3, 5):
+            raise ConfigurationError(f"NatsBroker(replicas={replicas!r}): must be 1, 3 or 5")
+        for field, value_text, shape in (
+            ("stream", stream, r"[\w-]+"),
+            ("prefix", prefix or stream, r"[\w-]+(\.[\w-]+)*"),
+        ):
+            if not re.fullmatch(shape, value_text, re.ASCII):
+                raise ConfigurationError(f"NatsBroker({field}={value_text!r}): must look like {shape}")
+        self.keep_every_s = ack_wait_s / 3
+        self.redelivery_s = redelivery_s
+        self.stream = stream
+        self.prefix = prefix or stream
+        self.confirm_s = confirm_s
+        self.ack_wait_s = ack_wait_s
+        self.duplicate_window_s = duplicate_window_s
+        self._trim = trim
+        self._wanted = wanted(stream, self.prefix, replicas=replicas, duplicate_window_s=duplicate_window_s)
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        for server in self._servers or [""]:
+            address = server if "://" in server else f"nats://{server}"
+            check_address("NatsBroker", address, _SCHEMES)
+            if urlsplit(address).hostname is None:
+                raise ConfigurationError(f"NatsBroker({redact(address)!r}) names no server: write nats://host:4222")
+        self._options = dict(options or {})
+        self._connecting = asyncio.Lock()
+        self._link: Link | None = None
+        self._closed = True
+
+    async def open(self) -> None:
+        """Connect; make the stream, or check the one that is there."""
+        self._closed = False
+        try:
+            config = await self._find_or_make(await self.link())
+            check(config, self.prefix)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, BrokerUnavailable) and "authorization violation" in str(error).lower():
+                raise ConfigurationError(
+                    f"NATS at {', '.join(map(redact, self._servers))} does not let us in: {error.__cause__}; see the "
+                    "user and password of its address, or the options"
+                ) from error
+            raise
+        if self._trim is None and not is_ours(config):
+            _log.warning(
+                "the NATS stream %r was not made by this release of onefold: messages that every consumer has "
+                "acknowledged stay in it; NatsBroker(trim=True) purges them, trim=False keeps them without a warning",
+                self.stream,
+            )
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
+        link = await self.link() if messages else None
+        answers: list[Confirm] = []
+        for start in range(0, len(messages), _IN_FLIGHT_MAX):
+            assert link is not None
+            answers += await self._send(link, messages[start : start + _IN_FLIGHT_MAX])
+        return answers
+
+    async def subscribe(self, consumer: str, topics: Sequence[str]) -> NatsSubscription:
+        subjects = [self.subject(topic) for topic in dict.fromkeys(topics)]
+        wrong = [topic for topic in topics if not _is_subject(topic)]
+        if wrong or not subjects:
+            raise ConfigurationError(f"{consumer!r} cannot subscribe to {wrong or topics}: NATS has no such subjects")
+        subscription = NatsSubscription(self, consumer, subjects)
+        await subscription.prepare()
+        return subscription
+
+    async def unsubscribe(self, consumer: str, topics: Collection[str]) -> None:
+        await unsubscribe(self, consumer, {self.subject(topic) for topic in topics})
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        return await subscriptions(self)
+
+    async def remove(self, consumer: str) -> int | None:
+        return await remove(self, consumer)
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._connecting:
+            link, self._link = self._link, None
+            if link is not None:
+                await link.close()
+
+    def subject(self, topic: str) -> str:
+        return f"{self.prefix}.{topic}"
+
+    def trims(self, config: StreamConfig) -> bool:
+        """Whether what is acknowledged may be purged from this stream, which somebody may have made anew meanwhile."""
+        return is_ours(config) if self._trim is None else self._trim
+
+    def unavailable(self, reason: object) -> BrokerUnavailable:
+        return BrokerUnavailable(f"NATS at {', '.join(map(redact, self._servers))}: {reason or type(reason).__name__}")
+
+    async def link(self) -> Link:
+        """The connection, a new one if the last one is gone."""
+        async with self._connecting:
+            if self._closed:
+                raise self.unavailable("this broker is closed; call open()")
+            if self._link is None or not self._link.alive:
+                if self._link is not None:
+                    await self._link.close()
+                self._link = None
+                link = Link()
+                try:
+                    async with asyncio.timeout(self.confirm_s):
+                        await link.connect(self._servers, self._options)
+                except BaseException as error:
+                    await link.close()
+                    if isinstance(error, TROUBLE):
+                        raise self.unavailable(error) from error
+                    raise
+                self._link = link
+            return self._link
+
+    async def _find_or_make(self, link: Link) -> StreamConfig:
+        try:
+            async with asyncio.timeout(self.confirm_s):
+                try:
+                    return (await link.jetstream.stream_info(self.stream)).config
+                except nats.js.errors.NotFoundError:
+                    return (await link.jetstream.add_stream(self._wanted)).config
+        except nats.js.errors.APIError as error:
+            if error.code in (400, 500):
+                raise ConfigurationError(f"the NATS stream {self.stream!r} cannot be made: {error}") from error
+            raise self.unavailable(error) from error
+        except TROUBLE as error:
+            raise self.unavailable(error) from error
+
+    async def _send(self, link: Link, messages: Sequence[Message]) -> list[Confirm]:
+        call = Call(len(messages))
+        inbox = link.begin(call)
+        reason: object = "the connection was lost"
+        try:
+            async with asyncio.timeout(self.confirm_s):
+                frames: list[bytes] = []
+                size = 0
+                for index, message in enumerate(messages):
+                    try:
+                        frame = self._frame(message, f"{inbox}.{index}", link.client.max_payload)
+                    except MessageRefused as refused:
+                        call.settle(index, refused)
+                        continue
+                    frames.append(frame)
+                    size += len(frame)
+                    if len(frames) >= _TURN or size >= _TURN_BYTES:
+                        await link.send(frames)
+                        frames, size = [], 0
+                await link.send(frames)
+                await call.wait(link)
+        except TROUBLE as error:
+            reason = str(error) or f"no confirm within confirm_s={self.confirm_s}"
+        finally:
+            link.end(inbox)
+        answers = [self.unavailable(reason) if answer is OPEN else self._read(answer) for answer in call.answers]
+        if any(answer is _UNROUTED for answer in answers):
+            unrouted = await self._unrouted(link)
+            answers = [unrouted if answer is _UNROUTED else answer for answer in answers]
+        return answers
+
+    def _frame(self, message: Message, reply: str, bytes_max: int) -> bytes:
+        """One message in NATS's protocol, which is text: nothing in it may end a line. The server ends the connection
+        over what is larger than it takes, so it must not get that. Raises MessageRefused."""
+        if not _SUBJECT.fullmatch(message.topic):
+            raise MessageRefused(f"the topic {message.topic!r} is no NATS subject: a part of it is empty or odd")
+        headers = write(message)
+        headers["Nats-Msg-Id"] = name_apart(headers[f"{PREFIX}id"], message.source)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        sound = lines.isascii() and lines.count("\r") == lines.count("\n") == len(headers)
+        if not sound or not _NAMES.fullmatch("\n".join(headers)):
+            raise MessageRefused(f"NATS cannot carry the headers of the message {message.id}: {dict(message.headers)}")
+        head = f"NATS/1.0\r\n{lines}\r\n".encode()
+        size = len(head) + len(message.data)
+        if size > bytes_max:
+            raise MessageRefused(f"the message {message.id} has {size} bytes; NATS takes max_payload={bytes_max}")
+        command = f"HPUB {self.prefix}.{message.topic} {reply} {len(head)} {size}\r\n".encode()
+        return b"".join((command, head, message.data, b"\r\n"))
+
+    def _read(self, answer: Any) -> Any:
+        """What became of one message: None, an error, or _UNROUTED."""
+        if not isinstance(answer, Msg):
+            return answer
+        if answer.headers and answer.headers.get("Status") == "503":
+            return _UNROUTED
+        if b'"error"' not in answer.data:
+            return None
+        error = json.loads(answer.data).get("error", {})
+        text = f"the stream {self.stream!r} answered {error.get('err_code')}: {error.get('description')}"
+        return MessageRefused(text) if error.get("err_code") == _TOO_LARGE else self.unavailable(text)
+
+    async def _unrouted(self, link: Link) -> MessageRefused | BrokerUnavailable:
+        """Nobody listened on the subject: the stream is not there, or it has no leader at this moment."""
+        try:
+            async with asyncio.timeout(self.confirm_s):
+                config = (await link.jetstream.stream_info(self.stream)).config
+        except nats.js.errors.NotFoundError:
+            return MessageRefused(
+                f"no NATS stream takes {self.prefix}.>: the stream {self.stream!r} is gone; open() makes it again"
+            )
+        except TROUBLE as error:
+            return self.unavailable(error)
+        if covers(config.subjects, self.prefix):
+            return self.unavailable(f"the stream {self.stream!r} has no leader")
+        return MessageRefused(f"the NATS stream {self.stream!r} takes {config.subjects}, not {self.prefix}.>")
+
+
+def _is_subject(topic: str) -> bool:
+    """Whether it can be subscribed to."""
+    return find_fault(topic) is None if is_pattern(topic) else _SUBJECT.fullmatch(topic) is not None

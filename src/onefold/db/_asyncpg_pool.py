@@ -1,0 +1,158 @@
+"""First come, first served: who waits for a connection of an asyncpg pool, and how it passes from hand to hand.
+
+asyncpg's pool is not fair. A connection that was given back is taken by whoever runs next; the waiter that was woken
+for it finds nothing and goes to the end of the queue, so that on a small and busy pool some requests wait for seconds.
+Here those who wait stand in line, and what is released passes to the first of them directly. Every so often it goes
+back to the pool all the same, for the pool's other users and its housekeeping. And where the pool has nothing to wait
+for, what it would do in several tasks and timers is done here in one step.
+
+asyncpg has no public way to do this. The underscored names are its own; our tests fail when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, TypeAlias
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from onefold._kernel.executors import in_background
+from onefold._kernel.timeouts import SharedTimer
+
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+
+
+class FairPool:
+    """The line in front of one pool. It serves the pool's event loop."""
+
+    def __init__(self, pool: Pool, *, patience_s: float) -> None:
+        self.pool: Any = pool
+        self.patience_s = patience_s
+        self._clock = SharedTimer()
+        #: Who waits, and until when. All have the same patience, so the first in line is the first to lose it.
+        self._line: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def at_hand(self) -> Any:
+        """A connection that nobody waits for, if the pool has one that is ready; else None."""
+        pool = self.pool
+        idle = pool._queue._queue
+        if self._line or not idle:
+            return None
+        holder = idle[-1]
+        connection = holder._con
+        if connection is None or connection.is_closed() or holder._generation != pool._generation:
+            return None  # it has to be connected first
+        if holder._setup is not None or pool._closing:
+            return None
+        idle.pop()
+        holder._maybe_cancel_inactive_callback()
+        holder._proxy = PoolConnectionProxy(holder, connection)
+        holder._in_use = pool._loop.create_future()
+        holder._timeout = None
+        return holder._proxy
+
+    async def take(self) -> Any:
+        """A connection as the pool hands it out, when it is our turn. TimeoutError: it was not, for too long."""
+        pool = self.pool
+        if not self._line and pool._queue._queue:
+            return await self._clock.within(self.patience_s, pool.acquire())
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Any] = loop.create_future()
+        until = loop.time() + self.patience_s
+        self._line.append((turn, until))
+        if self._timer is None:
+            self._timer = loop.call_at(until, self._dismiss, loop)
+        # One asks for all, unless there is something to be had for another: then the first may be busy connecting.
+        if not self._asking or (pool._queue._queue and len(self._asking) < pool.get_max_size()):
+            task = asyncio.create_task(self._ask())
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        try:
+            return await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._return(turn.result())  # it came at the moment we were cancelled
+            self._stop_asking_for_nobody()
+            raise
+
+    def may_keep(self, proxy: Any) -> bool:
+        """Whether a connection without traces of its last use can be used on as it is. False: there is something about
+        it that only the pool knows how to end."""
+        holder, connection = proxy._holder, proxy._con
+        if connection is None or connection.is_closed():
+            return False
+        if connection._listeners or connection._log_listeners:
+            return False
+        protocol = connection._protocol
+        if protocol.queries_count >= holder._max_queries or protocol._is_cancelling():
+            return False
+        return bool(holder._generation == self.pool._generation)
+
+    def pass_on(self, proxy: Any) -> bool:
+        """Give such a connection to the first in line. False: nobody waits."""
+        turn = self._first() if self._line else None
+        if turn is None:
+            return False
+        holder, connection = proxy._holder, proxy._con
+        connection._pool_release_ctr += 1  # cursors and prepared statements that were made with it are void
+        proxy._detach()  # whoever still has it can do nothing with it
+        holder._proxy = PoolConnectionProxy(holder, connection)
+        turn.set_result(holder._proxy)
+        self._stop_asking_for_nobody()
+        return True
+
+    def put_back(self, proxy: Any) -> bool:
+        """Give such a connection to the pool. True: somebody waits there, and has to be let run to take it."""
+        holder = proxy._holder
+        waited_for = bool(self.pool._queue._getters)
+        proxy._con._pool_release_ctr += 1
+        holder._release()
+        holder._setup_inactive_callback()
+        return waited_for
+
+    async def _ask(self) -> None:
+        """Wait in the pool's own queue, on behalf of all who stand in line."""
+        while self._line:
+            try:
+                proxy = await self.pool.acquire()
+            except Exception as error:
+                turn = self._first()
+                if turn is not None:
+                    turn.set_exception(error)
+                continue
+            turn = self._first()
+            if turn is None:
+                await self.pool.release(proxy)
+            else:
+                turn.set_result(proxy)
+
+    def _first(self) -> asyncio.Future[Any] | None:
+        while self._line:
+            turn, _ = self._line.popleft()
+            if not turn.done():  # done: it has given up
+                return turn
+        return None
+
+    def _dismiss(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell those whose patience is over. Under load the timer is set all the time, and rarely finds anybody."""
+        now = loop.time()
+        while self._line and (self._line[0][0].done() or self._line[0][1] <= now):
+            turn, _ = self._line.popleft()
+            if not turn.done():
+                turn.set_exception(TimeoutError())
+        self._timer = loop.call_at(self._line[0][1], self._dismiss, loop) if self._line else None
+
+    def _return(self, proxy: Any) -> None:
+        if not (self.may_keep(proxy) and self.pass_on(proxy)):
+            in_background(self.pool.release(proxy))
+
+    def _stop_asking_for_nobody(self) -> None:
+        while self._line and self._line[0][0].done():
+            del self._line[0]
+        if not self._line:
+            while self._asking:
+                self._asking.pop().cancel()

@@ -1,0 +1,164 @@
+"""Batches whose values travel beside the text, in one round trip: messages of Postgres's extended protocol.
+
+A server that refuses a statement, or a COMMIT, writes the statement to its log. Values that stand in the text would be
+there to be read: answers, events, keys. Bound ones are not (log_parameter_max_length_on_error is 0 unless someone asks
+for more). So a batch that commits is sent as Bind and Execute for each of its steps, and one Sync at the end: the first
+error makes the server skip the rest, COMMIT included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from struct import Struct
+from typing import Final, NamedTuple
+
+from onefold._kernel.effects import Boundary, Statement, Step, Value
+from onefold.db._postgres import crossing, placed
+from onefold.errors import StatementRefused
+
+_INT16: Final = Struct("!h").pack
+_INT32: Final = Struct("!i").pack
+
+#: Run the portal that was bound last, to its end.
+_EXECUTE: Final = b"E" + _INT32(9) + b"\0" + _INT32(0)
+_TEXT, _BINARY, _NULL = _INT16(0), _INT16(1), _INT32(-1)
+_NO_RESULT_FORMATS: Final = _INT16(0)
+_COUNT_BYTES: Final = 2
+
+#: Beyond, they are named anew. A release of onefold has far fewer.
+_STATEMENTS_MAX: Final = 1000
+
+
+def has_secrets(steps: Sequence[Step]) -> bool:
+    """Whether its values must be bound: it writes, and is sent alone or with its COMMIT."""
+    if steps[-1] is not Boundary.COMMIT and len(steps) > 1:
+        return False  # a claim: digests, ids and times
+    return bool([step for step in steps if type(step) is Statement and step.values])
+
+
+def encoded(value: Value) -> bytes | None:
+    """A value as Postgres reads it: bytes as they are, the rest as text. None: NULL."""
+    match value:
+        case bytes() | None:
+            return value
+        case int():
+            return b"%d" % value
+        case str():
+            return _text(value)
+        case _:
+            raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {type(value).__name__}")
+
+
+def _text(value: str) -> bytes:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        data = b"\0"
+    if b"\0" in data:
+        raise StatementRefused(
+            "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
+        )
+    return data
+
+
+class Binder:
+    """Writes batches for the sessions of one database. A statement is parsed once in a session, under a name."""
+
+    __slots__ = ("_mark", "_named")
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        #: By their texts: batches come in as many shapes as there are numbers of events, but have few of these.
+        self._named: dict[tuple[str | None, str | Step], Named] = {}
+
+    def bind(
+        self, steps: Sequence[Step], after: tuple[Step | str, ...], prepared: set[str], schema: str | None
+    ) -> tuple[bytes, Collection[str], Named]:
+        """The steps, and what follows each time, for a session that has `prepared` some: the messages of all but the
+        last one, the names of the statements that they parse first, and the last one, which has no values and is sent
+        by the driver itself."""
+        named = self._named
+        parts: list[bytes] = []
+        new: set[str] = set()
+        text: Step | str
+        for step in (*steps, *after):
+            match step:
+                case Statement():
+                    text, values = step.sql, step.values
+                case _:
+                    text, values = step, ()
+            try:
+                it = named[schema, text]
+            except KeyError:
+                it = self._name(step, text, schema)
+            # Each statement is parsed right before it is first executed: a ROLLBACK must come first that makes an
+            # aborted transaction take others again.
+            if it.name not in prepared and it.name not in new:
+                new.add(it.name)
+                parts.append(it.parse)
+            parts += (_bind(it.head, values) if values else it.head,)
+        del parts[-1]
+        return b"".join(parts), new, it
+
+    def _name(self, step: Step | str, text: Step | str, schema: str | None) -> Named:
+        if len(self._named) >= _STATEMENTS_MAX:
+            self._named.clear()
+        it = self._named[schema, text] = _name(step, self._mark, schema)
+        return it
+
+
+class Named(NamedTuple):
+    """A statement as a session knows it."""
+
+    name: str
+    sql: str
+    parse: bytes
+    head: bytes
+    """How a Bind of it begins, up to the number of its values; where it has none: all of it, and its Execute."""
+
+
+def _name(step: Step | str, mark: str, schema: str | None) -> Named:
+    sql = placed(step.sql, schema) if isinstance(step, Statement) else step if isinstance(step, str) else crossing(step)
+    name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
+    count = len(step.values) if isinstance(step, Statement) else 0
+    head = b"\0" + name.encode() + b"\0" + _INT16(count)
+    if not count:
+        head = _message(b"B", head + _INT16(0) * 2) + _EXECUTE
+    parse = _message(b"P", name.encode() + b"\0" + sql.encode() + b"\0" + _INT16(0))
+    return Named(name, sql, parse, head)
+
+
+def _message(kind: bytes, payload: bytes) -> bytes:
+    return kind + _INT32(len(payload) + 4) + payload
+
+
+def _bind(head: bytes, values: tuple[Value, ...]) -> bytes:
+    formats = data = b""
+    for value in values:  # every request has a dozen: most are bytes, and the rest comes again and again
+        match value:
+            case bytes():
+                formats += _BINARY
+                data += _INT32(len(value)) + value
+            case int():
+                formats += _TEXT
+                data += _short_field(value)
+            case str() if len(value) <= _SHORT:
+                formats += _TEXT
+                data += _short_field(value)
+            case _:
+                formats += _TEXT
+                data += _field(value)
+    count = head[-_COUNT_BYTES:]
+    return _message(b"B", head + formats + count + data + _NO_RESULT_FORMATS) + _EXECUTE
+
+
+def _field(value: Value) -> bytes:
+    text = encoded(value)
+    return _NULL if text is None else _INT32(len(text)) + text
+
+
+#: Operations, spans, statuses and names.
+_SHORT: Final = 100
+_short_field = lru_cache(maxsize=1000)(_field)

@@ -1,0 +1,108 @@
+"""Numbered migrations, for any feature: each runs once, whoever starts first, and none runs half.
+
+Theory of operation. What is applied is first looked up without a lock: nearly always there is nothing to do. Else
+one transaction takes the lock that all who migrate compete for, looks again, and applies what is missing. Both
+Postgres and SQLite undo DDL with its transaction, so a crash leaves the schema as it was.
+
+Rolling upgrades. A release that finds migrations it does not know leaves them alone and goes on: every migration must
+leave a schema that the release before it can work with (its statements are recorded, and run against the new one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from textwrap import dedent
+from typing import TypeAlias
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step
+from onefold._kernel.pg_catalog import qualified
+
+Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
+
+#: Whoever migrates holds this advisory lock until COMMIT. Any number will do, if it is always the same.
+_LOCK_ID = 6_018_373_285_120_474_113
+
+#: Not to_regclass: in a session that has asked before, it may still say no after the lock was waited for.
+_EXISTS = {
+    "postgres": "SELECT 1 FROM pg_class WHERE relname = 'onefold_migration' AND pg_table_is_visible(oid)",
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'onefold_migration'",
+}
+
+_CREATE = {
+    "postgres": (
+        "CREATE TABLE onefold_migration "
+        "(version integer NOT NULL PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+    ),
+    "sqlite": (
+        "CREATE TABLE onefold_migration "
+        "(version INTEGER NOT NULL PRIMARY KEY, applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+    ),
+}
+
+#: SQLite's BEGIN takes the one write lock there is.
+_LOCK: dict[str, tuple[str, ...]] = {
+    "postgres": (f"SELECT pg_advisory_xact_lock({_LOCK_ID})",),
+    "sqlite": (),
+}
+
+_APPLIED = "SELECT version FROM onefold_migration ORDER BY version"
+
+#: What a statement looks up is the server's own: see `_kernel/pg_catalog.py`.
+_QUALIFY: dict[str, Callable[[str], str]] = {"postgres": qualified, "sqlite": str}
+
+
+async def migrate(dialect: str, migrations: Migrations) -> list[int]:
+    """Apply what is missing; the versions applied now. What a newer release has applied is fine, see `newer`."""
+
+    async def work() -> list[int]:
+        if not _missing(migrations, await _applied(dialect)):
+            return []
+        await Batch((Boundary.BEGIN, *_stated(dialect, _LOCK[dialect])))
+        missing = _missing(migrations, await _applied(dialect))
+        steps: list[Step] = []
+        if missing and not await Fetch(*_stated(dialect, [_EXISTS[dialect]])):
+            steps += _stated(dialect, [_CREATE[dialect]])
+        for version in missing:
+            steps += _stated(dialect, _statements(version, migrations))
+        await Batch((*steps, Boundary.COMMIT))
+        return missing
+
+    return await with_connection(work)
+
+
+async def newer(dialect: str, migrations: Migrations) -> list[int]:
+    """The versions a newer onefold has applied, which this one does not know and works beside."""
+
+    async def work() -> list[int]:
+        return sorted(await _applied(dialect) - migrations.keys())
+
+    return await with_connection(work)
+
+
+def script(dialect: str, migrations: Migrations, *, after: int = 0) -> str:
+    """Plain SQL for people who run their own migrations: what `migrate` would do to a database at version `after`."""
+    missing = [version for version in sorted(migrations) if version > after]
+    statements = [*_LOCK[dialect], *([] if after else [_CREATE[dialect]])]
+    for version in missing:
+        statements += _statements(version, migrations)
+    body = "".join(f"{dedent(statement).strip()};\n\n" for statement in statements)
+    return f"-- onefold for {dialect}, versions {missing}\n\nBEGIN;\n\n{body}COMMIT;\n"
+
+
+def _stated(dialect: str, texts: Iterable[str]) -> list[Statement]:
+    return [Statement(_QUALIFY[dialect](text)) for text in texts]
+
+
+def _statements(version: int, migrations: Migrations) -> tuple[str, ...]:
+    return (*migrations[version], f"INSERT INTO onefold_migration (version) VALUES ({version})")
+
+
+async def _applied(dialect: str) -> set[int]:
+    if not await Fetch(*_stated(dialect, [_EXISTS[dialect]])):
+        return set()
+    return {version for (version,) in await Fetch(Statement(_APPLIED))}
+
+
+def _missing(migrations: Migrations, applied: set[int]) -> list[int]:
+    return sorted(migrations.keys() - applied)

@@ -1,0 +1,337 @@
+"""What the Postgres drivers share: literals for merged batches, the table of SQLSTATEs, and what a DSN may be.
+
+A batch travels as one simple query, so its values are written into the text. Only four kinds of value exist
+(`Value`), each with one rendering that cannot be read as anything but that value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from secrets import token_hex
+
+from onefold._kernel.dialects import POSTGRES_LIMITS, POSTGRES_PROOF
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Value
+from onefold._kernel.pg_catalog import qualified
+from onefold.errors import (
+    TWO_CONNECTIONS,
+    ConfigurationError,
+    ConnectionLost,
+    OnefoldError,
+    PoolExhausted,
+    RequiredValueMissing,
+    SchemaMissing,
+    SerializationFailed,
+    StatementRefused,
+    StoreBusy,
+    StoreReadOnly,
+    StoreUnavailable,
+    TransactionAborted,
+    TransactionEnded,
+    UniqueViolated,
+)
+
+#: Nobody else has a savepoint of this name: where it is gone, so is the transaction that we began.
+SAVEPOINT = f"onefold_{token_hex(4)}"
+
+#: The levels of transactions that are not as chosen.
+LEVELS = {
+    Boundary.BEGIN: "READ COMMITTED",
+    Boundary.BEGIN_LIGHT: "READ COMMITTED",
+    Boundary.BEGIN_REPEATABLE_READ: "REPEATABLE READ",
+    Boundary.BEGIN_SERIALIZABLE: "SERIALIZABLE",
+}
+
+BOUNDARIES = {
+    **{boundary: f"BEGIN ISOLATION LEVEL {level}" for boundary, level in LEVELS.items()},
+    Boundary.BEGIN_AS_CHOSEN: "BEGIN",
+    Boundary.COMMIT: "COMMIT",
+    Boundary.ROLLBACK: "ROLLBACK",
+    Boundary.SAVEPOINT: f"SAVEPOINT {SAVEPOINT}",
+    Boundary.ROLLBACK_TO_SAVEPOINT: f"ROLLBACK TO SAVEPOINT {SAVEPOINT}",
+    Boundary.RELEASE_SAVEPOINT: f"RELEASE SAVEPOINT {SAVEPOINT}",
+}
+
+#: SQLSTATE, or its class, to error. Exact codes win over classes.
+SQLSTATES: dict[str, type[OnefoldError]] = {
+    "23505": UniqueViolated,
+    "23502": RequiredValueMissing,
+    "40001": SerializationFailed,
+    "40P01": SerializationFailed,
+    "25P02": TransactionAborted,
+    "25P01": TransactionEnded,
+    "3B001": TransactionEnded,  # the savepoint is gone
+    "2201G": TransactionEnded,  # the mark of the transaction is gone: see POSTGRES_PROOF
+    "25006": StoreReadOnly,
+    "42P01": SchemaMissing,  # undefined table
+    "42703": SchemaMissing,  # undefined column: a schema older than this code
+    "3F000": SchemaMissing,
+    "26000": StoreUnavailable,  # a prepared statement of ours is gone: see db/asyncpg.py
+    "42P05": StoreUnavailable,  # a prepared statement of ours is there already
+    "40003": ConnectionLost,  # the server itself does not know whether it completed
+    "55P03": StoreBusy,
+    "57014": StoreUnavailable,  # cancelled by a statement timeout or an operator
+    "25P03": ConnectionLost,  # idle_in_transaction_session_timeout: the lease ran out
+    "25P04": ConnectionLost,  # transaction_timeout: the lease ran out
+    "57P01": ConnectionLost,
+    "57P02": ConnectionLost,
+    "57P03": StoreUnavailable,  # starting up
+    "57P04": ConnectionLost,  # the database was dropped
+    "57P05": ConnectionLost,  # idle_session_timeout
+    "08": ConnectionLost,
+    "28": StoreUnavailable,  # wrong user or password
+    "3D": StoreUnavailable,  # no such database
+    "53": StoreUnavailable,  # out of connections, memory or disk
+    "58": StoreUnavailable,  # the server's own files or disk
+}
+
+_HINTS = {
+    "42501": "; docs/postgres.md says what onefold's role must be granted. A handler may SET LOCAL ROLE, but a SESSION "
+    "AUTHORIZATION that it takes must be reset before it returns"
+}
+
+#: A schema that a role may not use is passed over without a word, as if it were not on the search path.
+_MISSING_HINT = (
+    "; run `onefold migrate` to create onefold's tables. If they are there: their schema must be on the role's search "
+    "path, and the role needs USAGE on it (docs/postgres.md)"
+)
+
+_PLACEHOLDER = re.compile(r"\$(\d+)")
+
+#: Every table of ours, and nothing else: an index has one more word in its name, a text stands in quotes.
+_TABLE = re.compile(r"(?<![\w.'\"])onefold_[a-z]+(?!\w)")
+
+#: The schema that our tables are in: where a session of this role begins to look, and where this one looks now.
+#: One statement is one transaction, and so the search path is as it was when it ends.
+_TABLES_OF_PATH = """
+(SELECT n.nspname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.oid = (SELECT {looked_up}))
+"""
+FIND_TABLES = Statement(
+    qualified(
+        "SELECT "
+        + _TABLES_OF_PATH.format(looked_up="to_regclass('onefold_migration')")
+        + ", "
+        + _TABLES_OF_PATH.format(
+            looked_up="CASE WHEN set_config('search_path', (SELECT reset_val FROM pg_settings "
+            "WHERE name = 'search_path'), true) IS NOT NULL THEN to_regclass('onefold_migration') END"
+        )
+        # What values look like by the time that we get them: see `_SAMPLES`.
+        + ", 'text'::text, 'bytea'::bytea, true, 2::smallint, 4::int, 8::bigint"
+    )
+)
+
+#: What must be read of them. An application may have given its connections codecs that make something else of it.
+_SAMPLES: tuple[tuple[str, Value], ...] = (
+    ("text", "text"),
+    ("bytea", b"bytea"),
+    ("bool", True),
+    ("int2", 2),
+    ("int4", 4),
+    ("int8", 8),
+)
+
+_KEPT = "current_setting('onefold.role', true)"
+_THEIRS = "current_setting('onefold.their_role', true)"
+_CURRENT = "current_setting('role')"
+_LIMITS = "current_setting('onefold.limits', true)"
+_WAIT = "current_setting('lock_timeout')"
+_THEIR_WAIT = "current_setting('onefold.their_lock_timeout', true)"
+
+_AS_BEGUN = Statement(
+    qualified(f"""
+SELECT WHERE set_config('onefold.their_role', {_CURRENT}, true) IS NULL
+          OR CASE WHEN coalesce({_KEPT}, '') = '' THEN false WHEN {_KEPT} = {_CURRENT} THEN false
+                  ELSE set_config('role', {_KEPT}, true) IS NULL END
+          OR CASE WHEN coalesce({_LIMITS}, '') = '' THEN false WHEN {_LIMITS} = ({POSTGRES_LIMITS}) THEN false
+                  ELSE set_config('onefold.their_lock_timeout', {_WAIT}, true) IS NULL
+                    OR set_config('statement_timeout', split_part({_LIMITS}, ' ', 1), true) IS NULL
+                    OR set_config('lock_timeout', split_part({_LIMITS}, ' ', 2), true) IS NULL END
+""")
+)
+
+#: In front of COMMIT, which runs what was deferred: the handler's role, and the longer of both patiences with locks
+#: ('0' is without end). No limit on statements applies to it.
+_FOR_COMMIT = Statement(
+    qualified(f"""
+SELECT WHERE CASE WHEN {_THEIRS} = {_CURRENT} THEN false ELSE set_config('role', {_THEIRS}, true) IS NULL END
+          OR CASE WHEN coalesce({_THEIR_WAIT}, '') = '' OR {_WAIT} = '0' THEN false
+                  WHEN {_THEIR_WAIT} <> '0' AND {_THEIR_WAIT}::interval < {_WAIT}::interval THEN false
+                  ELSE set_config('lock_timeout', {_THEIR_WAIT}, true) IS NULL END
+""")
+)
+
+
+def error_for(sqlstate: str | None, error: BaseException) -> OnefoldError:
+    """Our error for a vendor's. A failure without SQLSTATE never reached the server, or lost its answer."""
+    if sqlstate is None:
+        return ConnectionLost(f"Postgres: {type(error).__name__}: {error}")
+    kind = SQLSTATES.get(sqlstate) or SQLSTATES.get(sqlstate[:2]) or StatementRefused
+    hint = _HINTS.get(sqlstate, _MISSING_HINT if kind is SchemaMissing else "")
+    return kind(f"Postgres {sqlstate}: {error}{hint}")
+
+
+def refused(error: BaseException) -> StatementRefused:
+    """Our error for a statement that the driver would not even send."""
+    return StatementRefused(f"Postgres: {type(error).__name__}: {error}")
+
+
+def not_connected(error: BaseException) -> StoreUnavailable:
+    """Our error for a connection that could not be had."""
+    return StoreUnavailable(f"no connection to Postgres: {type(error).__name__}: {error}")
+
+
+def none_free(seconds: float) -> StoreUnavailable:
+    """Our error for a pool that has nothing to give."""
+    return PoolExhausted(
+        f"no Postgres connection could be had within {seconds:g} s; is the server up, and the pool large enough? "
+        f"{TWO_CONNECTIONS}"
+    )
+
+
+def checked_dsn(dsn: str) -> str:
+    """The DSN, if it is a URL the drivers agree on. It may hold a password, so no message repeats it."""
+    scheme, separator, rest = dsn.partition("://")
+    if not separator or scheme not in ("postgresql", "postgres"):
+        raise ConfigurationError("a Postgres DSN is written postgresql://user:password@host:port/database")
+    location = rest.partition("?")[0]
+    authority = location.partition("/")[0]
+    user, _, hosts = authority.rpartition("@")
+    # A raw "@" or "/" in a password moves what follows it into the host or the database name.
+    if "@" in user or "@" in location[len(authority) :] or "#" in dsn:
+        raise ConfigurationError(
+            "the Postgres DSN has an '@', '/' or '#' too many; inside a user name or a password they are "
+            "percent-encoded: %40, %2F, %23"
+        )
+    for host in hosts.split(","):
+        port = host.rpartition("]")[2].rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+        if port and not port.isdecimal():
+            raise ConfigurationError("the port in the Postgres DSN is not a number")
+    return dsn
+
+
+class Place:
+    """Where our tables are in one database. Found once, with the search path of a fresh session: what a handler, or the
+    one before it on this connection, does to the path changes nothing."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self) -> None:
+        self.schema: str | None = None
+
+    def read(self, rows: Sequence[Row]) -> str | None:
+        """What FIND_TABLES says. A schema that only this session looks in (a pool that sets the path of each
+        connection it hands out) is good for this session alone; None: there are no tables yet. Raises
+        ConfigurationError where the connection reads values in a way of its own."""
+        [(found_now, found_afresh, *samples)] = rows
+        for (name, plain), found in zip(_SAMPLES, samples, strict=True):
+            if (bytes(found) if isinstance(found, memoryview) else found) != plain:
+                raise ConfigurationError(
+                    f"the database's connections have a codec of their own for {name}: they read {plain!r} as "
+                    f"{found!r}, and onefold could not read its own rows. Take it off the driver's connections (an "
+                    "engine's `connect` listener) and use a type of SQLAlchemy's, or give onefold an engine without it"
+                )
+        self.schema = found_afresh
+        schema: str | None = found_afresh or found_now
+        return schema
+
+
+@lru_cache(maxsize=4000)
+def placed(sql: str, schema: str | None) -> str:
+    """The statement, with our tables in their schema."""
+    if schema is None:
+        return sql
+    quoted = schema.replace('"', '""')
+    return _TABLE.sub(lambda table: f'"{quoted}".{table.group()}', sql)
+
+
+def as_ourselves(steps: Sequence[Step]) -> Sequence[Step]:
+    """The steps, where a handler may have taken another role (SET LOCAL ROLE), or less time: our statements run under
+    the role and the limits that the transaction began with, and what COMMIT still has to run (deferred constraints)
+    under the handler's role, and with its patience where that is longer. Every role may run the proof that it is still
+    that transaction: where there is nothing else, nothing is changed."""
+    places = [n for n, step in enumerate(steps) if type(step) is Statement and step is not POSTGRES_PROOF]
+    if not places:
+        return steps
+    first, end = places[0], places[-1] + 1
+    back = (_FOR_COMMIT,) if steps[-1] is Boundary.COMMIT else ()
+    return (*steps[:first], _AS_BEGUN, *steps[first:end], *back, *steps[end:])
+
+
+def literals(values: Iterable[Value]) -> tuple[str, ...]:
+    """The values as SQL text, of no type until their places give them one: as parameters would be."""
+    texts = []
+    for value in values:  # a dozen in every request: written out, where a table of functions would be prettier
+        match value:
+            case bytes():
+                # E'' reads the same whatever standard_conforming_strings says.
+                texts.append(f"E'\\\\x{value.hex()}'")
+            case int():
+                texts.append(f"'{value:d}'")
+            case str():
+                texts.append(_short(value) if len(value) <= _SHORT else _escaped(value))
+            case None:
+                texts.append("NULL")
+            case _:
+                raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {type(value).__name__}")
+    return tuple(texts)
+
+
+#: Operations, spans and names come again and again.
+_SHORT = 100
+
+
+def _escaped(value: str) -> str:
+    if "\0" in value or not _is_unicode(value):
+        raise StatementRefused(
+            "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
+        )
+    escaped = value.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
+
+
+_short = lru_cache(maxsize=1000)(_escaped)
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def inlined(statement: Statement, schema: str | None = None) -> str:
+    """The statement with its values written in."""
+    template, places = _template(statement.sql, schema)
+    texts = literals(statement.values)
+    return template % tuple([texts[place] for place in places])
+
+
+@lru_cache(maxsize=1000)
+def _template(sql: str, schema: str | None) -> tuple[str, tuple[int, ...]]:
+    """The text with `%s` for its values, and which of them goes where."""
+    sql = placed(sql, schema)
+    places = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
+    return _PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
+
+
+def placeholders(sql: str) -> int:
+    """How many values a statement takes."""
+    return max((int(found) for found in _PLACEHOLDER.findall(sql)), default=0)
+
+
+def rendered(step: Step, schema: str | None = None) -> str:
+    """A step of a batch as SQL text."""
+    return inlined(step, schema) if isinstance(step, Statement) else crossing(step)
+
+
+def crossing(step: Boundary | Nested) -> str:
+    """A boundary as SQL text."""
+    return f"{BOUNDARIES[step.boundary]}_{step.number}" if isinstance(step, Nested) else BOUNDARIES[step]
+
+
+def script(statements: Iterable[str]) -> str:
+    """The statements as one simple query. The new line keeps a comment at the end of one from hiding the next."""
+    return "\n;".join(statements)

@@ -1,0 +1,96 @@
+"""Batches as one simple query each, whose statements are prepared once per session.
+
+Parsing and planning them again for every request would cost Postgres more than running them does, and a driver's own
+prepared statements cannot travel several at a time. So this is SQL's PREPARE and EXECUTE, with values written in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+from onefold._kernel.effects import Nested, Statement, Step, Value
+from onefold.db._postgres import BOUNDARIES, literals, placed, placeholders, rendered, script
+
+#: SQLSTATEs: a prepared statement is missing, or there already. Not the session it was, or a pooler is in between.
+NOT_AS_PREPARED = ("26000", "42P05")
+
+#: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
+_PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
+
+#: Beyond, they are named anew. A release of onefold has far fewer.
+_STATEMENTS_MAX: Final = 1000
+
+
+def unprepared(steps: Sequence[Step], schema: str | None) -> str:
+    """The batch for a session in which nothing can be prepared, or nothing is known to be."""
+    return script(rendered(step, schema) for step in steps)
+
+
+class Preparer:
+    """Writes batches for the sessions of one database."""
+
+    __slots__ = ("_known", "mark")
+
+    def __init__(self) -> None:
+        #: Two of us may share a pool, and so a session: what each prepares there carries a mark of its own.
+        self.mark = token_hex(4)
+        #: By their texts; None: it cannot be prepared.
+        self._known: dict[tuple[str | None, str], _Prepared | None] = {}
+
+    def query(
+        self, steps: Sequence[Step], prepared: set[str], schema: str | None = None
+    ) -> tuple[str, Collection[str]]:
+        """The batch for a session that has `prepared` some, and the names of those it prepares first."""
+        texts: list[str] = []
+        values: list[Value] = []
+        new: set[str] = set()
+        for step in steps:
+            match step:
+                case Statement():
+                    try:
+                        it = self._known[schema, step.sql]
+                    except KeyError:
+                        it = self._name(step.sql, schema)
+                    if it is None:
+                        return unprepared(steps, schema), ()
+                    # Each statement is prepared right before it is first executed: BEGIN must come first, and so must
+                    # the ROLLBACK that makes an aborted transaction take statements again.
+                    if it.name not in prepared and it.name not in new:
+                        new.add(it.name)
+                        texts.append(it.prepare)
+                    texts += (it.execute,)
+                    values += step.values
+                case Nested():
+                    return unprepared(steps, schema), ()  # a name of its own each time
+                case _:
+                    texts += (BOUNDARIES[step],)
+        return script(texts) % literals(values), new
+
+    def _name(self, sql: str, schema: str | None) -> _Prepared | None:
+        if len(self._known) >= _STATEMENTS_MAX:
+            self._known.clear()
+        it = self._known[schema, sql] = _name(sql, self.mark, schema)
+        return it
+
+
+class _Prepared(NamedTuple):
+    """A statement as a session knows it, and what makes it known there. Texts have `%s` for values."""
+
+    name: str
+    prepare: str
+    execute: str
+
+
+def _name(sql: str, mark: str, schema: str | None) -> _Prepared | None:
+    if not _PREPARABLE.match(sql):
+        return None
+    # A name that changes with the text: two releases of onefold may share a server-side session.
+    text = placed(sql, schema)
+    name = f"onefold_{mark}_{blake2b(text.encode(), digest_size=8).hexdigest()}"
+    holes = ",".join(["%s"] * placeholders(sql))
+    prepare = f"PREPARE {name} AS {text}".replace("%", "%%")
+    return _Prepared(name, prepare, f"EXECUTE {name}({holes})" if holes else f"EXECUTE {name}")

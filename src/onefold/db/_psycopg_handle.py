@@ -1,0 +1,182 @@
+"""What a handler gets of a psycopg connection: an object of its own, over the same session, void when it is over.
+
+psycopg has one object per session, and its pools hand out that same object again and again. A background task that
+keeps it would write into another request's transaction. So the handler works with a copy of it: of the same class, with
+the same session, lock, adapters and prepared statements, but with settings (row factory and the like) of its own.
+Everything that reaches the server goes through `wait`, also from cursors and transactions that were made before: a void
+copy refuses there. Who waits for the connection's lock meanwhile gets it, and is refused all the same. On threads,
+`wait` also tells whether one is inside libpq, which must not be closed under it.
+
+The underscored names are psycopg's own; our tests fail when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import RLock
+from typing import Any, Generic, NoReturn, TypeVar
+from weakref import ref
+
+from psycopg import AsyncConnection, BaseConnection, Connection
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import ConnStatus
+
+from onefold._kernel.effects import Step
+from onefold.db._left_running import END_S, close_unlocked, hang_up, is_end, is_free, left_inside
+from onefold.errors import TransactionMisused
+
+C = TypeVar("C", Connection[Any], AsyncConnection[Any])
+
+#: How long tasks have to leave a connection that was hung up.
+_LEFT_S = 5.0
+
+
+class HandedOut(Generic[C]):
+    """The copy of one connection that is with a handler, as long as it is valid."""
+
+    __slots__ = ("_before", "connection", "handle", "patience_s", "waits")
+
+    def __init__(self, connection: C) -> None:
+        self.connection: C = connection
+        #: How long the end of its transaction waits for what was left inside.
+        self.patience_s = END_S
+        kind = type(connection)
+        self.handle: C = kind.__new__(kind)
+        self.waits = _Waits(connection.wait)
+        self.handle.__dict__.update(connection.__dict__, wait=self.waits)
+        if connection._adapters is not None:  # what the handler registers is for its own request
+            self.handle._adapters = AdaptersMap(connection._adapters)
+        # psycopg ties these to the object that was there first, and by a weak reference: notices would be lost.
+        pgconn = connection.pgconn
+        self._before = pgconn.notice_handler, pgconn.notify_handler
+        reference: ref[BaseConnection[Any]] = ref(self.handle)
+        pgconn.notice_handler = partial(kind._notice_handler, reference)
+        pgconn.notify_handler = partial(kind._notify_handler, reference)
+
+    @property
+    def executed(self) -> bool:
+        """Whether the handler has had anything executed: what it forgets to await is not even sent."""
+        return self.waits.called
+
+    def end(self) -> None:
+        """The handler has ended: what is under way may finish, and nothing begins any more."""
+        self.waits.over = True
+
+    def left_inside(self, steps: Sequence[Step] | None) -> TransactionMisused:
+        """The wait for it was in vain. Whatever undoes the transaction now waits no more."""
+        waited_s, self.patience_s = self.patience_s, 0.0
+        return left_inside("psycopg", waited_s, steps)
+
+    def void(self) -> None:
+        """From now on, whoever still has the handle can do nothing with it, but to finish what is under way."""
+        self.waits.over = True
+        pgconn = self.connection.pgconn
+        pgconn.notice_handler, pgconn.notify_handler = self._before
+        self.handle.__dict__.update(wait=_refuse, _check_connection_ok=_refuse, pgconn=_NoSession(), _closed=True)
+
+    def close_when_left(self, close: Callable[[], None]) -> None:
+        """The session is closed, when no thread that has the handle is inside libpq."""
+        self.void()
+        close_unlocked(self.waits.inside, lambda: hang_up(self.connection), close, driver="psycopg")
+
+
+def unless_over(handed_out: HandedOut[C] | None, steps: Sequence[Step] | None = None) -> HandedOut[C] | None:
+    """What the handler has, unless these steps come after it, or (None) everything ends: then it is void."""
+    if handed_out is not None and (steps is None or is_end(steps)):
+        handed_out.void()
+        return None
+    return handed_out
+
+
+def check_left(handed_out: HandedOut[Connection[Any]] | None, steps: Sequence[Step] | None = None) -> None:
+    """In front of steps that come after a handler, or (None) of a statement: what it has left on a thread is waited
+    for, within limits. A `stream()` that it keeps would hold the connection for ever."""
+    if handed_out is None or not _is_held_up(handed_out, steps):
+        return
+    if not is_free(handed_out.handle.lock, handed_out.patience_s):
+        raise handed_out.left_inside(steps)
+
+
+async def check_left_by_tasks(
+    handed_out: HandedOut[AsyncConnection[Any]] | None, steps: Sequence[Step] | None = None
+) -> None:
+    """The same, for what it has left in tasks."""
+    if handed_out is not None and _is_held_up(handed_out, steps) and handed_out.handle.lock.locked():
+        try:
+            async with asyncio.timeout(handed_out.patience_s), handed_out.handle.lock:
+                pass
+        except TimeoutError:
+            raise handed_out.left_inside(steps) from None
+
+
+async def hang_up_tasks(handed_out: HandedOut[AsyncConnection[Any]] | None) -> None:
+    """Have the tasks that wait for the server leave, before their socket is closed: its number goes to the next
+    connection, and they would take its answers away from that one."""
+    if handed_out is None:
+        return
+    handed_out.void()
+    if tasks := handed_out.waits.tasks:
+        with suppress(Exception):  # closed
+            hang_up(handed_out.connection)
+        await asyncio.wait(tasks, timeout=_LEFT_S)
+
+
+def _is_held_up(handed_out: HandedOut[Any], steps: Sequence[Step] | None) -> bool:
+    """Whether the steps have to wait for what is under way. If they come after the handler, nothing begins from now
+    on: it would keep us out again as soon as we have looked."""
+    if steps is None:
+        return True
+    if is_end(steps):
+        handed_out.end()
+        return True
+    return False
+
+
+class _Waits:
+    """The connection's own `wait`, which notes that it was called, and lets nothing in after the end. The original's,
+    which has the same session: a copy that is held by what it holds would be left to the garbage collector."""
+
+    __slots__ = ("_wait", "called", "inside", "over", "tasks")
+
+    def __init__(self, wait: Callable[..., Any]) -> None:
+        self._wait = wait
+        self.called = self.over = False
+        #: Held by the thread that is inside libpq. A `stream()` that is not read on holds the connection's own lock.
+        self.inside = RLock()
+        #: One for each task that waits for the server.
+        self.tasks: set[asyncio.Future[None]] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called = True
+        with self.inside:
+            waited = _refuse() if self.over else self._wait(*args, **kwargs)
+        return self._noted(waited) if inspect.iscoroutine(waited) else waited
+
+    async def _noted(self, waited: Coroutine[Any, Any, Any]) -> Any:
+        left = asyncio.get_running_loop().create_future()
+        self.tasks.add(left)
+        try:
+            return await waited
+        finally:
+            self.tasks.discard(left)
+            left.set_result(None)
+
+
+class _NoSession:
+    """Stands where the session was. It is closed, as far as it tells."""
+
+    status = ConnStatus.BAD
+
+    def __getattr__(self, name: str) -> Any:
+        _refuse()
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise TransactionMisused(
+        "the request that this psycopg connection belonged to is over; finish the work before the handler returns, or "
+        "take a connection of its own for it (a task left behind would write into another request's transaction)"
+    )

@@ -1,0 +1,54 @@
+"""Work that cancellation must not stop half-way: taking a connection from a pool, and giving it back.
+
+Whoever awaits it is cancelled at once; the work itself goes on to its end, and what it brings, which nobody waits
+for any more, is disposed of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Shielded:
+    """The work under way for one database."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[Any]] = set()  # the loop keeps only weak references to tasks
+
+    async def run(
+        self, work: Coroutine[Any, Any, T], *, on_abandoned: Callable[[T], Coroutine[Any, Any, None]] | None = None
+    ) -> T:
+        """The result of the work; `on_abandoned` disposes of it if the wait was cancelled."""
+        task = self._started(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if on_abandoned is not None:
+                _ = self._started(_disposed(task, on_abandoned))
+            raise
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for those that nobody else waits for, but not for ever."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while self._under_way and loop.time() < deadline:
+            await asyncio.wait(self._under_way, timeout=deadline - loop.time())
+
+    def _started(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: if nobody waits any more, nobody can act on it
+
+
+async def _disposed(task: asyncio.Task[T], on_abandoned: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    await on_abandoned(await task)

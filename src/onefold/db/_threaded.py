@@ -1,0 +1,379 @@
+"""A synchronous database for asyncio: one thread per executor, so that the loop never blocks.
+
+Every connection keeps a thread of its own while it is out. A shared pool of threads would deadlock: those who
+wait for a connection or a lock would occupy the threads that its holder needs to let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.executors import runs_a_loop
+from onefold._kernel.ports import Connection, Database
+from onefold._kernel.timeouts import SharedTimer
+from onefold.db._fork_and_loop import PerLoop
+from onefold.db._left_running import PAUSE_S, is_end, left_inside
+from onefold.errors import ProgrammerError
+
+H = TypeVar("H")
+A = TypeVar("A")
+T = TypeVar("T")
+
+_log = logging.getLogger("onefold.database")
+
+#: How many connections are out at once, as a rule: each has a thread and open files.
+LANES_MAX = 64
+
+#: How many idle threads are kept.
+IDLE_MAX = 32
+
+#: How long to keep to that rule.
+_ROOM_S = 1.0
+
+#: How rarely a statement that does not end (SQLite has called a function of the application's) is interrupted again.
+_PAUSE_S_MAX = 1.0
+
+
+class ConnectionThread:
+    """One thread that does what it is handed, in order.
+
+    A ThreadPoolExecutor would do, at twice the price of a hop: it makes a future with a lock and a condition for every
+    errand, and chains it to one of the loop's.
+    """
+
+    __slots__ = ("_begun", "_errands", "_name", "_started", "done")
+
+    def __init__(self, name: str = "onefold") -> None:
+        self._name = name
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._started = False
+        #: How many functions it was given and, counted over there, how many it is through with.
+        self._begun = 0
+        self.done = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """It has nothing to do, and so touches nothing."""
+        return self._begun == self.done
+
+    def hand(self, errand: Callable[[], None]) -> None:
+        """To be done, whether or not anybody waits for it. It must not raise."""
+        if not self._started:
+            self._started = True
+            # A daemon: what it has not committed when the process ends rolls back, as after a crash.
+            threading.Thread(target=_work, args=(self._errands,), name=self._name, daemon=True).start()
+        self._errands.put(errand)
+
+    def run(self, function: Callable[[], T], *, on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """What the function answers, to be awaited. `on_abandoned` gets it instead, on a thread, when nobody listens
+        any more: the wait was cancelled, or its loop is closed."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._begun += 1
+        self.hand(partial(_tell, self, loop, answer, function, on_abandoned))
+        return answer
+
+    def end(self) -> None:
+        self._errands.put(None)
+
+
+def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (errand := errands.get()) is not None:
+        errand()
+        del errand  # it holds a connection: let go of it before the next one comes, which may take long
+
+
+def _tell(
+    thread: ConnectionThread,
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[T],
+    function: Callable[[], T],
+    on_abandoned: Callable[[T], None] | None,
+) -> None:
+    """Call the function here, and have the loop told what came of it."""
+    try:
+        try:
+            result = function()
+        finally:
+            thread.done += 1
+    except BaseException as error:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_raise, answer, error)
+    else:
+        try:
+            loop.call_soon_threadsafe(_answer, answer, result, on_abandoned)
+        except RuntimeError:
+            if on_abandoned is not None:
+                on_abandoned(result)
+    finally:
+        # The error's traceback holds this frame, and the answer holds the error: do not close the circle.
+        del answer, function
+
+
+def _answer(answer: asyncio.Future[T], result: T, on_abandoned: Callable[[T], None] | None) -> None:
+    if not answer.cancelled():
+        answer.set_result(result)
+    elif on_abandoned is not None:  # not on its own thread: that has ended, or serves somebody else by now
+        threading.Thread(target=on_abandoned, args=(result,), name="onefold-unheard", daemon=True).start()
+
+
+def _raise(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if not answer.cancelled():
+        answer.set_exception(error)
+
+
+def call_until_done(interrupt: Callable[[], bool], *, after_s: float = 0.0) -> None:
+    """Call it on the running loop until it says that there is nothing left to interrupt. Once is not enough: SQLite
+    forgets it when a statement is just about to begin."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # a coroutine that is closed after its loop: the process is about to end
+
+    def again(pause_s: float) -> None:
+        if interrupt():
+            loop.call_later(pause_s, again, min(2 * pause_s, _PAUSE_S_MAX))
+
+    if after_s:
+        loop.call_later(after_s, again, PAUSE_S)
+    else:
+        again(PAUSE_S)
+
+
+def plain_handle(connection: Connection[H], thread: ConnectionThread) -> H:
+    """The driver's own handle, for user code that has a thread of its own, as FastAPI's `def` endpoints have."""
+    return connection.handle
+
+
+def off_loop_handle(connection: Connection[H], thread: ConnectionThread) -> H:
+    """The same where taking the handle may wait: on an event loop that would stop every request, also the one that
+    holds what is waited for."""
+    if runs_a_loop():
+        raise ProgrammerError(
+            "tx.connection was touched on a thread that runs an event loop, where it would block every request while "
+            "it waits for the database's write lock. Use AsyncOnefold in `async def` endpoints and dependencies; with "
+            "Onefold write them as a plain `def`, which runs on a thread of its own"
+        )
+    return connection.handle
+
+
+class ThreadedDatabase(Generic[H, A]):
+    """Any synchronous database, awaited. `present` makes the handle that user code gets on this side."""
+
+    def __init__(
+        self,
+        database: Database[H],
+        present: Callable[[Any, ConnectionThread], A],
+        *,
+        acquire: Callable[[], Connection[H]] | None = None,
+        at_hand: Callable[[], Connection[H] | None] = lambda: None,
+        at_rest: Callable[[Any], bool] | None = None,
+        glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None = None,
+        interrupt: Callable[[Any], bool] = lambda _: False,
+        end_handler: Callable[[Any], float] | None = None,
+    ) -> None:
+        """`at_hand` gives a connection that can be had without waiting, and so without a hop to a thread; `at_rest`
+        says whether one can be given back like that, and `glance` does what can be done like that. Where there is an
+        `at_rest`, user code, too, reaches the connection on its thread only; `interrupt` breaks off what it has under
+        way there, and says whether there was something. `end_handler` lets nothing more of it begin, and says how long
+        the end of its transaction waits for what has."""
+        #: The synchronous one.
+        self.database = database
+        self._present = present
+        self._acquire = acquire or database.acquire
+        self._at_hand = at_hand
+        self._at_rest = at_rest
+        self._glance = glance
+        self._interrupt = interrupt
+        self._end_handler = end_handler
+        self._executors = PerLoop(_Threads, _Threads.end)
+        self._clock = SharedTimer()
+        self._closed = False
+
+    @property
+    def dialect(self) -> str:
+        return self.database.dialect
+
+    async def acquire(self) -> ThreadedConnection[H, A]:
+        executors = self._executors.here()
+        room = executors.room
+        try:
+            await (self._clock.within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
+        except TimeoutError:
+            # Better a thread too many than a wait without end: those that have one may be waiting for this statement.
+            leave = _nothing
+        else:
+            leave = room.release
+        thread = executors.idle.popleft() if executors.idle else ConnectionThread()
+        try:
+            connection = self._at_hand()
+            if connection is None:
+                # A cancelled wait may be given its connection later, when nobody listens any more.
+                connection = await thread.run(self._acquire, on_abandoned=_discard)
+        except BaseException:
+            leave()
+            thread.end()
+            raise
+        handle = partial(self._present, connection, thread)
+        left = partial(self._left, executors, leave, thread)
+        interrupt = partial(self._interrupt, connection)
+        return ThreadedConnection(
+            connection, thread, handle, left, self._at_rest, self._glance, interrupt, self._end_handler
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        for executors in self._executors.take():
+            for thread in executors.idle:
+                await thread.run(_nothing)  # what is on its way back has arrived
+            executors.end()
+        self.database.close()
+
+    def _left(self, executors: _Threads, leave: Callable[[], None], thread: ConnectionThread) -> None:
+        leave()
+        if self._closed or len(executors.idle) >= IDLE_MAX:
+            thread.end()
+        else:
+            executors.idle.append(thread)
+
+
+class _Threads:
+    """The threads of one event loop, and how many more there may be."""
+
+    __slots__ = ("idle", "room")
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(LANES_MAX)
+        #: The one that was let go last comes last: it may still be busy with what it was handed.
+        self.idle: deque[ConnectionThread] = deque()
+
+    def end(self) -> None:
+        while self.idle:
+            self.idle.popleft().end()
+
+
+class ThreadedConnection(Generic[H, A]):
+    """One connection and the thread it is used on."""
+
+    __slots__ = (
+        "_at_rest",
+        "_connection",
+        "_end_handler",
+        "_glance",
+        "_interrupt",
+        "_leave",
+        "_patient",
+        "_present",
+        "_thread",
+    )
+
+    def __init__(
+        self,
+        connection: Connection[H],
+        thread: ConnectionThread,
+        present: Callable[[], A],
+        leave: Callable[[], None],
+        at_rest: Callable[[Any], bool] | None,
+        glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None,
+        interrupt: Callable[[], bool],
+        end_handler: Callable[[Any], float] | None,
+    ) -> None:
+        self._end_handler = end_handler
+        #: Until the end of a transaction has waited in vain for what was left inside: what undoes it waits no more.
+        self._patient = True
+        self._glance = glance
+        self._interrupt = interrupt
+        self._connection = connection
+        self._thread = thread
+        self._present = present
+        self._leave = leave
+        self._at_rest = at_rest
+
+    @property
+    def handle(self) -> A:
+        return self._present()
+
+    @property
+    def executed(self) -> bool:
+        """Whether the handler has had anything executed, where the connection can tell."""
+        return getattr(self._connection, "executed", True)
+
+    @property
+    def on_this_thread(self) -> Connection[H] | None:
+        """The connection itself, for user code that has a thread of its own; None where only our thread uses it."""
+        return self._connection if self._at_rest is None else None
+
+    async def batch(self, steps: Sequence[Step]) -> int:
+        if (rows := self._glanced(steps)) is not None:
+            return len(rows)
+        if not self._thread.is_idle and self._end_handler is not None and is_end(steps):
+            await self._wait_for_left(self._end_handler(self._connection))
+        return await self._thread.run(partial(self._connection.batch, steps))
+
+    async def _wait_for_left(self, patience_s: float) -> None:
+        """What a task of the handler's has under way is in front of us, and may have no end."""
+        try:
+            async with asyncio.timeout(patience_s if self._patient else 0.0):
+                await self._thread.run(_nothing)
+        except TimeoutError:
+            self._patient = False
+            raise left_inside("SQLite", patience_s) from None
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        if statement.brief and (rows := self._glanced((statement,))) is not None:
+            return rows
+        return await self._thread.run(partial(self._connection.fetch, statement))
+
+    def _glanced(self, steps: Sequence[Step]) -> list[Row] | None:
+        if self._glance is None or not self._thread.is_idle:
+            return None
+        return self._glance(self._connection, steps)
+
+    async def release(self) -> None:
+        at_rest = self._at_rest
+        if at_rest is not None and self._thread.is_idle and at_rest(self._connection):
+            _release(self._connection)
+            self._leave()
+            return
+        gone = self._thread.run(partial(_release, self._connection))
+        if at_rest is not None:
+            self._leave()  # its next user stands behind this on the same thread
+        else:
+            # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its
+            # own then. Whoever is cancelled here stops waiting; the connection goes back all the same.
+            gone.add_done_callback(lambda _: self._leave())
+            await gone
+
+    async def discard(self) -> None:
+        """The thread is free when it is: it may be in the middle of a statement that nobody waits for any more."""
+        call_until_done(self._interrupt)
+        gone = self._thread.run(partial(_discard, self._connection))
+        gone.add_done_callback(lambda _: self._leave())
+        await asyncio.shield(gone)
+
+
+def _release(connection: Connection[Any]) -> None:
+    try:
+        connection.release()
+    except Exception:  # what was to be committed is committed: a connection lost now fails nobody
+        _discard(connection)
+
+
+def _discard(connection: Connection[Any]) -> None:
+    try:
+        connection.discard()
+    except Exception:
+        _log.warning("a connection could not even be thrown away", exc_info=True)
+
+
+def _nothing() -> None:
+    """Done when everything before it is."""

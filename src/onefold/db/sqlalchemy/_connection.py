@@ -1,0 +1,242 @@
+"""What a batch means on a `sqlalchemy.Connection`: what is common, and Postgres."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
+
+from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
+from onefold._kernel.handler_errors import is_unserialized
+from onefold.db._left_running import close_when_left, hang_up, is_end
+from onefold.db._postgres import LEVELS, as_ourselves, crossing, placed
+from onefold.db.sqlalchemy._engine_events import let_go, take
+from onefold.db.sqlalchemy._errors import ENDED, mapped
+from onefold.db.sqlalchemy._handle import HandedOut
+from onefold.db.sqlalchemy._isolation import Level
+from onefold.errors import ConnectionLost, TransactionAborted, TransactionEnded, TransactionMisused
+
+_PLACEHOLDER = re.compile(r"[$?](\d+)")
+
+#: What text() would take for a parameter of its own.
+_COLON = re.compile(r"(?<![:\w\\]):(?=\w)")
+
+
+class SqlalchemyConnection:
+    """One connection of the engine: what is common, and Postgres. `OverSqlite` states its difference."""
+
+    def __init__(self, connection: Connection, schema: str | None = None) -> None:
+        self._connection = connection
+        #: Where our tables are, on Postgres.
+        self.schema = schema
+        #: Whether a handler has had the connection.
+        self.handed = False
+        #: How many writing statements were sent, by anyone.
+        self.writes = 0
+        #: Whether the handler was told that its transaction cannot be serialised. A session's end makes an aborted
+        #: transaction whole again, as far as the server tells.
+        self._unserialized = False
+        self._begun: RootTransaction | None = None
+        #: Whether a statement of ours is under way that commits by itself.
+        self._alone = False
+        self.handed_out = HandedOut(connection)
+        with self._turn():
+            take(connection, self)
+            self._set_up()
+
+    @property
+    def handle(self) -> Connection:
+        self.hand_out()
+        return self._connection
+
+    def hand_out(self) -> None:
+        """A handler is given the connection."""
+        self.handed = True
+        self.handed_out.begin()
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        if self.handed and is_end(steps):
+            self._end_handler(steps)
+        with self._turn():
+            self._check(undone=steps[0] is Boundary.ROLLBACK)
+            if len(steps) == 1 and isinstance(steps[0], Statement):
+                self._begin_alone()
+            count = 0
+            for step in self._as_ourselves(steps):
+                count = self._execute(step) if isinstance(step, Statement) else self._cross(step)
+            self._rest(keep=True)
+            return count
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        with self._turn():
+            self._check()
+            self._begin_alone()
+            result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
+            rows = [tuple(row) for row in result]
+            self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
+            return rows
+
+    def release(self) -> None:
+        self.handed_out.end()
+        if not self.handed_out.wait(0.0):
+            self.discard()
+            return
+        try:
+            with self._turn():
+                self._rollback()
+                self._restore()
+        except BaseException:
+            self.throw_away()
+            raise
+        self._close()
+
+    def discard(self) -> None:
+        """Threads of the handler's are made to leave first: see `leaving`."""
+        self.handed_out.end()
+        close_when_left(self.handed_out.wait, self.wake, self.throw_away, driver="SQLAlchemy")
+
+    def throw_away(self) -> None:
+        if not self._connection.closed:
+            self._connection.invalidate()
+        self._close()
+
+    def wake(self) -> None:
+        """Have those who are inside the driver leave it."""
+        hang_up(self._connection.connection.driver_connection)
+
+    def _close(self) -> None:
+        let_go(self._connection)
+        self.handed_out.let_go()
+        self._connection.close()
+
+    def _end_handler(self, steps: Sequence[Step]) -> None:
+        self.handed_out.end()
+        self.handed_out.check_left(self.handed_out.wait(self.handed_out.patience_s), steps)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Our turn: as long as it lasts, transactions may end. What the vendors raise is mapped."""
+        vendor_error = self._connection.dialect.loaded_dbapi.Error
+        try:
+            with self.handed_out.our_turn():
+                yield
+        except (exc.SQLAlchemyError, vendor_error, OSError, OverflowError, UnicodeError) as error:
+            with suppress(exc.SQLAlchemyError, vendor_error, OSError), self.handed_out.our_turn():
+                self._rest(keep=False)
+            raise mapped(self._connection, error) from error
+        except BaseException:  # a time limit, a signal: the application may be given this connection next
+            with suppress(Exception):
+                self._end_alone()
+            raise
+
+    @property
+    def _our_turn(self) -> bool:
+        return self.handed_out.is_our_turn
+
+    def before_commit(self) -> None:
+        if not self._our_turn:
+            raise TransactionMisused(
+                "the handler tried to commit the request's transaction; onefold commits it together with the key and "
+                "the response: remove the call (begin_nested() and onefold's session are allowed)"
+            )
+
+    def _check(self, *, undone: bool = False) -> None:
+        """What became of the transaction in the handler's hands? It does not matter if it is undone now."""
+        if self._connection.invalidated or (undone and self._connection.closed):
+            raise ConnectionLost("the connection was lost; what it had not committed is rolled back")
+        if self._begun is None or undone:
+            if self.handed and self._begun is None and self._connection.in_transaction():
+                self._connection.rollback()  # begun by what a handler left running: our own are over with our turns
+            return
+        if self._connection.get_transaction() is not self._begun or not self._begun.is_active:
+            raise TransactionEnded(ENDED)
+
+    def _execute(self, statement: Statement) -> int:
+        result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
+        return len(result.fetchall()) if result.returns_rows else max(result.rowcount, 0)
+
+    def _cross(self, step: Boundary | Nested) -> int:
+        match step:
+            case Boundary.COMMIT:
+                self._commit()
+            case Boundary.ROLLBACK:
+                self._rollback()
+            case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT | Nested():
+                self._savepoint(step)
+            case _:
+                self._begin(LEVELS.get(step))
+        return 0
+
+    def _begin_alone(self) -> None:
+        """A statement outside a transaction, while no handler has the connection."""
+        if self._begun is None and not self.handed:
+            self._alone = True  # first: what follows may be interrupted when it is done
+            self._alone = self._level.commit_each()
+
+    def _end_alone(self) -> None:
+        if self._alone:
+            self._level.commit_together()
+            self._alone = False
+
+    def _begin(self, level: str | None) -> None:
+        """None: at the level that the application chose."""
+        if self._begun is None:
+            self._connection.rollback()
+            self._level.use(level)
+            self._begun = self._connection.begin()
+
+    def _commit(self) -> None:
+        self._connection.commit()
+        self._begun = None
+
+    def _rollback(self) -> None:
+        # After a failed commit SQLAlchemy holds its transaction for over and would send nothing: so ask the driver.
+        self._connection.connection.rollback()
+        self._connection.rollback()
+        self._begun = None
+
+    def _savepoint(self, step: Boundary | Nested) -> None:
+        if self._begun is None:
+            raise TransactionEnded(f"{crossing(step)} outside a transaction")
+        if step == WHOLE and self._unserialized:
+            raise TransactionAborted("the transaction could not be serialised, and the handler went on")
+        self._connection.exec_driver_sql(crossing(step))
+
+    def _as_ourselves(self, steps: Sequence[Step]) -> Sequence[Step]:
+        return as_ourselves(steps) if self.handed else steps
+
+    def _set_up(self) -> None:
+        self._level = Level(self._connection)
+
+    def _rest(self, *, keep: bool) -> None:
+        """The end of our turn. What was done outside a transaction is over: nothing of ours stays open."""
+        self._end_alone()
+        if self._begun is None and self._connection.in_transaction():
+            if keep:
+                self._connection.commit()
+            else:
+                self._connection.rollback()
+
+    def before_statement(self, cursor: Any) -> None:
+        pass
+
+    def note_error(self, error: BaseException) -> None:
+        if not self._our_turn and is_unserialized(error):
+            self._unserialized = True
+
+    def _restore(self) -> None:
+        self._level.restore()
+
+
+@lru_cache(maxsize=1000)
+def _text(sql: str) -> TextClause:
+    # In brackets, because text() leaves `:p1::bigint` alone: no parameter, it thinks, where a colon follows.
+    return text(_PLACEHOLDER.sub(r"(:p\1)", _COLON.sub(r"\\:", sql)))
+
+
+def _named(statement: Statement) -> dict[str, object]:
+    return {f"p{number}": value for number, value in enumerate(statement.values, start=1)}

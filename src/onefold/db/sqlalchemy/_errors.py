@@ -1,0 +1,50 @@
+"""Our errors for SQLAlchemy's, or for those of the driver below it."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlalchemy import Connection, exc
+
+from onefold.db._postgres import error_for, refused
+from onefold.db.sqlite._errors import error_for as sqlite_error_for
+from onefold.errors import (
+    TWO_CONNECTIONS,
+    ConnectionLost,
+    OnefoldError,
+    PoolExhausted,
+    StoreUnavailable,
+    TransactionEnded,
+)
+
+ENDED = "the request's transaction was ended by someone else: a rollback(), a close(), or a COMMIT written as SQL"
+
+
+def not_connected(error: BaseException) -> OnefoldError:
+    """Our error for a connection that could not be had."""
+    if isinstance(error, exc.TimeoutError):
+        return PoolExhausted(f"no connection of the engine's pool became free in time ({error}). {TWO_CONNECTIONS}")
+    return StoreUnavailable(f"no connection to the database: {getattr(error, 'orig', None) or error}")
+
+
+def mapped(connection: Connection, error: BaseException) -> OnefoldError:
+    """Our error for what was raised while we worked on a connection."""
+    if isinstance(error, exc.StatementError):
+        # It is chained and may be logged: answers, events and keys are among the parameters of our statements.
+        error.hide_parameters = True
+    origin = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
+    match error:
+        case exc.DBAPIError(connection_invalidated=True):
+            return ConnectionLost(f"the connection was lost: {origin}")
+        case exc.ResourceClosedError() | exc.PendingRollbackError():
+            if connection.invalidated:
+                return ConnectionLost(f"the connection was lost: {error}")
+            return TransactionEnded(f"{ENDED} ({error})")
+        case _:
+            pass
+    if connection.dialect.name == "sqlite":
+        return sqlite_error_for(origin if isinstance(origin, sqlite3.Error) else Exception(str(origin)))
+    sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+    if sqlstate is None and not isinstance(error, OSError):
+        return refused(origin)
+    return error_for(sqlstate, origin)

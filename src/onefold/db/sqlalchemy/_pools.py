@@ -1,0 +1,76 @@
+"""An engine's pool in a place that it was not opened in: a child of fork, or the next event loop.
+
+It is replaced there, as SQLAlchemy's manual has it, with `dispose(close=False)`. Where the application has done so by
+itself nothing is left to do. What a closed loop has left is closed: a socket, or the thread of aiosqlite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Engine, Pool, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+
+from onefold.db._fork_and_loop import Process, close_quietly
+
+
+class PoolOfProcess:
+    """Keeps a forked child from its parent's connections."""
+
+    __slots__ = ("_engine", "_pool", "_process")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._process = Process()
+        self._pool: Pool = engine.pool
+
+    def check(self) -> bool:
+        """Before each connection. Whether this process is new."""
+        is_new = self._process.renew(self._replace_inherited)
+        self.note()
+        return is_new
+
+    def _replace_inherited(self) -> None:
+        if self._engine.pool is self._pool:
+            self._process.keep(self._pool)
+            self._engine.dispose(close=False)
+
+    def note(self) -> None:
+        """The pool that is there now is this process's own. A child that has another has seen to it by itself."""
+        self._pool = self._engine.pool
+
+
+class PoolOfLoop:
+    """The same for asyncio, where a pool serves one loop after another."""
+
+    __slots__ = ("_engine", "_loop", "_of_process", "_opened")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._of_process = PoolOfProcess(engine)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: On which loop each of the driver's connections was opened.
+        self._opened: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+        event.listen(engine, "connect", self._note)
+
+    def check(self) -> None:
+        """Before each connection."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:  # and so the process is the same: a child of fork runs another loop than its parent
+            self._of_process.note()
+            return
+        self._loop = loop
+        if self._of_process.check():
+            self._opened.clear()  # its parent's
+        stale = [connection for connection, its_loop in self._opened.items() if its_loop.is_closed()]
+        if stale:
+            self._engine.dispose(close=False)
+            self._of_process.note()
+        for connection in stale:
+            del self._opened[connection]
+            close_quietly(connection)
+
+    def _note(self, connection: DBAPIConnection, _: object) -> None:
+        self._opened[getattr(connection, "driver_connection", connection)] = asyncio.get_running_loop()

@@ -1,0 +1,332 @@
+"""One connection to a SQLite file, for as long as it is out: the verbs, and whose the write lock is."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain, repeat
+
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
+from onefold.db.sqlite._file import Link, Shared, keep_open
+from onefold.db.sqlite._guarded_connection import LOST, OVER, trespassed
+from onefold.db.sqlite._savepoints import Parts
+from onefold.errors import OnefoldError, StoreBusy, TransactionEnded, TransactionMisused
+
+#: The comment keeps it from being found in sqlite3's cache of compiled statements by a handler that begins.
+_BEGIN = "BEGIN IMMEDIATE -- onefold"
+
+_ENDS = frozenset({Boundary.COMMIT, Boundary.ROLLBACK})
+
+#: How many open connections are kept for later.
+_IDLE_MAX = 32
+
+#: How long a light transaction waits for the write lock before its flow looks around and tries again.
+_LIGHT_PATIENCE_S = 0.1
+
+#: How long it sleeps in between, as SQLite itself would.
+_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
+
+
+class SqliteConnection:
+    """One connection to the file, for as long as it is out."""
+
+    __slots__ = (
+        "_busy_timeout_s",
+        "_lent",
+        "_light",
+        "_patience_s",
+        "_shared",
+        "_writing",
+        "errand",
+        "errands",
+        "parts",
+        "term",
+    )
+
+    def __init__(self, link: Link, shared: Shared, busy_timeout_s: float) -> None:
+        self._lent: Link | None = link
+        link.connection.executed = False
+        self._shared = shared
+        self._busy_timeout_s = busy_timeout_s
+        self._writing = False
+        #: Whether the transaction under way is a light one.
+        self._light = False
+        self.parts = Parts()
+        #: How many transactions that a handler may work in have ended.
+        self.term = 0
+        #: What an async handler is having executed on its thread. It begins and ends with the lock, so that what comes
+        #: after it is not interrupted in its place.
+        self.errand: object | None = None
+        self.errands = threading.Lock()
+
+    @property
+    def handle(self) -> sqlite3.Connection:
+        """The sqlite3 connection, in its transaction, which begins here."""
+        return self.handle_in(self.term)
+
+    def handle_in(self, term: int) -> sqlite3.Connection:
+        """The same, for that term only: whoever comes too late, or had to wait while the request was ended, would begin
+        a transaction that is not kept."""
+        link = self._link
+        with link as connection:
+            if link is not self._lent or term != self.term:
+                raise TransactionMisused(OVER)
+            self._begin(light=False)
+        return connection
+
+    @property
+    def executed(self) -> bool:
+        """Whether the handler has had anything executed."""
+        return self._link.connection.executed
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        if not _ENDS.isdisjoint(steps):
+            self._link.shut(self._busy_timeout_s)
+        try:
+            with self._link:
+                self._check(steps)
+                match steps:
+                    case (Boundary.BEGIN_LIGHT, Statement() as statement, Boundary.COMMIT):
+                        return self._commit_alone(statement)
+                    case _:
+                        return self._step_by_step(steps)
+        except VENDOR_ERRORS as error:
+            raise error_for(error) from error
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        try:
+            with self._link:
+                self._check()
+                return self._execute(statement).fetchall()
+        except VENDOR_ERRORS as error:
+            raise error_for(error) from error
+
+    def glance(self, steps: Sequence[Step]) -> list[Row] | None:
+        """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
+        time for it."""
+        link = self._link
+        if self._writing or not link.has_light or link.in_transaction:
+            return None
+        try:
+            for step in steps:
+                if not isinstance(step, Statement) or not step.brief:
+                    return None
+                rows: list[Row] = link.light.execute(step.sql, step.values).fetchall()
+        except sqlite3.Error:
+            return None  # the one who waits, or is told, is on a thread
+        return rows
+
+    def prepare_to_glance(self) -> None:
+        """Open what a glance needs; that may take its time."""
+        try:
+            _ = self._link.light
+        except OnefoldError:
+            self.discard()
+            raise
+
+    def is_at_rest(self) -> bool:
+        """Releasing it now touches no disk."""
+        link, idle = self._link, self._shared.idle
+        if self._writing or link.in_transaction or link.is_held() or link.is_altered():
+            return False
+        return len(idle) < _IDLE_MAX
+
+    def release(self) -> None:
+        link, self._lent = self._link, None  # first: a thread of the handler's may be on its way to `handle`
+        link.when_left(partial(self._give_back, link))
+
+    def _give_back(self, link: Link) -> None:
+        link.connection.trespass = None
+        try:
+            # A task left behind would write into another request's transaction; what was changed would be found there.
+            if link.is_held() or link.is_altered():
+                self._close(link)
+            else:
+                self._put_back(link)
+        finally:
+            self._let_go()
+
+    def _put_back(self, link: Link) -> None:
+        try:
+            with link as connection:
+                link.rollback()
+            # What the handler may have set for itself is not for the next one.
+            connection.row_factory, connection.text_factory = None, str
+        except sqlite3.Error:
+            self._close(link)
+        else:
+            # Before another request has it, and never after: the locks would be that request's.
+            link.locks.release()
+            idle = self._shared.idle
+            idle.append(link)
+            if len(idle) > _IDLE_MAX:
+                idle.pop(0).close()
+
+    def end_handler(self) -> float:
+        """An async handler has ended: nothing more of it begins. How long the end of its transaction waits for what
+        has."""
+        self.term += 1
+        return self._busy_timeout_s
+
+    def interrupt(self) -> bool:
+        """The connection is about to be thrown away: break off what an async handler is having executed, and let
+        nothing in after it. Whether there is such a thing. To be called again until there is not."""
+        link = self._lent
+        if link is None or link.is_a_parents:
+            return False
+        self.term += 1
+        link.connection.over = True
+        return self.interrupt_errand(self.errand)
+
+    def interrupt_errand(self, errand: object) -> bool:
+        """Interrupt this errand, and nothing else. Whether it is executed now."""
+        with self.errands:
+            if errand is None or self.errand is not errand or self._lent is None:
+                return False
+            self._lent.connection.interrupt()
+            return True
+
+    def discard(self) -> None:
+        link, self._lent = self._lent, None
+        if link is None:
+            self._let_go()
+        elif link.is_a_parents:
+            keep_open(link)
+        else:
+            link.when_left(partial(self._throw_away, link))
+
+    def _throw_away(self, link: Link) -> None:
+        try:
+            self._close(link)
+        except sqlite3.Error as error:
+            raise error_for(error) from error
+        finally:
+            self._let_go()
+
+    def _close(self, link: Link) -> None:
+        try:
+            link.close()
+        finally:
+            link.locks.release()
+
+    @property
+    def _link(self) -> Link:
+        if self._lent is None:
+            raise TransactionMisused(OVER)
+        if self._lent.is_a_parents:
+            raise TransactionMisused(
+                "this SQLite connection was taken in another process and came here by a fork; its transaction belongs "
+                "to that process. Do the work there, or take a connection here"
+            )
+        return self._lent
+
+    @property
+    def _current(self) -> sqlite3.Connection:
+        return self._link.light if self._light else self._link.connection
+
+    def _check(self, steps: Sequence[Step] = ()) -> None:
+        """What became of the transaction in the handler's hands? What it tried does not matter if all is undone now.
+        That it is gone does, unless nothing is to be written instead: an answer after it would be stored for good."""
+        link = self._link
+        trespass, link.connection.trespass = link.connection.trespass, None
+        undone = bool(steps) and steps[0] is Boundary.ROLLBACK
+        if trespass is not None and not undone:
+            raise trespassed(trespass)
+        if undone and (len(steps) == 1 or self.parts.is_abandoned):
+            return
+        if self._writing and not self._light and not link.in_transaction:
+            self.parts.check()  # we have interrupted it
+            raise TransactionEnded(LOST)
+
+    def _execute(self, statement: Statement) -> sqlite3.Cursor:
+        cursor = self._current.cursor()
+        cursor.row_factory = None
+        return cursor.execute(statement.sql, statement.values)
+
+    def _cross(self, step: Boundary | Nested) -> None:
+        connection = self._current
+        match step:
+            case Boundary.COMMIT:
+                self.parts.check()
+                connection.commit()
+                self._end()
+            case Boundary.ROLLBACK:
+                connection.rollback()
+                self._end()
+            case Boundary.SAVEPOINT:
+                self._begin(light=False)  # the handler's first touch may be a savepoint
+                connection.execute(f"{step.value} onefold")
+            case Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
+                connection.execute(f"{step.value} onefold")
+            case Nested(boundary, number):
+                self._begin(light=False)
+                connection.execute(f"{boundary.value} onefold_{number}")
+                self.parts.cross(boundary, number)
+            case _:  # whatever level is asked for: transactions of SQLite are serializable
+                self._begin(light=step is Boundary.BEGIN_LIGHT)
+
+    def _step_by_step(self, steps: Sequence[Step]) -> int:
+        count = 0
+        for step in steps:
+            if isinstance(step, Statement):
+                cursor = self._execute(step)
+                count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
+            else:
+                self._cross(step)
+                count = 0
+        return count
+
+    def _commit_alone(self, statement: Statement) -> int:
+        """One statement that is a transaction of its own. SQLite begins and ends it: one call instead of three."""
+        self._take_lock(light=True)
+        try:
+            self._patiently(lambda: self._execute(statement).close())
+        finally:
+            self._let_go()
+        return 0
+
+    def _begin(self, *, light: bool) -> None:
+        if self._writing:
+            return
+        self._take_lock(light=light)
+        try:
+            self._patiently(lambda: self._current.execute(_BEGIN))
+        except sqlite3.Error as error:
+            self._let_go()
+            raise error_for(error) from error
+        if not light:
+            self._link.connection.over = False
+
+    def _take_lock(self, *, light: bool) -> None:
+        patience_s = min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if light else self._busy_timeout_s
+        if not self._shared.writer.acquire(timeout=patience_s):
+            raise StoreBusy(f"SQLite: another transaction of this process held the write lock for {patience_s:g} s")
+        self._writing, self._light = True, light
+
+    def _patiently(self, work: Callable[[], object]) -> None:
+        """Do it. Where another process has the write lock, and the connection is the one without patience, wait."""
+        deadline = time.monotonic() + min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if self._light else 0.0
+        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
+            try:
+                work()
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() + pause_s > deadline:
+                    raise
+            time.sleep(pause_s)
+
+    def _end(self) -> None:
+        if not self._light:
+            self.term += 1
+            self._link.connection.over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._writing:
+            self._writing = self._light = False
+            self.parts.forget()
+            self._shared.writer.release()

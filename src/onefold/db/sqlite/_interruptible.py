@@ -1,0 +1,56 @@
+"""What an async handler has done on the thread of its SQLite connection, and how that is broken off."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from onefold.db.sqlite._connection import SqliteConnection
+from onefold.errors import TransactionMisused
+
+T = TypeVar("T")
+
+
+class Interruptible(Generic[T]):
+    """One piece of work. Called on the thread; the rest is for the loop, but for `abandon`."""
+
+    __slots__ = ("_connection", "_dropped", "_executed", "_term", "_work", "part")
+
+    def __init__(self, connection: SqliteConnection, term: int, work: Callable[[sqlite3.Connection], T]) -> None:
+        self._connection = connection
+        self._term = term
+        self._work = work
+        self._dropped = self._executed = False
+        #: The savepoint that it is executed in; 0 outside of any.
+        self.part = 0
+
+    def __call__(self) -> T:
+        connection = self._connection
+        handle = connection.handle_in(self._term)
+        self.part = connection.parts.innermost
+        with connection.errands:
+            if self._dropped:
+                raise TransactionMisused("cancelled before its turn came; nothing was executed")
+            self._executed = True
+            connection.errand = self
+        try:
+            return self._work(handle)
+        finally:
+            with connection.errands:
+                connection.errand = None
+
+    def drop(self) -> bool:
+        """It is waited for no more. Whether it is executed now; what has not begun will not."""
+        with self._connection.errands:
+            self._dropped = True
+            return self._connection.errand is self
+
+    def interrupt(self) -> bool:
+        """Whether it is still executed."""
+        return self._connection.interrupt_errand(self)
+
+    def abandon(self) -> None:
+        """It is over, and its transaction must not be committed with it."""
+        if self._executed:
+            self._connection.parts.abandon(self.part)

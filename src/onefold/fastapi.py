@@ -1,0 +1,27 @@
+"""FastAPI: the request's transaction, principal and SQLAlchemy session as dependencies."""
+
+from typing import TYPE_CHECKING, Any
+
+from onefold._http.fastapi import Tx, authorize_from, principal_from
+
+if TYPE_CHECKING:
+    from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, RequestSession, SessionTx
+
+__all__ = [
+    "AsyncRequestSession",
+    "AsyncSessionTx",
+    "RequestSession",
+    "SessionTx",
+    "Tx",
+    "authorize_from",
+    "principal_from",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The sessions, when they are asked for: they need SQLAlchemy."""
+    if name not in __all__:
+        raise AttributeError(f"module 'onefold.fastapi' has no attribute {name!r}")
+    from onefold._http import fastapi_sessions
+
+    return getattr(fastapi_sessions, name)

@@ -1,0 +1,29 @@
+"""One fork server for the campaigns, and a database on the worker's Postgres that holds a schema for each place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold.testing.servers import PrivatePostgres
+from tests.chaos.fork_server import ForkServer
+from tests.chaos.stages import Stage, stage_of
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[ForkServer]:
+    with ForkServer() as fork_server:
+        yield fork_server
+
+
+@pytest.fixture(scope="session")
+def campaigns_dsn(postgres: PrivatePostgres) -> str:
+    return postgres.fresh_database()
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
+    """By the name of a store and a broker, which the test is parametrized with."""
+    return stage_of(request.param, request, tmp_path)

@@ -1,0 +1,69 @@
+"""Processes that share a journal and serve the same intents at the same time, each in an order of its own.
+
+A planted mistake must be seen: processes that keep a journal each have keys of their own, and pay as often.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.client.chaos.bank import open_bank
+from tests.client.chaos.customers import Account, Errand, accounts, customers
+from tests.client.chaos.ledger_checks import journalled, make_bank, make_journal, paid, wrong_entries, wrong_payments
+
+INTENTS = [f"pay:ord-{number}" for number in range(200)]
+WITHIN_S = 120.0
+
+
+@pytest.fixture
+def bank(postgres_dsn: str) -> str:
+    return make_bank(postgres_dsn)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path, bank: str) -> str:
+    """On Postgres it is in the bank's own database, which has its table already."""
+    return bank if request.param == "postgres" else make_journal(str(tmp_path / "journal.db"))
+
+
+def served(bank: str, journals: list[str]) -> list[Account]:
+    """What each of the processes has to tell; one for every journal named."""
+    with open_bank(bank) as server:
+        errands = [
+            Errand(
+                url=server.url,
+                journal=journal,
+                intents=random.Random(number).sample(INTENTS, len(INTENTS)),
+                concurrency=8,
+                timeout_s=10.0,
+            )
+            for number, journal in enumerate(journals)
+        ]
+        with customers(errands) as children:
+            return accounts(children, WITHIN_S)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_that_serve_the_same_intents_at_once_pay_each_of_them_once(
+    bank: str, journal: str, processes: int
+) -> None:
+    told = served(bank, [journal] * processes)
+    assert wrong_payments(bank, INTENTS) == []
+    assert wrong_entries(journal, told[0].keys) == []
+    first = told[0]
+    assert first.answers.keys() == set(INTENTS)
+    for account in told[1:]:
+        assert account.answers == first.answers
+        assert account.keys == first.keys
+    assert sum(account.replayed for account in told) == (processes - 1) * len(INTENTS)
+    # Every process has claimed every intent, at the least.
+    assert all(tries >= processes for _, _, _, tries in journalled(journal))
+
+
+def test_control_processes_with_a_journal_each_are_seen_to_pay_twice(bank: str, tmp_path: Path) -> None:
+    told = served(bank, [make_journal(str(tmp_path / f"journal-{number}.db")) for number in range(2)])
+    assert set(paid(bank).values()) == {2}
+    assert set(told[0].keys.values()).isdisjoint(told[1].keys.values())

@@ -1,0 +1,60 @@
+"""Batches whose values travel beside the text, as they are written."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from onefold._kernel.effects import Boundary, Statement, Step
+from onefold.db import _postgres
+from onefold.db._bound_batches import Binder
+from onefold.db._prepared_batches import Preparer
+
+INSERT = Statement("INSERT INTO onefold_record VALUES ($1::bytea)", (b"x",))
+
+
+def test_tables_are_placed_in_their_schema_and_savepoints_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its name is random: in one process of 2,560 it has failed messages only, and looks like a table of ours.
+    monkeypatch.setitem(_postgres.BOUNDARIES, Boundary.SAVEPOINT, "SAVEPOINT onefold_abcdefab")
+    messages, _, _ = Binder("mark").bind((Boundary.SAVEPOINT, INSERT, Boundary.COMMIT), (), set(), "shop")
+    assert b"SAVEPOINT onefold_abcdefab\0" in messages
+    assert b'INSERT INTO "shop".onefold_record' in messages
+
+
+def test_a_session_that_knows_the_statements_is_sent_none_of_them() -> None:
+    binder, steps = Binder("mark"), (INSERT, Boundary.COMMIT)
+    messages, new, end = binder.bind(steps, (), set(), None)
+    messages_again, new_again, end_again = binder.bind(steps, (), set(new), None)
+    assert b"INSERT" in messages
+    assert b"INSERT" not in messages_again
+    assert (list(new_again), end_again.name, end_again.sql) == ([], end.name, "COMMIT")
+
+
+def test_a_statement_that_stands_in_a_batch_many_times_is_parsed_once() -> None:
+    messages, new, _ = Binder("mark").bind((*[INSERT] * 50, Boundary.COMMIT), (), set(), None)
+    assert (messages.count(b"INSERT INTO"), len(new)) == (1, 2)
+    query, named = Preparer().query((Boundary.BEGIN, *[INSERT] * 50), set())
+    assert (query.count("INSERT INTO"), query.count("EXECUTE"), len(named)) == (1, 50, 1)
+
+
+BINDER, PREPARER = Binder("mark"), Preparer()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda steps: BINDER.bind(steps, (), set(), None), id="bound"),
+        pytest.param(lambda steps: PREPARER.query(steps, set()), id="prepared"),
+    ],
+)
+def test_batches_of_any_number_of_events_leave_nothing_behind(write: Callable[[tuple[Step, ...]], object]) -> None:
+    """What is kept of them depends on how many statements there are, not on how many a batch may have."""
+    write((INSERT, Boundary.COMMIT))
+    tracemalloc.start()
+    for events in range(2, 100):
+        write((*[INSERT] * events, Boundary.COMMIT))
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 50_000
