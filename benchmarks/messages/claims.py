@@ -23,7 +23,8 @@ from onefold._kernel.effects import Statement
 from onefold._kernel.executors import BrokerExecutor
 from onefold._kernel.runners import run_async
 from onefold._outbox.claimed_rows import START, Limits
-from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.relay_session import RelaySession
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
 from onefold.db._connect import async_database
 

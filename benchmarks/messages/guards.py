@@ -44,7 +44,8 @@ from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
-from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.relay_session import RelaySession
+from onefold._outbox.relay_settings import Settings
 from onefold.db._connect import async_database
 
 WARM_UP: Final = 100

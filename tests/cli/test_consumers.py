@@ -53,7 +53,7 @@ def test_one_that_runs_is_listed_so_and_not_removed(renamed: Shop) -> None:
         consume.tell(signal.SIGTERM)
         assert consume.ended() == 0
     answer = told(renamed.onefold("consumers", "remove", "ship", "-t", "shop:once", "-y", "--json"))
-    assert answer == {"waiting": 0, "handled": 3, "letters": 0}
+    assert answer == {"waiting": 0, "handled": 3, "failed_messages": 0}
 
 
 def test_there_may_be_none(shop: Shop) -> None:

@@ -76,7 +76,7 @@ def test_a_dead_letter_is_listed_shown_redriven_and_handled(shop: Shop) -> None:
         shop.remove("broken")
         answer = shop.onefold("dlq", "redrive", *D, "--wait", "--json", "--actor", "ann")
         job = told(answer)
-        assert (job["letters"], job["handled"], job["waiting"], job["dead"]) == (1, 1, 0, 0)
+        assert (job["failed_messages"], job["handled"], job["waiting"], job["dead"]) == (1, 1, 0, 0)
         assert "stop waiting with Ctrl-C" in answer.stderr
         consume.tell(signal.SIGTERM)
         assert consume.ended() == 0
@@ -90,7 +90,7 @@ def test_letters_that_die_again_make_a_waiting_redrive_fail(shop: Shop, buried: 
     with shop.started("consume", "shop:once"):
         answer = shop.onefold("dlq", "redrive", *D, "--wait")
     assert answer.returncode == 1
-    assert answer.stdout.endswith("1 letters of ship; 0 waiting, 1 dead again\n")
+    assert answer.stdout.endswith("1 failed messages of ship; 0 waiting, 1 dead again\n")
 
 
 def test_the_filters_choose_what_is_listed(shop: Shop, buried: Callable[..., list[str]]) -> None:
@@ -164,12 +164,12 @@ def test_data_that_is_no_json_is_shown_as_what_it_is(shop: Shop, buried: Callabl
 def test_a_dry_run_counts_by_topic_and_reason_and_changes_nothing(shop: Shop, buried: Callable[..., list[str]]) -> None:
     ids = buried(*placed("a", "b"))
     found = told(shop.onefold("dlq", "redrive", *D, "--dry-run", "--json"))
-    assert found["letters"] == 2
+    assert found["failed_messages"] == 2
     assert found["groups"] == [
-        {"topic": "order.placed", "reason": "RuntimeError: the printer is on fire", "letters": 2, "unfit": 0}
+        {"topic": "order.placed", "reason": "RuntimeError: the printer is on fire", "failed_messages": 2, "unfit": 0}
     ]
     assert sorted(found["first"]) == sorted(ids)
-    assert "would redrive 2 letters of ship" in shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
+    assert "would redrive 2 failed messages of ship" in shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
     assert set(states(shop).values()) == {"dead"}
     assert told(shop.onefold("dlq", "jobs", *D, "--json")) == []
 
@@ -179,7 +179,7 @@ def test_a_redrive_is_listed_can_be_cancelled_and_names_who_did_both(
 ) -> None:
     buried(*placed("a", "b"))
     job = told(shop.onefold("dlq", "redrive", *D, "--rate", "0.01", "--json"))
-    assert (job["letters"], job["waiting"]) == (2, 2)
+    assert (job["failed_messages"], job["waiting"]) == (2, 2)
     [listed] = told(shop.onefold("dlq", "jobs", *D, "--json"))
     assert listed["id"] == job["id"]
     assert listed["actor"] == getpass.getuser()
@@ -192,7 +192,7 @@ def test_a_redrive_is_listed_can_be_cancelled_and_names_who_did_both(
 
 def test_only_the_ids_that_are_named_are_redriven(shop: Shop, buried: Callable[..., list[str]]) -> None:
     first, second = buried(*placed("a", "b"))
-    assert told(shop.onefold("dlq", "redrive", second, *D, "--json"))["letters"] == 1
+    assert told(shop.onefold("dlq", "redrive", second, *D, "--json"))["failed_messages"] == 1
     assert states(shop) == {first: "dead", second: "waiting"}
     nothing = shop.onefold("dlq", "redrive", *D, "--reason", "nobody said that")
     assert (nothing.returncode, nothing.stdout) == (1, "no dead letter of ship fits\n")
@@ -261,7 +261,7 @@ def test_on_postgres_a_letter_is_found_by_its_id_and_redriven(postgres: PrivateP
     shown: dict[str, Any] = told(onefold("dlq", "show", ids[1], "-d", dsn, "--json"))
     assert (shown["id"], shown["data"]) == (ids[1], {"order": "b"})
     answer = onefold("dlq", "redrive", ids[1], "-d", dsn, "--json")
-    assert json.loads(answer.stdout)["letters"] == 1
+    assert json.loads(answer.stdout)["failed_messages"] == 1
     assert {failed_message["id"] for failed_message in told(onefold("dlq", "list", "-d", dsn, "--json"))} == {
         ids[0],
         ids[2],

@@ -13,7 +13,7 @@ import asyncpg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from onefold._http.asgi import TRANSACTION, Application, IdempotencyMiddleware, Receive, Send
-from onefold._http.guarded_request import RequestGuard
+from onefold._http.request_guard import RequestGuard
 from onefold._kernel import executors
 from onefold._kernel.ports import AsyncDatabase
 from onefold.db._threaded import ThreadedDatabase

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from onefold._http.guarded_request import RequestGuard
+from onefold._http.request_guard import RequestGuard
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.sql import sqlite
 from onefold._idempotency.store import Store

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onefold._http.guarded_request import RequestGuard
+from onefold._http.request_guard import RequestGuard
 from onefold._http.wsgi import TRANSACTION, Application, Environ, IdempotencyMiddleware, StartResponse
 from onefold._kernel.ports import Database
 from onefold.db.psycopg import PsycopgDatabase

@@ -25,7 +25,8 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
 from onefold._kernel.transaction import Transaction
 from onefold._outbox import status_report
-from onefold._outbox.relay_session import RelaySession, Settings, release_due
+from onefold._outbox.relay_session import RelaySession, release_due
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import forget as forget_published
 from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS

@@ -28,9 +28,9 @@ from onefold._kernel.runners import run
 from onefold._outbox import sql as outbox
 from onefold._outbox.sql import postgres as outbox_postgres
 from onefold._worker import wakeup
-from onefold.brokers.local import sql as local
-from onefold.db import migrate as migrations
-from onefold.db import postgres as db_postgres
+from onefold.brokers.local import _sql as local
+from onefold.db import _migrations as migrations
+from onefold.db import _postgres as db_postgres
 from onefold.db._migrations import migrate
 from onefold.db._postgres import placed
 from onefold.db.asyncpg import AsyncpgDatabase

@@ -9,8 +9,7 @@ import pytest
 from onefold._inbox import handling
 from onefold._inbox.catching_up import put_back, run_in_one_go
 from onefold._inbox.failed_messages import take, take_run
-from onefold._inbox.handling import FailedMessage
-from onefold._inbox.stored_message import received
+from onefold._inbox.stored_message import FailedMessage, received
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Duplicate, Failed, Handled, Parked
@@ -61,7 +60,7 @@ class Stage:
         return failed_message
 
     async def take(self, last: FailedMessage) -> list[FailedMessage]:
-        taken: list[FailedMessage] = await self.backend.flow(take_run(self.inbox, last.stored_message))
+        taken: list[FailedMessage] = await self.backend.flow(take_run(self.inbox, last.stored))
         return taken
 
     async def run(self, failed_messages: list[FailedMessage], database: Any = None) -> list[Any]:
@@ -76,7 +75,7 @@ async def test_successive_versions_run_in_one_transaction_and_in_their_order(bac
     stage = Stage(backend)
     await stage.park(12)
     failed_messages = await stage.take(await stage.recover())
-    assert [failed_message.stored_message.id for failed_message in failed_messages] == names(12, 3)
+    assert [failed_message.stored.id for failed_message in failed_messages] == names(12, 3)
     events = await stage.run(failed_messages)
     assert [type(event) for event in events] == [Handled] * 10
     assert (backend.calls, await backend.effects(), await backend.ledger()) == (names(12, 2), names(12), names(12))
@@ -97,13 +96,13 @@ async def test_a_run_ends_at_a_gap_and_at_one_that_has_a_time_of_its_own(backend
     await backend.change("DELETE FROM onefold_letter WHERE message_id = 'k007'")
     head = await stage.recover()
     failed_messages = await stage.take(head)
-    assert [failed_message.stored_message.id for failed_message in failed_messages] == names(6, 3)
+    assert [failed_message.stored.id for failed_message in failed_messages] == names(6, 3)
     await backend.flow(put_back(stage.inbox, failed_messages))
     await backend.change("UPDATE onefold_letter SET failed = 1, started = 1 WHERE message_id = 'k004'")
     later = "now() + interval '1 hour'" if backend.dialect == "postgres" else "32503680000000"
     column = "due_at" if backend.dialect == "postgres" else "due_at_ms"
     await backend.change(f"UPDATE onefold_letter SET {column} = {later} WHERE message_id = 'k004'")
-    assert [failed_message.stored_message.id for failed_message in await stage.take(head)] == ["k003"]
+    assert [failed_message.stored.id for failed_message in await stage.take(head)] == ["k003"]
 
 
 async def test_if_one_of_a_run_fails_nothing_of_it_stays_and_one_by_one_only_that_one_has_failed(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from onefold._inbox.failed_messages import give_up, take
-from onefold._inbox.handling import FailedMessage, Inbox, _Go
-from onefold._inbox.stored_message import StoredMessage
+from onefold._inbox.handling import Inbox, _Go
+from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
@@ -167,8 +167,8 @@ async def test_control_acknowledging_before_commit_loses_messages(backend: Backe
 class LedgerApart(Inbox):
     """The ledger row commits before the handler runs."""
 
-    async def _open(self, stored_message: StoredMessage, failed_message: FailedMessage | None) -> Any:
-        opened = await super()._open(stored_message, failed_message)
+    async def _open(self, stored: StoredMessage, failed_message: FailedMessage | None) -> Any:
+        opened = await super()._open(stored, failed_message)
         if isinstance(opened, _Go):
             await Batch((Boundary.COMMIT, Boundary.BEGIN, *self.sql.opening(60_000)))
         return opened

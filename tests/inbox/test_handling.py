@@ -270,8 +270,8 @@ async def test_an_id_that_no_database_takes_makes_a_dead_letter_and_no_endless_l
 def test_a_parcel_is_the_same_when_it_comes_back_from_its_row() -> None:
     given = message(key="k", version=7, time="2026-01-01T00:00:00Z", headers={"a": "b"}, content_type="text/plain")
     structured = Delivery(data=b'{"all": "of it"}', headers={"h": "1"}, message=given)
-    for stored_message in (received(delivery(given)), received(structured), received(delivery(message()))):
-        assert restored(*stored_message.values()) == stored_message  # type: ignore[arg-type]
+    for stored in (received(delivery(given)), received(structured), received(delivery(message()))):
+        assert restored(*stored.values()) == stored  # type: ignore[arg-type]
 
 
 # --- what kills its process ----------------------------------------------------------------------------------

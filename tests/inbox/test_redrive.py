@@ -154,7 +154,7 @@ async def test_everything_is_audited_with_who_did_it(shop: Shop) -> None:
         ("grace", "cancel"),
         ("ada", "redrive"),
     ]
-    assert lines[0]["details"]["letters"] == [{"id": "m1", "topic": "order.placed"}]
+    assert lines[0]["details"]["failed_messages"] == [{"id": "m1", "topic": "order.placed"}]
     assert Redriven("billing", "ada", 6) in backend.events
 
 

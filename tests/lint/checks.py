@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
-PURE_FLOORS = frozenset({"_kernel", "policy", "idempotency", "outbox", "inbox", "errors"})
-BELOW_THE_RIM = PURE_FLOORS - {"errors"}
-RIM_OF_THE_KERNEL = frozenset({"_kernel/clock.py", "_kernel/ids.py", "_kernel/executors.py", "_kernel/public_drivers.py"})
+PURE_FLOORS = frozenset({"_kernel", "_policy", "_idempotency", "_outbox", "_inbox", "errors"})
+BELOW_THE_EDGE = PURE_FLOORS - {"errors"}
+EDGE_OF_THE_KERNEL = frozenset({"_kernel/clock.py", "_kernel/ids.py", "_kernel/executors.py", "_kernel/public_drivers.py"})
 FOREIGN_BUT_ALLOWED = {
     "_idempotency/encryption.py": frozenset({"cryptography"}),
     # FastAPI needs the session's type when it reads the dependency.
@@ -166,7 +166,7 @@ def stray_drivers(source: Source) -> Iterator[Finding]:
 
 
 def ambient_reach(source: Source) -> Iterator[Finding]:
-    if source.floor not in BELOW_THE_RIM or source.path in RIM_OF_THE_KERNEL:
+    if source.floor not in BELOW_THE_EDGE or source.path in EDGE_OF_THE_KERNEL:
         return
     for line, name in sorted(_references(source.tree())):
         if instead := AMBIENT.get(name) or AMBIENT.get(_top(name)):

@@ -172,14 +172,14 @@ CONTROLS = {
     ),
     "cryptography": Control(
         check=checks.foreign_imports,
-        path="idempotency/flow.py",
+        path="_idempotency/flow.py",
         bad="from cryptography.fernet import Fernet\n",
         good="from cryptography.fernet import Fernet\n",
         good_path="_idempotency/encryption.py",
     ),
     "driver": Control(
         check=checks.stray_drivers,
-        path="face.py",
+        path="_app.py",
         bad="import asyncpg\n",
         good="import asyncpg\n",
         good_path="db/asyncpg.py",
@@ -274,8 +274,8 @@ def test_what_only_resembles_a_violation_is_left_alone(control: Control) -> None
 
 
 def test_a_finding_names_the_file_the_line_and_the_way_out() -> None:
-    [finding] = checks.stray_drivers(Source(path="face.py", text="\nimport psycopg.rows\n"))
-    assert str(finding) == "face.py:2: imports the driver psycopg.rows: drivers live in db"
+    [finding] = checks.stray_drivers(Source(path="_app.py", text="\nimport psycopg.rows\n"))
+    assert str(finding) == "_app.py:2: imports the driver psycopg.rows: drivers live in db"
 
 
 def test_an_exported_name_without_a_docstring_of_its_own_is_found() -> None:
@@ -315,8 +315,8 @@ def test_a_package_that_needs_something_installed_does_not_import_alone(tmp_path
 
 
 def test_without_git_the_files_of_the_project_are_found_and_the_rest_is_not(tmp_path: Path) -> None:
-    ours = {".ci/run", ".github/pull_request_template.md", "Makefile", "src/onefold/face.py"}
-    for name in ours | {".venv/lib/x.py", "src/onefold/__pycache__/face.pyc", ".coverage"}:
+    ours = {".ci/run", ".github/pull_request_template.md", "Makefile", "src/onefold/_app.py"}
+    for name in ours | {".venv/lib/x.py", "src/onefold/__pycache__/_app.pyc", ".coverage"}:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

@@ -18,7 +18,8 @@ from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.runners import run_async
-from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.relay_session import RelaySession
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.schema import MIGRATIONS
 from onefold._outbox.write import Outbox
 from onefold.db._migrations import migrate

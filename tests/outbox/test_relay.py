@@ -12,7 +12,8 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.runners import run_async
 from onefold._outbox.claimed_rows import assigned, read, rounds
-from onefold._outbox.relay_session import Settings, release_due
+from onefold._outbox.relay_session import release_due
+from onefold._outbox.relay_settings import Settings
 from onefold.errors import (
     BrokerUnavailable,
     ConfigurationError,

@@ -14,7 +14,8 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import Waiting
-from onefold._outbox.relay_session import RelaySession, Sent, Settings, release_due
+from onefold._outbox.relay_session import RelaySession, Sent, release_due
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import forget
 from onefold.errors import (
     StoreError,

@@ -17,7 +17,7 @@ from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox
 from onefold.brokers._endpoints import schema as endpoints
-from onefold.brokers.local import schema as local
+from onefold.brokers.local import _schema as local
 from onefold.db._connect import sync_database
 from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused

@@ -19,7 +19,8 @@ from onefold._kernel.messages import Message
 from onefold._kernel.ports import Broker
 from onefold._kernel.runners import run_async
 from onefold._outbox.endpoint_copies import Copy
-from onefold._outbox.relay_session import RelaySession, Settings
+from onefold._outbox.relay_session import RelaySession
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.status_report import report
 from onefold.brokers._connect import broker_of
 from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success, schema

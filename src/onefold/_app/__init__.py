@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar, Unpack
 
-from onefold._app.base import BaseOnefold
+from onefold._app.base_app import BaseOnefold
 from onefold._app.migrations import MIGRATIONS
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi

@@ -12,7 +12,7 @@ from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox_schema
 from onefold.brokers._endpoints import schema as endpoint_schema
-from onefold.brokers.local import schema as local_schema
+from onefold.brokers.local import _schema as local_schema
 from onefold.db._connect import dialect_of, file_of, sync_database
 from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 from onefold._http.adapter import SESSIONS, Inside, leave
 from onefold._http.adapter import TRANSACTION as TRANSACTION  # where an application without a framework finds its own
 from onefold._http.background import AnswerReplaced, only_replaced, run_held_back
-from onefold._http.guarded_request import GuardedRequest, RequestGuard
+from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import always_ready
 from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
 from onefold._http.request import Request, Response
+from onefold._http.request_guard import RequestGuard
 from onefold._http.status_pages import Pages
 from onefold._idempotency.retention import REAP_LIMIT, reap
 from onefold._kernel.executors import TaskExecutor

@@ -153,7 +153,7 @@ def question(setting: str, function: object) -> Question:
     if len(required) > 1 or (required and required[0] not in places):
         raise ConfigurationError(
             f"the {setting} function {_name(function)} takes {len(required)} parameters without defaults; it is called "
-            f"with the request only. A dependency of FastAPI goes through onefold._http.fastapi.{setting}_from(...)"
+            f"with the request only. A dependency of FastAPI goes through onefold.fastapi.{setting}_from(...)"
         )
     if not places and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
         return Question(setting, function, "nothing")
@@ -176,7 +176,7 @@ def _annotated(setting: str, function: Callable[..., Any], annotation: Any) -> Q
     raise ConfigurationError(
         f"the parameter of the {setting} function {_name(function)} is annotated {annotation!r}; it gets the request: "
         "onefold.Request, starlette.requests.Request or flask.Request. A dependency of FastAPI goes through "
-        f"{setting}=onefold._http.fastapi.{setting}_from({_name(function)})"
+        f"{setting}=onefold.fastapi.{setting}_from({_name(function)})"
     )
 
 

@@ -12,7 +12,7 @@ from onefold._http import asgi, wsgi
 from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
 from onefold._http.bare_header_check import header_taken
 from onefold._http.decorator import IdempotentHandler, idempotent_handler_of, mark, name_of
-from onefold._http.guarded_request import RequestGuard, current_request
+from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import Known, Readiness, always_ready, check_complete, check_free, check_served
 from onefold._http.openapi import describe
 from onefold._http.policy import (
@@ -27,6 +27,7 @@ from onefold._http.policy import (
 )
 from onefold._http.reaper import EVERY_S, Reaping
 from onefold._http.request import Request
+from onefold._http.request_guard import RequestGuard
 from onefold._http.request_identity import Naming
 from onefold._http.session_needs import check_sessions
 from onefold._http.shedding import Shedding, shed_asgi, shed_wsgi
@@ -256,7 +257,7 @@ class Layer:
                 guard=guard, operations=routes.operations, place=routes.place, base=self._pages, others=self._others
             )
         return {
-            "gate": guard,
+            "guard": guard,
             "resolve": routes.resolve,
             "pages": pages,
             "marks_entry": ready is not None,

@@ -44,7 +44,7 @@ def check_sessions(function: object, name: str, by: str, has: Kind | None) -> No
             raise ConfigurationError(
                 f"the parameter {need.parameter!r} of {name}{through} is a session of type {need.kind}, which {by} "
                 f"cannot give: {offers}. Give it the engine of your sessions, {engine}{instead}, or take the "
-                "transaction itself: tx: Tx[...] (onefold._http.fastapi)"
+                "transaction itself: tx: Tx[...] (onefold.fastapi)"
             )
 
 

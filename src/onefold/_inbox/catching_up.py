@@ -28,13 +28,25 @@ from onefold._kernel.telemetry import Duplicate, Handled, InboxEvent, Parked
 from onefold._kernel.transaction import Transaction
 
 if TYPE_CHECKING:
-    from onefold._inbox.handling import FailedMessage, Inbox
+    from onefold._inbox.handling import Inbox
+    from onefold._inbox.stored_message import FailedMessage
 
 #: How many failed messages are run in one go at most, and for how long one may go on taking the next: a transaction of
 # many
 #: handlers must not outlive its lease, nor hold what it locks for long.
 RUN_MAX: Final = 100
+BEHIND_MAX: Final = 10_000
 RUN_S_MAX: Final = 1.0
+
+
+class StreamsBehind(set[bytes]):
+    """The streams of which something is parked, as far as this process knows. A hint: one that is lost costs that the
+    deliveries of its stream are parked one by one."""
+
+    def note(self, stream: bytes) -> None:
+        if len(self) >= BEHIND_MAX:
+            self.clear()
+        self.add(stream)
 
 
 async def run_in_one_go(
@@ -44,7 +56,7 @@ async def run_in_one_go(
     by one, and it is seen why. Only some were: time was up, and the others are parked again."""
     if inbox.consumer.signature.opens:
         return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
-    stored_messages = [failed_message.stored_message for failed_message in failed_messages]
+    stored_messages = [failed_message.stored for failed_message in failed_messages]
     if not await checkout(lambda: _is_its_turn(inbox, stored_messages[0])):
         await rollback_and_release()
         return []
@@ -57,16 +69,14 @@ async def run_in_one_go(
 
     if await inbox.run_each(stored_messages, tx, settle) is not None:
         return []
-    return [
-        inbox.report(Handled(inbox.consumer.name, stored_message.topic)) for stored_message in stored_messages[:handled]
-    ]
+    return [inbox.report(Handled(inbox.consumer.name, stored.topic)) for stored in stored_messages[:handled]]
 
 
 async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> None:
     """Letters that were started together and not run wait again, as if they had not been."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, _, _ = place(failed_messages[0].stored_message)
-    back = sql.runs.put_back(name, _ids([failed_message.stored_message for failed_message in failed_messages]))
+    stream, _, _ = place(failed_messages[0].stored)
+    back = sql.runs.put_back(name, _ids([failed_message.stored for failed_message in failed_messages]))
 
     async def work() -> None:
         # Under the stream's lock, and the first is woken: what they wait for may have been handled by another process
@@ -81,7 +91,7 @@ async def park_all(inbox: Inbox, deliveries: Sequence[Delivery]) -> list[InboxEv
     """Park deliveries of one stream that wait for an earlier one. None: it may be the turn of one of them, or something
     is odd; handle them one by one."""
     stored_messages = [received(delivery) for delivery in deliveries]
-    problems = (find_problem(inbox.consumer, stored_message) for stored_message in stored_messages)
+    problems = (find_problem(inbox.consumer, stored) for stored in stored_messages)
     if any(d.redelivered for d in deliveries) or any(problem is not None for problem in problems):
         return None
     return await with_connection(lambda: _park(inbox, stored_messages))
@@ -93,7 +103,7 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
     await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.ensure(name, stream, epoch), sql.lock(name, stream)))
     [(*row, _, _, _)] = await Fetch(sql.look(name, stream, epoch, stored_messages[0].identity))
     stand = Stand(*row)
-    verdicts = [judged(stand, *place(stored_message)[1:], wait_ms=0) for stored_message in stored_messages]
+    verdicts = [judged(stand, *place(stored)[1:], wait_ms=0) for stored in stored_messages]
     # Where a stream begins, more has to be looked at than how far it is.
     if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
         await Batch((Boundary.ROLLBACK,))
@@ -105,22 +115,22 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
     known = {message_id for (message_id,) in await Fetch(sql.runs.known(name, those))}
     keeps: list[Statement] = []
     events: list[InboxEvent] = []
-    for stored_message, verdict in zip(stored_messages, verdicts, strict=True):
-        if stored_message.id in known:
-            events.append(Duplicate(name, stored_message.topic))
+    for stored, verdict in zip(stored_messages, verdicts, strict=True):
+        if stored.id in known:
+            events.append(Duplicate(name, stored.topic))
             continue
-        known.add(stored_message.id)
+        known.add(stored.id)
         assert isinstance(verdict, Early)
-        keeps.append(inbox.parked(stored_message, None, verdict))
-        events.append(Parked(name, stored_message.topic))
+        keeps.append(inbox.parked(stored, None, verdict))
+        events.append(Parked(name, stored.topic))
     await Batch((*keeps, Boundary.COMMIT))
     return events
 
 
-async def _is_its_turn(inbox: Inbox, stored_message: StoredMessage) -> bool:
+async def _is_its_turn(inbox: Inbox, stored: StoredMessage) -> bool:
     """Begin, lock the stream, and see that it stands where the first of a run expects it."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, epoch, version = place(stored_message)
+    stream, epoch, version = place(stored)
     begin: tuple[Step, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
     return await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))) > 0
 
@@ -142,4 +152,4 @@ def _settled(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[Stor
 
 
 def _ids(stored_messages: Sequence[StoredMessage]) -> str:
-    return json.dumps([stored_message.id for stored_message in stored_messages])
+    return json.dumps([stored.id for stored in stored_messages])

@@ -31,24 +31,22 @@ def identify(consumer: Consumer, delivery: Delivery) -> Delivery:
     return read_again(delivery, named)
 
 
-def reread(consumer: Consumer, stored_message: StoredMessage) -> StoredMessage:
+def reread(consumer: Consumer, stored: StoredMessage) -> StoredMessage:
     """A stored message without a message, read by what the consumer knows today. An earlier release kept no origin:
     where the consumer has one topic, that is what it came for."""
-    origin = stored_message.origin
+    origin = stored.origin
     if not origin.topic and len(consumer.topics) == 1 and not is_pattern(consumer.topics[0]):
         origin = replace(origin, topic=consumer.topics[0])
-    delivery = Delivery(
-        data=stored_message.data, headers=stored_message.headers, origin=origin, problem=stored_message.problem
-    )
+    delivery = Delivery(data=stored.data, headers=stored.headers, origin=origin, problem=stored.problem)
     found = received(identify(consumer, read_again(delivery)))
-    return replace(stored_message, problem=found.problem) if found.message is None else found
+    return replace(stored, problem=found.problem) if found.message is None else found
 
 
-def find_problem(consumer: Consumer, stored_message: StoredMessage) -> str | None:
+def find_problem(consumer: Consumer, stored: StoredMessage) -> str | None:
     """Why the message cannot be handled at all: it cannot be read, or lacks what an ordered consumer needs."""
-    message = stored_message.message
+    message = stored.message
     if message is None or consumer.order == "none":
-        return stored_message.problem
+        return stored.problem
     wants = f"consumer {consumer.name!r} is {consumer.order}"
     if message.key is None:
         return f"{wants}, but the message has no key (CloudEvents attribute partitionkey) to be in order with"

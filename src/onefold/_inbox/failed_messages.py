@@ -15,10 +15,10 @@ from onefold._inbox.catching_up import RUN_MAX
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import reread
 from onefold._inbox.failure_log import log_failure
-from onefold._inbox.handling import FailedMessage, Inbox
+from onefold._inbox.handling import Inbox
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
-from onefold._inbox.stored_message import StoredMessage, place, restored
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, restored
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
@@ -171,26 +171,26 @@ async def tallied(dialect: str) -> list[Tally]:
 
 def _failed_message(consumer: Consumer, *row: Any) -> FailedMessage:
     """What could not be read is read again: the consumer may know more by now."""
-    stored_message = restored(*row[:_CONTENT])
-    name = stored_message.id
-    if stored_message.message is None:
-        stored_message = reread(consumer, stored_message)
+    stored = restored(*row[:_CONTENT])
+    name = stored.id
+    if stored.message is None:
+        stored = reread(consumer, stored)
     started, failed, history = row[_CONTENT:]
-    return FailedMessage(stored_message, started, failed, history, name)
+    return FailedMessage(stored, started, failed, history, name)
 
 
 def _view(*row: Any) -> FailedMessageView:
-    stored_message = restored(*row[:_CONTENT])
+    stored = restored(*row[:_CONTENT])
     started, failed, history, state, reason, created_ms, due_in_ms, died_ms, redrive = row[_CONTENT:]
     return FailedMessageView(
-        id=stored_message.id,
+        id=stored.id,
         state=state,
         reason=reason,
-        message=stored_message.message,
-        headers=dict(stored_message.headers),
-        data=stored_message.data,
-        topic=None if stored_message.topic == "?" else stored_message.topic,
-        origin=stored_message.origin,
+        message=stored.message,
+        headers=dict(stored.headers),
+        data=stored.data,
+        topic=None if stored.topic == "?" else stored.topic,
+        origin=stored.origin,
         started=started,
         failed=failed,
         history=json.loads(history),
@@ -207,7 +207,7 @@ def _started(consumer: Consumer, rows: list[Any]) -> list[FailedMessage]:
 
 
 def _in_order(failed_message: FailedMessage) -> tuple[bytes, int, int]:
-    message = failed_message.stored_message.message
+    message = failed_message.stored.message
     if message is None:
         return b"", 0, 0
-    return failed_message.stored_message.stream or b"", message.epoch or 0, message.version or 0
+    return failed_message.stored.stream or b"", message.epoch or 0, message.version or 0

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from onefold._inbox.catching_up import RUN_S_MAX, park_all
+from onefold._inbox.catching_up import RUN_S_MAX, StreamsBehind, park_all
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import find_problem, identify
 from onefold._inbox.failure_log import log_failure
@@ -26,7 +26,15 @@ from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import Handling
 from onefold._inbox.permanent_failures import is_final
 from onefold._inbox.sql import STATEMENTS
-from onefold._inbox.stored_message import StoredMessage, place, reason_of, received, with_failure, written
+from onefold._inbox.stored_message import (
+    FailedMessage,
+    StoredMessage,
+    place,
+    reason_of,
+    received,
+    with_failure,
+    written,
+)
 from onefold._inbox.version_order import Early, Late, Stand, Turn, is_stale, judged
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
@@ -49,20 +57,7 @@ from onefold.errors import TransactionMisused
 
 _log = logging.getLogger("onefold.consumer")
 
-BEHIND_MAX: Final = 10_000
 _REDELIVERED: Final = "delivered again: whoever had it before did not finish"
-
-
-@dataclass(frozen=True, slots=True)
-class FailedMessage:
-    """A message that is kept, and was started by us. `name` is what its row is called: another name than its message's
-    own where that could not be read when it came."""
-
-    stored_message: StoredMessage
-    started: int
-    failed: int
-    history: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ class Inbox:
         #: Letters that were started but neither handled nor failed: the database went away, or a stop cut them off.
         self.unfinished: set[str] = set()
         #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
-        self.behind: set[bytes] = set()
+        self.behind = StreamsBehind()
         self._name = consumer.name
         self._handling = Handling(consumer, self.sql, perform)
         self._listener = listener
@@ -111,13 +106,13 @@ class Inbox:
 
     async def handle(self, delivery: Delivery, tx: Transaction[Any]) -> InboxEvent:
         """Handle a delivery. When this returns the broker may forget it; StoreError: nothing is known, give it back."""
-        stored_message = received(delivery)
-        problem = find_problem(self.consumer, stored_message)
+        stored = received(delivery)
+        problem = find_problem(self.consumer, stored)
         if problem is not None:
-            return self.report(await with_connection(lambda: self._refuse(stored_message, problem, None)))
+            return self.report(await with_connection(lambda: self._refuse(stored, problem, None)))
         if delivery.redelivered:
-            return await self._again(stored_message, tx)
-        return self.report(await self._attempt(stored_message, None, tx))
+            return await self._again(stored, tx)
+        return self.report(await self._attempt(stored, None, tx))
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: Transaction[Any]) -> list[InboxEvent] | None:
         """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
@@ -126,16 +121,14 @@ class Inbox:
             parked = await park_all(self, deliveries)
             return None if parked is None else [self.report(event) for event in parked]
         stored_messages = [received(delivery) for delivery in deliveries]
-        if any(stored_message.problem is not None for stored_message in stored_messages) or any(
-            d.redelivered for d in deliveries
-        ):
+        if any(stored.problem is not None for stored in stored_messages) or any(d.redelivered for d in deliveries):
             return None
         fresh = await checkout(lambda: self._claim_many(stored_messages))
         if fresh is None:
             await rollback_and_release()
             return None
         if fresh:
-            once = {(stored_message.id, stored_message.source): stored_message for stored_message in stored_messages}
+            once = {(stored.id, stored.source): stored for stored in stored_messages}
             error = await self._run([once[each] for each in once if each in fresh], tx, ())
             if error is not None:
                 if isinstance(error, TransactionMisused):  # one by one they may be duplicates, and then nobody is told
@@ -144,26 +137,26 @@ class Inbox:
         else:
             await rollback_and_release()
         events: list[InboxEvent] = []
-        for stored_message in stored_messages:
-            event = Handled if (stored_message.id, stored_message.source) in fresh else Duplicate
-            fresh.discard((stored_message.id, stored_message.source))  # it may be there twice
-            events.append(self.report(event(self._name, stored_message.topic)))
+        for stored in stored_messages:
+            event = Handled if (stored.id, stored.source) in fresh else Duplicate
+            fresh.discard((stored.id, stored.source))  # it may be there twice
+            events.append(self.report(event(self._name, stored.topic)))
         return events
 
     async def run_letter(self, failed_message: FailedMessage, tx: Transaction[Any]) -> InboxEvent:
         """Handle a failed message that `take` started."""
-        problem = find_problem(self.consumer, failed_message.stored_message)
+        problem = find_problem(self.consumer, failed_message.stored)
         try:
-            if failed_message.name != failed_message.stored_message.id:
+            if failed_message.name != failed_message.stored.id:
                 renamed = await with_connection(lambda: self._rename(failed_message))
                 if renamed is None:
-                    return self.report(Duplicate(self._name, failed_message.stored_message.topic))
+                    return self.report(Duplicate(self._name, failed_message.stored.topic))
                 failed_message = renamed
             if problem is not None:
                 return self.report(
-                    await with_connection(lambda: self._refuse(failed_message.stored_message, problem, failed_message))
+                    await with_connection(lambda: self._refuse(failed_message.stored, problem, failed_message))
                 )
-            return self.report(await self._attempt(failed_message.stored_message, failed_message, tx))
+            return self.report(await self._attempt(failed_message.stored, failed_message, tx))
         except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
             self.unfinished.add(failed_message.name)
             raise
@@ -171,79 +164,75 @@ class Inbox:
     async def _rename(self, failed_message: FailedMessage) -> FailedMessage | None:
         """A failed message goes on under its stored message's name: it can be read now, or is to be named apart. None:
         what is called so was handled, or is kept."""
-        sql, name, stored_message = self.sql, self._name, failed_message.stored_message
+        sql, name, stored = self.sql, self._name, failed_message.stored
         await Batch((Boundary.BEGIN,))
-        if not await Batch(
-            (sql.rename(name, failed_message.name, stored_message.values(), stored_message.identity.apart),)
-        ):
-            if not await Fetch(sql.taken(name, stored_message.identity)):
+        if not await Batch((sql.rename(name, failed_message.name, stored.values(), stored.identity.apart),)):
+            if not await Fetch(sql.taken(name, stored.identity)):
                 await Batch((sql.drop(name, failed_message.name), _COMMIT))
                 return None
-            stored_message = stored_message.set_apart()
-            await Batch((sql.rename(name, failed_message.name, stored_message.values(), stored_message.id),))
+            stored = stored.set_apart()
+            await Batch((sql.rename(name, failed_message.name, stored.values(), stored.id),))
         await Batch((_COMMIT,))
-        return replace(failed_message, stored_message=stored_message, name=stored_message.id)
+        return replace(failed_message, stored=stored, name=stored.id)
 
     # --- one attempt -------------------------------------------------------------------------------------
 
-    async def _again(self, stored_message: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
+    async def _again(self, stored: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
         """The process that had it may have died of it: count the start before it is run."""
-        apart, lease_ms = stored_message.identity.apart, 2 * self.lease_ms
-        keep = self.sql.keep_new(self._name, stored_message.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
+        apart, lease_ms = stored.identity.apart, 2 * self.lease_ms
+        keep = self.sql.keep_new(self._name, stored.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
         if await with_connection(lambda: _count(keep)) == 0:
-            if await with_connection(lambda: _count(self.sql.taken(self._name, stored_message.identity))):
-                return await self._again(stored_message.set_apart(), tx)
-            return self.report(Duplicate(self._name, stored_message.topic))
-        return await self.run_letter(FailedMessage(stored_message, 1, 0, "[]", stored_message.id), tx)
+            if await with_connection(lambda: _count(self.sql.taken(self._name, stored.identity))):
+                return await self._again(stored.set_apart(), tx)
+            return self.report(Duplicate(self._name, stored.topic))
+        return await self.run_letter(FailedMessage(stored, 1, 0, "[]", stored.id), tx)
 
     async def _attempt(
-        self, stored_message: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
+        self, stored: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
     ) -> InboxEvent:
-        opened = await checkout(lambda: self._open(stored_message, failed_message))
+        opened = await checkout(lambda: self._open(stored, failed_message))
         if isinstance(opened, _Taken):
             await Release()
-            return await self._attempt_apart(stored_message.set_apart(), failed_message, tx)
+            return await self._attempt_apart(stored.set_apart(), failed_message, tx)
         if not isinstance(opened, _Go):
             await Release()
             return opened
-        error = await self._run([stored_message], tx, opened.after)
+        error = await self._run([stored], tx, opened.after)
         if error is None:
-            if failed_message is None and self.behind and stored_message.stream is not None:
-                self.behind.discard(stored_message.stream)
-            return Handled(self._name, stored_message.topic)
-        return await with_connection(lambda: self._fail(stored_message, error))
+            if failed_message is None and self.behind and stored.stream is not None:
+                self.behind.discard(stored.stream)
+            return Handled(self._name, stored.topic)
+        return await with_connection(lambda: self._fail(stored, error))
 
     async def _attempt_apart(
-        self, stored_message: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
+        self, stored: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
     ) -> InboxEvent:
         """Its id is that of another source's message: the same again, under a name of its own."""
         if failed_message is not None:
-            apart = replace(failed_message, stored_message=stored_message)
+            apart = replace(failed_message, stored=stored)
             failed_message = await with_connection(lambda: self._rename(apart))
             if failed_message is None:
-                return Duplicate(self._name, stored_message.topic)
-        return await self._attempt(stored_message, failed_message, tx)
+                return Duplicate(self._name, stored.topic)
+        return await self._attempt(stored, failed_message, tx)
 
-    async def _open(
-        self, stored_message: StoredMessage, failed_message: FailedMessage | None
-    ) -> _Go | _Taken | InboxEvent:
+    async def _open(self, stored: StoredMessage, failed_message: FailedMessage | None) -> _Go | _Taken | InboxEvent:
         """Begin, and write the ledger row if the message is ours to handle now."""
         sql, name, order = self.sql, self._name, self.consumer.order
-        done = () if failed_message is None else (sql.drop(name, stored_message.id),)
+        done = () if failed_message is None else (sql.drop(name, stored.id),)
         begin: tuple[Step, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
         kept = failed_message is not None
         if order == "none":
-            if await Batch((*begin, sql.claim(order, name, stored_message.identity, None, kept=kept))):
+            if await Batch((*begin, sql.claim(order, name, stored.identity, None, kept=kept))):
                 return _Go(done)
-            if await Fetch(sql.taken(name, stored_message.identity, kept=kept)):
+            if await Fetch(sql.taken(name, stored.identity, kept=kept)):
                 await Batch((Boundary.ROLLBACK,))
                 return _Taken()
-            return await self._known(stored_message, done)
-        stream, epoch, version = place(stored_message)
+            return await self._known(stored, done)
+        stream, epoch, version = place(stored)
         first = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
-        claim = sql.claim(order, name, stored_message.identity, (stream, epoch, version), kept=kept)
+        claim = sql.claim(order, name, stored.identity, (stream, epoch, version), kept=kept)
         if not await Batch((*begin, *first, claim)):
-            not_yet = await self._judge(stored_message, failed_message, done)
+            not_yet = await self._judge(stored, failed_message, done)
             if not_yet is not None:
                 return not_yet
         return _Go((*done, *self._progress(stream, epoch, version)))
@@ -255,97 +244,88 @@ class Inbox:
         return (advance, self.sql.wake(self._name, stream, epoch, version + 1))
 
     async def _judge(
-        self, stored_message: StoredMessage, failed_message: FailedMessage | None, done: tuple[Statement, ...]
+        self, stored: StoredMessage, failed_message: FailedMessage | None, done: tuple[Statement, ...]
     ) -> _Taken | InboxEvent | None:
         """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
         sql, name = self.sql, self._name
-        stream, epoch, version = place(stored_message)
-        [(*row, handled, kept, taken)] = await Fetch(sql.look(name, stream, epoch, stored_message.identity))
+        stream, epoch, version = place(stored)
+        [(*row, handled, kept, taken)] = await Fetch(sql.look(name, stream, epoch, stored.identity))
         if handled or (kept and failed_message is None):
-            return await self._known(stored_message, done)
+            return await self._known(stored, done)
         if taken:
             await Batch((Boundary.ROLLBACK,))
             return _Taken()
         stand = Stand(*row)
-        claim = sql.claim("none", name, stored_message.identity, None, kept=True)
+        claim = sql.claim("none", name, stored.identity, None, kept=True)
         if self.consumer.order == "latest":
             if is_stale(stand, epoch, version):
                 await Batch((claim, *done, Boundary.COMMIT))
-                return Dropped(name, stored_message.topic)
+                return Dropped(name, stored.topic)
             verdict: Turn | Early | Late = Turn()
         else:
             verdict = judged(stand, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
         match verdict:
             case Turn():
-                return None if await Batch((claim,)) else await self._known(stored_message, done)
+                return None if await Batch((claim,)) else await self._known(stored, done)
             case Early():
                 await Batch(
                     (
-                        *self._waiting(stand, stored_message, verdict),
-                        self.parked(stored_message, failed_message, verdict),
+                        *self._waiting(stand, stored, verdict),
+                        self.parked(stored, failed_message, verdict),
                         _COMMIT,
                     )
                 )
-                self._note_behind(stream)
-                return Parked(name, stored_message.topic)
+                self.behind.note(stream)
+                return Parked(name, stored.topic)
             case Late(reason):
-                await Batch((self._dead(stored_message, reason, failed_message), _COMMIT))
-                return DeadLettered(name, stored_message.topic, reason, stored_message.id)
+                await Batch((self._dead(stored, reason, failed_message), _COMMIT))
+                return DeadLettered(name, stored.topic, reason, stored.id)
 
-    def _waiting(self, stand: Stand, stored_message: StoredMessage, early: Early) -> tuple[Statement, ...]:
+    def _waiting(self, stand: Stand, stored: StoredMessage, early: Early) -> tuple[Statement, ...]:
         if not early.begins:
             return ()
-        stream, epoch, _ = place(stored_message)
+        stream, epoch, _ = place(stored)
         wait = self.sql.wait(self._name, stream, epoch, milliseconds(self.consumer.baseline_wait_s))
         # What is parked of the epoch that ends here will never have its turn.
         return (wait, self.sql.wake(self._name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)
 
-    def _note_behind(self, stream: bytes) -> None:
-        if len(self.behind) >= BEHIND_MAX:  # a hint may be lost: then deliveries are parked one by one
-            self.behind.clear()
-        self.behind.add(stream)
+    def parked(self, stored: StoredMessage, earlier: FailedMessage | None, early: Early) -> Statement:
+        """It waits for its turn. That it was started to find this out does not count."""
+        if earlier is not None:
+            earlier = replace(earlier, started=earlier.started - 1)
+        return self._keep(stored, earlier, "waiting", early.reason, early.due_in_ms)
 
-    def parked(self, stored_message: StoredMessage, failed_message: FailedMessage | None, early: Early) -> Statement:
-        return self.sql.keep(
-            self._name,
-            stored_message.values(),
-            state="waiting",
-            reason=early.reason,
-            started=0 if failed_message is None else failed_message.started - 1,
-            failed=0 if failed_message is None else failed_message.failed,
-            history="[]" if failed_message is None else failed_message.history,
-            due_ms=early.due_in_ms,
+    def _dead(self, stored: StoredMessage, reason: str, earlier: FailedMessage | None) -> Statement:
+        return self._keep(stored, earlier, "dead", reason, None)
+
+    def _keep(
+        self, stored: StoredMessage, earlier: FailedMessage | None, state: str, reason: str, due_ms: int | None
+    ) -> Statement:
+        started, failed, history = (
+            (0, 0, "[]") if earlier is None else (earlier.started, earlier.failed, earlier.history)
         )
-
-    def _dead(self, stored_message: StoredMessage, reason: str, failed_message: FailedMessage | None) -> Statement:
         return self.sql.keep(
-            self._name,
-            stored_message.values(),
-            state="dead",
-            reason=reason,
-            started=0 if failed_message is None else failed_message.started,
-            failed=0 if failed_message is None else failed_message.failed,
-            history="[]" if failed_message is None else failed_message.history,
-            due_ms=None,
-        )
+            self._name, stored.values(), state=state, reason=reason,
+            started=started, failed=failed, history=history, due_ms=due_ms,
+        )  # fmt: skip
 
-    async def _known(self, stored_message: StoredMessage, done: tuple[Statement, ...]) -> InboxEvent:
+    async def _known(self, stored: StoredMessage, done: tuple[Statement, ...]) -> InboxEvent:
         """Handled already, or kept already. A failed message of what was handled goes."""
         await Batch((*done, _COMMIT) if done else (Boundary.ROLLBACK,))
-        return Duplicate(self._name, stored_message.topic)
+        return Duplicate(self._name, stored.topic)
 
     async def _claim_many(self, stored_messages: Sequence[StoredMessage]) -> set[tuple[str, str | None]] | None:
         """Name and source of those that are new. None: one has the id of another source's message."""
         await Batch((begin_at(self.consumer.isolation), *self.sql.opening(self.lease_ms)))
         those = written(stored_messages)
         fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, those))}
-        new = all((stored_message.id, stored_message.source) in fresh for stored_message in stored_messages)
+        new = all((stored.id, stored.source) in fresh for stored in stored_messages)
         return fresh if new or not await Fetch(self.sql.taken_of_many(self._name, those)) else None
 
     async def _run(
         self, stored_messages: Sequence[StoredMessage], tx: Transaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
-        messages = [stored_message.message for stored_message in stored_messages if stored_message.message is not None]
+        messages = [stored.message for stored in stored_messages if stored.message is not None]
         known = self.sql.handled(self._name, stored_messages[0].identity)
         return await self._handling.run(known, messages, tx, after)
 
@@ -356,29 +336,29 @@ class Inbox:
         settle: Callable[[int], tuple[Statement, ...]],
     ) -> Exception | None:
         """The same for one message after the other, in one transaction, as far as there is time: see `catching_up`."""
-        messages = [stored_message.message for stored_message in stored_messages if stored_message.message is not None]
+        messages = [stored.message for stored in stored_messages if stored.message is not None]
         time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
         known = self.sql.handled(self._name, stored_messages[0].identity)
         return await self._handling.run_each(known, messages, tx, settle, time_s)
 
     # --- what fails --------------------------------------------------------------------------------------
 
-    async def _fail(self, stored_message: StoredMessage, error: Exception) -> InboxEvent:
+    async def _fail(self, stored: StoredMessage, error: Exception) -> InboxEvent:
         """Write down that it failed, and when it is tried again."""
         sql, name = self.sql, self._name
         first: tuple[Statement, ...] = ()
         if self.consumer.order != "none":
-            stream, epoch, _ = place(stored_message)
+            stream, epoch, _ = place(stored)
             first = (sql.ensure(name, stream, epoch),)
         await Batch((Boundary.BEGIN, *first))
-        if await Fetch(sql.taken(name, stored_message.identity)):
-            stored_message = stored_message.set_apart()
-        kept = await Fetch(sql.known(name, stored_message.id))
+        if await Fetch(sql.taken(name, stored.identity)):
+            stored = stored.set_apart()
+        kept = await Fetch(sql.known(name, stored.id))
         state, started, failed, history = kept[0] if kept else ("waiting", 1, 0, "[]")
-        handled = bool(await Fetch(sql.handled(name, stored_message.identity)))
+        handled = bool(await Fetch(sql.handled(name, stored.identity)))
         if handled and not isinstance(error, TransactionMisused):
             await Batch((Boundary.ROLLBACK,))  # by another delivery of it, meanwhile
-            return Duplicate(name, stored_message.topic)
+            return Duplicate(name, stored.topic)
         failed += 1
         # A handler that committed by itself has its rows and its ledger row: running it again would change nothing.
         final = handled or is_final(error, self.consumer.dead_letter_on)
@@ -387,7 +367,7 @@ class Inbox:
         reason = reason_of(error)
         keep = sql.keep(
             name,
-            stored_message.values(),
+            stored.values(),
             state="dead" if dead else "waiting",
             reason=reason,
             started=max(started, failed),
@@ -397,17 +377,15 @@ class Inbox:
         )
         await Batch((keep, _COMMIT))
         if dead:
-            return DeadLettered(name, stored_message.topic, reason, stored_message.id)
-        return Failed(name, stored_message.topic, reason, failed, stored_message.id)
+            return DeadLettered(name, stored.topic, reason, stored.id)
+        return Failed(name, stored.topic, reason, failed, stored.id)
 
-    async def _refuse(
-        self, stored_message: StoredMessage, problem: str, failed_message: FailedMessage | None
-    ) -> InboxEvent:
+    async def _refuse(self, stored: StoredMessage, problem: str, failed_message: FailedMessage | None) -> InboxEvent:
         await Batch((Boundary.BEGIN,))
-        if failed_message is None and await Fetch(self.sql.taken(self._name, stored_message.identity)):
-            stored_message = stored_message.set_apart()
-        await Batch((self._dead(stored_message, problem, failed_message), _COMMIT))
-        return DeadLettered(self._name, stored_message.topic, problem, stored_message.id)
+        if failed_message is None and await Fetch(self.sql.taken(self._name, stored.identity)):
+            stored = stored.set_apart()
+        await Batch((self._dead(stored, problem, failed_message), _COMMIT))
+        return DeadLettered(self._name, stored.topic, problem, stored.id)
 
     def report(self, event: InboxEvent) -> InboxEvent:
         log_failure(event, self.consumer.attempts)

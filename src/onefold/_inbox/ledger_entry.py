@@ -91,10 +91,10 @@ class Entry:
             await with_connection(functools.partial(self._bury, error))
 
     async def _bury(self, error: Exception) -> None:
-        stored_message, reason = self._stored_message(), reason_of(error)
+        stored, reason = self._stored_message(), reason_of(error)
         keep = self._sql.keep(
             self._consumer,
-            stored_message.values(),
+            stored.values(),
             state="dead",
             reason=reason,
             started=1,
@@ -103,7 +103,7 @@ class Entry:
             due_ms=None,
         )
         await Batch((Boundary.BEGIN, keep, Boundary.COMMIT))
-        event = DeadLettered(self._consumer, stored_message.topic, reason, stored_message.id)
+        event = DeadLettered(self._consumer, stored.topic, reason, stored.id)
         log_failure(event, 1)
         tell(self._listener, event)
 

@@ -36,7 +36,7 @@ class FailedMessageNotFit(ProgrammerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters of a consumer. What is None filters nothing."""
+    """Which dead failed messages of a consumer. What is None filters nothing."""
 
     consumer: str
     topic: str | None = None
@@ -196,7 +196,7 @@ async def _discard(dialect: str, consumer: str, statement: Statement, actor: str
         # Whoever waited behind one of them is judged again; it does not follow that it may go on: that is `skip`.
         wakes = [sql.wake_first(consumer, stream) for stream in streams]
         failed_messages = [{"id": name, "topic": topic} for name, topic, _ in gone]
-        audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "letters": failed_messages}))
+        audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "failed_messages": failed_messages}))
         await Batch((*wakes, *((audit,) if gone else ()), Boundary.COMMIT))
         return len(gone)
 

@@ -1,6 +1,6 @@
 """A message as the inbox keeps it: what came from the broker, to the byte, and what was read from it.
 
-Invariant: `restored(stored_message.values()) == stored_message`, so a failed message is handled as its delivery would
+Invariant: `restored(stored.values()) == stored`, so a failed message is handled as its delivery would
 have been.
 """
 
@@ -91,9 +91,21 @@ class StoredMessage:
         return (self.id, _written(self.headers), self.data, body, json.dumps(envelope), *called)
 
 
-def place(stored_message: StoredMessage) -> tuple[bytes, int, int]:
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message that is kept, and was started by us. `name` is what its row is called: another name than its message's
+    own where that could not be read when it came."""
+
+    stored: StoredMessage
+    started: int
+    failed: int
+    history: str
+    name: str
+
+
+def place(stored: StoredMessage) -> tuple[bytes, int, int]:
     """Stream, epoch and version of a message that an ordered consumer can handle: anything else was refused before."""
-    message, stream = stored_message.message, stored_message.stream
+    message, stream = stored.message, stored.stream
     assert message is not None
     assert message.version is not None
     assert stream is not None
@@ -167,7 +179,7 @@ def restored(
 
 def written(stored_messages: Sequence[StoredMessage]) -> str:
     """Their identities, as a JSON array."""
-    return json.dumps([asdict(stored_message.identity) for stored_message in stored_messages])
+    return json.dumps([asdict(stored.identity) for stored in stored_messages])
 
 
 def with_failure(history: str, error: BaseException, now_ms: int) -> str:

@@ -37,7 +37,7 @@ _ENDED = (
 
 NOT_GIVEN = (
     "FastAPI gives a handler, and what it depends on, its transaction where the parameter is annotated with Tx: write "
-    "`tx: Tx[...]`, with `from onefold._http.fastapi import Tx`, as in Tx[AsyncSqlite] or Tx[asyncpg.Connection]"
+    "`tx: Tx[...]`, with `from onefold.fastapi import Tx`, as in Tx[AsyncSqlite] or Tx[asyncpg.Connection]"
 )
 
 _PLAIN_DEF = (
@@ -146,23 +146,8 @@ class Transaction(Generic[H]):
     at all."""
 
     __slots__ = (
-        "_cancels",
-        "_executor",
-        "_handed",
-        "_hooks",
-        "_outbox",
-        "_outgoing",
-        "_over",
-        "_savepoints",
-        "_session",
-        "_sessions",
-        "carried",
-        "development",
-        "in_plain_def",
-        "joined",
-        "kept",
-        "settled",
-        "touched",
+        "_cancels", "_executor", "_handed", "_hooks", "_outbox", "_outgoing", "_over", "_savepoints", "_session",
+        "_sessions", "carried", "development", "in_plain_def", "joined", "kept", "settled", "touched",
     )  # fmt: skip
 
     def __init__(

@@ -46,10 +46,10 @@ from onefold._outbox.confirms import confirms_of
 from onefold._outbox.destinations import Destinations
 from onefold._outbox.endpoint_copies import Aims, Copy, aimed
 from onefold._outbox.failure_log import log_failure, log_not_subscribed
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.schema import BUCKETS
 from onefold._outbox.sql import STATEMENTS
 from onefold._policy.backoff import Backoff, Draw
-from onefold._policy.ranges import require
 from onefold.errors import BrokerError, BrokerUnavailable, MessageRefused, StoreError, TopicNotSubscribed
 
 #: A refused event is tried again at growing distances, until it has no attempts left.
@@ -69,27 +69,6 @@ TOURS: Final = 16
 
 #: Tours that one tick makes at the most, while they find nothing but stopped streams.
 TOURS_MAX: Final = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What all lives of a relay share."""
-
-    lease_s: float = 30.0
-    batch_max: int = 1000
-    batch_bytes_max: int = 16 * 1024 * 1024
-    """How much data is at hand at once; a single larger event goes alone."""
-    keep_published_s: float = 0.0
-    """How long published rows are kept to be looked at. 0: they are deleted at once."""
-    attempts_max: int = 25
-    """An event that was refused so often is a dead letter: it, and its key, wait for a person."""
-
-    def __post_init__(self) -> None:
-        require("lease_s", self.lease_s, least=0.5, most=3600)
-        require("batch_max", self.batch_max, least=1, most=10_000)
-        require("batch_bytes_max", self.batch_bytes_max, least=1, most=1024**3)
-        require("keep_published_s", self.keep_published_s, most=366 * 86_400)
-        require("attempts_max", self.attempts_max, least=1, most=1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,19 +95,9 @@ class Breaker:
     """One host's breaker. `draw` spreads the clients of one host, so that they do not all probe at once."""
 
     __slots__ = (
-        "_closed_at",
-        "_config",
-        "_disproven",
-        "_draw",
-        "_lock",
-        "_open_until",
-        "_openings",
-        "_probes",
-        "_proofs",
-        "_proven",
-        "_window",
-        "spell",
-    )
+        "_closed_at", "_config", "_disproven", "_draw", "_lock", "_open_until", "_openings", "_probes", "_proofs",
+        "_proven", "_window", "spell",
+    )  # fmt: skip
 
     def __init__(self, draw: Draw, config: BreakerConfig = STANDARD_CONFIG) -> None:
         self._draw = draw

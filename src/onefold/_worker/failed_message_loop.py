@@ -14,8 +14,8 @@ from typing import Final
 
 from onefold._inbox.catching_up import put_back, run_in_one_go
 from onefold._inbox.failed_messages import give_up, next_due, take, take_run
-from onefold._inbox.handling import FailedMessage, Inbox
-from onefold._inbox.stored_message import StoredMessage
+from onefold._inbox.handling import Inbox
+from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.telemetry import Duplicate, Handled, Listener
 from onefold._kernel.wakeup_signals import Signal
 from onefold._worker.backoff_timer import either, ended, pause
@@ -123,11 +123,11 @@ class FailedMessageLoop:
         return len(failed_messages)
 
     async def _run(self, failed_message: FailedMessage) -> None:
-        async with self._partitions.named(failed_message.stored_message.stream).turn:
+        async with self._partitions.named(failed_message.stored.stream).turn:
             try:
                 event = await self._performer.handle(functools.partial(self._inbox.run_letter, failed_message))
                 if self._inbox.consumer.order == "strict" and isinstance(event, Handled):
-                    await self._catch_up(failed_message.stored_message)
+                    await self._catch_up(failed_message.stored)
             except Exception as error:
                 self._troubles.note("handling", error)
 
@@ -142,7 +142,7 @@ class FailedMessageLoop:
             try:
                 events = await self._performer.handle(functools.partial(run_in_one_go, self._inbox, failed_messages))
                 if events:
-                    last = failed_messages[len(events) - 1].stored_message
+                    last = failed_messages[len(events) - 1].stored
                     continue
                 while left:
                     event = await self._performer.handle(functools.partial(self._inbox.run_letter, left[0]))

@@ -35,7 +35,8 @@ from onefold._kernel.telemetry import (
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.claimed_rows import DIED_OF
 from onefold._outbox.endpoint_copies import Aims
-from onefold._outbox.relay_session import RelaySession, Sent, Settings, release_due
+from onefold._outbox.relay_session import RelaySession, Sent, release_due
+from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
 from onefold._policy.backoff import PAUSES, Draw, at_least_half

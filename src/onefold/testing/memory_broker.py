@@ -26,7 +26,8 @@ from onefold._kernel.messages import Confirm, Delivery, Message, write
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
 from onefold._outbox.event import checked_key, checked_topic, serialised
-from onefold._outbox.relay_session import RelaySession, Settings, release_due
+from onefold._outbox.relay_session import RelaySession, release_due
+from onefold._outbox.relay_settings import Settings
 from onefold.errors import ConfigurationError, OnefoldError
 
 #: Handlers that publish to each other could go on for ever.

@@ -86,7 +86,7 @@ def jobs_command(
     if as_json:
         answer(found)
         return
-    columns = ("id", "consumer", "actor", "started", "letters", "handled", "waiting", "dead", "cancelled")
+    columns = ("id", "consumer", "actor", "started", "failed_messages", "handled", "waiting", "dead", "cancelled")
     if found:
         printed("", columns, [[each[column] for column in columns] for each in found])
     else:
@@ -140,11 +140,11 @@ def _print_job(job: Job, *, as_json: bool) -> None:
 
 def _print_preview(consumer: str, found: Preview, as_json: bool) -> None:
     if as_json:
-        answer({"consumer": consumer, "letters": found.failed_messages, **asdict(found)})
+        answer({"consumer": consumer, "failed_messages": found.failed_messages, **asdict(found)})
         return
-    typer.echo(f"would redrive {found.failed_messages} letters of {consumer}")
+    typer.echo(f"would redrive {found.failed_messages} failed messages of {consumer}")
     if found.groups:
         rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in found.groups]
-        printed("", ("topic", "letters", "unfit", "reason"), rows)
+        printed("", ("topic", "failed_messages", "unfit", "reason"), rows)
     if found.first:
         typer.echo("first: " + ", ".join(found.first))

@@ -14,10 +14,10 @@ from onefold._kernel.pg_catalog import qualified
 _OPENING = qualified(f"""
 SELECT
 WHERE {POSTGRES_LEASE}
-   OR set_config('onefold._inbox', 'open', true) IS NULL
+   OR set_config('onefold.inbox', 'open', true) IS NULL
 """)
 
-_UNMARKED = "coalesce(current_setting('onefold._inbox', true), '') <> 'open'"
+_UNMARKED = "coalesce(current_setting('onefold.inbox', true), '') <> 'open'"
 
 _PROOF = Statement(qualified(f"INSERT INTO onefold_inbox (consumer, message_id) SELECT NULL, NULL WHERE {_UNMARKED}"))
 

@@ -312,8 +312,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             raise ProgrammerError(
                 f"{what} was called inside {handler}: what is written there would commit apart from the handler's "
                 "own transaction. Use that one: tx, which a consumer gets as its second parameter, FastAPI as a "
-                "parameter of type Tx (onefold._http.fastapi), and Flask from current_transaction() "
-                "(onefold._http.flask); tx.savepoint() is for a part that may fail alone"
+                "parameter of type Tx (onefold.fastapi), and Flask from current_transaction() "
+                "(onefold.flask); tx.savepoint() is for a part that may fail alone"
             )
 
     def _entry(

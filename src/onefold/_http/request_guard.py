@@ -1,0 +1,110 @@
+"""What all requests of an application share, and the first look at each: at its head, before its body is read."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from onefold._http.authentication import PLAIN_ASGI, Framework
+from onefold._http.guarded_request import GuardedRequest, current_request
+from onefold._http.keys import generated_ms, readable_key
+from onefold._http.policy import METHODS, Policy, Route
+from onefold._http.problems import problem
+from onefold._http.request import Request, Response, carried_in
+from onefold._http.request_identity import NAMING, Naming
+from onefold._http.stored_response import READING, Reading, new_run_id
+from onefold._idempotency.store import Store
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.telemetry import Listener
+from onefold._kernel.transaction import Outgoing, Sessions, Transaction, no_outbox
+from onefold.errors import (
+    CallerError,
+    KeyMissing,
+    OnefoldError,
+    ProgrammerError,
+    SchemaMissing,
+    StoreError,
+)
+
+HEADER = "idempotency-key"
+
+_log = logging.getLogger("onefold.requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestGuard:
+    """What all requests of an application share."""
+
+    store: Store
+    unkeyed: Store
+    """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
+    outbox: Callable[[], Outgoing] = no_outbox
+    sessions: Sessions | None = None
+    naming: Naming = NAMING
+    reading: Reading = READING
+    listener: Listener | None = None
+    described_by: str | None = None
+    """Where the specification page is, below the application's root, for the Link header of problems."""
+    development: bool = False
+    framework: Framework = PLAIN_ASGI
+    """Of the application that the layer is around: how its `authorize` and `principal` are asked."""
+    now_ms: Callable[[], int] = wall_ms
+    new_run_id: Callable[[], bytes] = new_run_id
+
+    def transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any], request: Request) -> Transaction[Any]:
+        """The request's transaction, still closed."""
+        tx = Transaction(executor, self.outbox, self.sessions)
+        # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
+        tx.carried = functools.partial(carried_in, request.headers)
+        return tx
+
+    def screen(self, request: Request, route: Route | None, tx: Transaction[Any]) -> GuardedRequest | Response | None:
+        """Judge a request by its head, before its body is read and before any store access.
+
+        None: not ours. A Response: refused. A GuardedRequest: read the body and have it admitted.
+        """
+        if route is None or request.method not in METHODS:
+            return None
+        lines = request.values(HEADER)
+        try:
+            key, key_ms = self.read_key(lines, route.policy) if lines else (None, None)
+            if key is None and route.policy.required:
+                raise KeyMissing(
+                    f"{request.method} {route.name} requires an Idempotency-Key header: a value of your own, "
+                    "for example a UUIDv7 in quotes, repeated on every retry of the same request."
+                )
+        except CallerError as error:
+            return self.refusal(error, request)
+        outer = current_request.get()
+        if outer is not None and not outer.over:
+            return self.broken(
+                ProgrammerError(
+                    f"{request.method} {route.name} was called from inside another idempotent request of the "
+                    "same process; it would wait for, or commit apart from, the transaction it is called in. Call the "
+                    "function with the same tx instead, or publish an event"
+                ),
+                request,
+            )
+        return GuardedRequest(self, request, route, key, key_ms, tx)
+
+    def refusal(self, error: OnefoldError, request: Request) -> Response:
+        """An error as a response, with a link to the specification, wherever the application is mounted."""
+        link = None if self.described_by is None else quote(request.root) + self.described_by
+        return problem(error, described_by=link)
+
+    def broken(self, error: OnefoldError, request: Request) -> Response:
+        """An error as a response; what the programmer or the operator must know goes to the log as well."""
+        if not isinstance(error, CallerError) or isinstance(error, StoreError):
+            # What to do about missing tables is in the text, and every request says it.
+            _log.error("%s", error, exc_info=None if isinstance(error, SchemaMissing) else error)
+        return self.refusal(error, request)
+
+    def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
+        """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
+        key = readable_key(lines, strict=policy.strict)
+        return key, None if policy.expiry == "new" else generated_ms(key, self.now_ms())
