@@ -102,7 +102,7 @@ def test_a_command_imports_no_adapter_and_no_other_command() -> None:
     libraries = {library for library, _ in ADAPTERS.values()} | {"aiohttp", "matplotlib", "requests"}
     assert not every & libraries
     one = imported_by("outbox", "--help")
-    assert {name for name in one if name.startswith(("onefold.cli.", "onefold._simulate"))} == {
+    assert {name for name in one if name.startswith(("onefold._cli.", "onefold._simulate"))} == {
         "onefold._cli.app",
         "onefold._cli.session",
         "onefold._cli.times",
