@@ -1,6 +1,6 @@
-"""Which tests claim which rows in which worlds, and what is missing.
+"""Which tests claim which rows in which backends, and what is missing.
 
-The same marker that this reads decides in which worlds a test runs, so a claim cannot be made without a run.
+The same marker that this reads decides in which backends a test runs, so a claim cannot be made without a run.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from tests.contract.rows import ALL, Row, WorldName
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The rows a test is about, and the worlds it runs in."""
+    """The rows a test is about, and the backends it runs in."""
 
     rows: tuple[str, ...]
     backends: tuple[WorldName, ...]
 
 
 def claims_of(function: Callable[..., Any]) -> Claims:
-    """What `@pytest.mark.contract("C07", backends=POSTGRES)` says. Worlds are all four unless named."""
+    """What `@pytest.mark.contract("C07", backends=POSTGRES)` says. Backends are all four unless named."""
     marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "contract"]
     if not marks:
         raise AssertionError(f"{function.__qualname__} has no @pytest.mark.contract: which row is it about?")
     rows = tuple(row for mark in marks for row in mark.args)
     backends = [mark.kwargs["backends"] for mark in marks if "backends" in mark.kwargs]
     if len(backends) > 1:
-        raise AssertionError(f"{function.__qualname__} names its worlds {len(backends)} times")
+        raise AssertionError(f"{function.__qualname__} names its backends {len(backends)} times")
     return Claims(rows, backends[0] if backends else ALL)
 
 
 def contract_tests() -> Iterator[Callable[..., Any]]:
-    """Every test function of this package that runs in worlds."""
+    """Every test function of this package that runs in backends."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         module = importlib.import_module(f"tests.contract.{path.stem}")
         for name, function in inspect.getmembers(module, inspect.isfunction):

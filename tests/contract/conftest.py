@@ -1,4 +1,4 @@
-"""The `backend` fixture: each contract test runs in every world its marker names, all four by default."""
+"""The `backend` fixture: each contract test runs in every backend its marker names, all four by default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(scope="session")
 def contract_dsn(postgres: PrivatePostgres) -> str:
-    """One database for all the worlds of a worker: making one takes longer than most of these tests."""
+    """One database for all the backends of a worker: making one takes longer than most of these tests."""
     return postgres.fresh_database()
 
 

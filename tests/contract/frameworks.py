@@ -1,4 +1,5 @@
-"""The application of the worlds, written for a framework: with exception handlers, and work that follows an answer."""
+"""The application of the backends, written for a framework: with exception handlers, and work that follows an
+answer."""
 
 from __future__ import annotations
 

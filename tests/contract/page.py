@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from onefold.http.pages import PROBLEMS
-from onefold.http.problems import TYPE_PREFIX
+from onefold._http.problems import TYPE_PREFIX
+from onefold._http.status_pages import PROBLEMS
 from tests.contract.completeness import claims_of, contract_tests
 from tests.contract.rows import ROWS, Level
 
@@ -47,7 +47,7 @@ draft-ietf-httpapi-idempotency-key-header-07, an expired Internet-Draft and no R
 draft asks in a case: MUST, SHOULD, RECOMMENDED, *security* for its security considerations, or nothing where it is
 silent and the promise is onefold's own.
 
-Each row has tests in four worlds: through ASGI and through WSGI, on SQLite and on Postgres. A row without a test in
+Each row has tests in four backends: through ASGI and through WSGI, on SQLite and on Postgres. A row without a test in
 one of them fails `tests/contract/test_completeness.py`, unless the row gives a reason. A test names its rows in
 `@pytest.mark.contract("C07")`.
 """
@@ -96,8 +96,8 @@ def _tests_by_row() -> dict[str, set[str]]:
 def _absences() -> Iterator[str]:
     for name, row in ROWS.items():
         for reason in sorted(set(row.absent.values())):
-            worlds = ", ".join(world for world in row.absent if row.absent[world] == reason)
-            yield f"- {name} has no case in {worlds}: {reason}."
+            backends = ", ".join(backend for backend in row.absent if row.absent[backend] == reason)
+            yield f"- {name} has no case in {backends}: {reason}."
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The rows of the HTTP contract: what each promises, in one line, and where a world has no such case.
+"""The rows of the HTTP contract: what each promises, in one line, and where a backend has no such case.
 
 The completeness test reads this list, and docs/http-contract.md is generated from it (see `page.py`). A row without a
-test in one of the four worlds is an error, unless a reason for that world stands here.
+test in one of the four backends is an error, unless a reason for that backend stands here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Level: TypeAlias = Literal["must", "should", "recommended", "security", "silent"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One promise. `absent` says for which worlds it makes no sense, and why."""
+    """One promise. `absent` says for which backends it makes no sense, and why."""
 
     meaning: str
     absent: Mapping[WorldName, str] = field(default_factory=dict)

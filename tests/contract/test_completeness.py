@@ -1,4 +1,4 @@
-"""Every row of the contract has a test in all four worlds; and the check that says so can say no."""
+"""Every row of the contract has a test in all four backends; and the check that says so can say no."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worlds of the inbox."""
+"""The backends of the inbox."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ FUNCTION_LINES_MAX = 60
 
 PURE_FLOORS = frozenset({"_kernel", "_policy", "_idempotency", "_outbox", "_inbox", "errors"})
 BELOW_THE_EDGE = PURE_FLOORS - {"errors"}
-EDGE_OF_THE_KERNEL = frozenset({"_kernel/clock.py", "_kernel/ids.py", "_kernel/executors.py", "_kernel/public_drivers.py"})
+EDGE_OF_THE_KERNEL = frozenset(
+    {"_kernel/clock.py", "_kernel/ids.py", "_kernel/executors.py", "_kernel/public_drivers.py"}
+)
 FOREIGN_BUT_ALLOWED = {
     "_idempotency/encryption.py": frozenset({"cryptography"}),
     # FastAPI needs the session's type when it reads the dependency.

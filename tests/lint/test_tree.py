@@ -61,7 +61,7 @@ def test_what_begins_first_is_there() -> None:
 def test_the_hooks_run_the_tools_of_make_check() -> None:
     check = (ROOT / "Makefile").read_text().partition("\ncheck: $(READY)\n")[2].partition("\n\n")[0]
     hooks = re.findall(r"entry: \.venv/bin/(.+)", (ROOT / ".pre-commit-config.yaml").read_text())
-    hooks.remove("python -m pytest -q tests/tidy")
+    hooks.remove("python -m pytest -q tests/lint")
     assert {_tool(line) for line in hooks} == {_tool(line) for line in re.findall(r"\$\(BIN\)/(.+)", check)}
 
 

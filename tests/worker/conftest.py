@@ -1,4 +1,4 @@
-"""The worlds of the inbox, for the workers around it."""
+"""The backends of the inbox, for the workers around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worlds of the key journal."""
+"""The backends of the key journal."""
 
 from __future__ import annotations
 

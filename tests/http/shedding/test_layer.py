@@ -1,6 +1,6 @@
 """Inside the idempotency layer: what is done is replayed before anybody is turned away, and a refusal leaves nothing.
 
-In the four worlds of the contract: ASGI and WSGI, SQLite and Postgres.
+In the four backends of the contract: ASGI and WSGI, SQLite and Postgres.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FULL = Shedding(limit=1, queue_most=0, status=503)
 
 
 class ShedAsgiWorld(AsgiWorld):
-    """A world whose application sheds."""
+    """A backend whose application sheds."""
 
     shedding_settings = FULL
 
@@ -79,7 +79,7 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 def open_world(
     request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop
 ) -> Iterator[Open]:
-    """Opens a world whose application sheds, inside of the layer or outside."""
+    """Opens a backend whose application sheds, inside of the layer or outside."""
     opened: list[Backend] = []
 
     def open_one(name: WorldName, *, inside: bool = True) -> Backend:
