@@ -14,7 +14,8 @@ from typing import Final
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Delivery, Message, received, write
-from onefold.brokers.nats import NatsBroker, NatsSubscription
+from onefold.brokers.nats import NatsBroker
+from onefold.brokers.nats._subscription import NatsSubscription
 from onefold.errors import ProgrammerError
 
 SEEN_S_MAX: Final = 30.0

@@ -8,6 +8,60 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+__all__ = [
+    "AnswerEncoded",
+    "AnswerNotKept",
+    "AuthenticationBroken",
+    "BodyIncomplete",
+    "BodyNotReplayable",
+    "BodyTooLarge",
+    "BodyTooSlow",
+    "BrokerError",
+    "BrokerUnavailable",
+    "CallNotMade",
+    "CallerError",
+    "ConfigurationError",
+    "ConnectionLost",
+    "ConsumerActive",
+    "DeadlinePassed",
+    "HeaderRepeated",
+    "IntentExpired",
+    "IntentInvalid",
+    "IntentReused",
+    "KeyExpired",
+    "KeyInFlight",
+    "KeyMalformed",
+    "KeyMissing",
+    "KeyNotDerivable",
+    "KeyReused",
+    "MessageInvalid",
+    "MessageRefused",
+    "MessageUnreadable",
+    "NotAuthorized",
+    "OnefoldError",
+    "OutcomeUnknowable",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PayloadInvalid",
+    "PoolExhausted",
+    "PrincipalMissing",
+    "ProgrammerError",
+    "RequiredValueMissing",
+    "SchemaMissing",
+    "SerializationFailed",
+    "StatementRefused",
+    "StoreBusy",
+    "StoreError",
+    "StoreReadOnly",
+    "StoreUnavailable",
+    "TooManyRequests",
+    "TopicNotSubscribed",
+    "TransactionAborted",
+    "TransactionEnded",
+    "TransactionMisused",
+    "UniqueViolated",
+]
+
 
 class OnefoldError(Exception):
     """The root: catch this to catch everything onefold raises on purpose."""
@@ -197,11 +251,9 @@ class TooManyRequests(CallerError):
 
 
 class DeadlinePassed(CallerError):
-    """The time that the client had granted was over before the request could run. Nothing was done.
-
-    504 rather than 503: operators and clients can tell work that came too late from work that was too much, and gRPC
-    gateways map an exceeded deadline to the same. Whoever still wants it may ask again, with more time.
-    """
+    """The time that the client had granted was over before the request could run. Nothing was done. 504 rather than
+    503: operators and clients can tell work that came too late from work that was too much, and gRPC gateways map an
+    exceeded deadline to the same. The client may ask again, with more time."""
 
     status = 504
     slug = "deadline-passed"
@@ -223,14 +275,6 @@ class StoreError(CallerError):
 
 class StoreUnavailable(StoreError):
     """No connection could be had, or the one in use was lost before anything could commit."""
-
-
-#: The usual cause of a pool that has nothing left to give, and the way out.
-TWO_CONNECTIONS = (
-    "Usual cause: a handler or a dependency (authentication, for example) takes a second connection of the same pool "
-    "while its request holds one, and such requests wait for each other. Have it use the request's own "
-    "(tx.connection, tx.session(), RequestSession); else make the pool larger than the number of requests at a time"
-)
 
 
 class PoolExhausted(StoreUnavailable):

@@ -15,7 +15,8 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
 
 from onefold._kernel.messages import Message
-from onefold.brokers.nats import NatsBroker, NatsSubscription, _durables
+from onefold.brokers.nats import NatsBroker, _durables
+from onefold.brokers.nats._subscription import NatsSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateNats
 from tests.support.patience import PATIENCE_S

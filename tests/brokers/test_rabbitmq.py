@@ -18,8 +18,8 @@ from aio_pika.abc import AbstractChannel
 
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.topics import matches
-from onefold.brokers._rabbitmq_queue import binding_key
-from onefold.brokers.rabbitmq import RabbitBroker, RabbitSubscription
+from onefold.brokers._rabbitmq_queue import RabbitSubscription, binding_key
+from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from onefold.testing.servers import PrivateRabbitmq
 from tests.support.patience import PATIENCE_S

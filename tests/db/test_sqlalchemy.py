@@ -14,20 +14,15 @@ from urllib.parse import quote
 
 import pytest
 import sqlalchemy
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from onefold import Onefold, single_principal
 from onefold._kernel.effects import Boundary, Statement
-from onefold.db.sqlalchemy import (
-    AsyncSqlalchemyDatabase,
-    SqlalchemyDatabase,
-    join_async_session,
-    join_session,
-)
+from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
 from onefold.db.sqlite._locks import lock_file
 from onefold.errors import (
     ConfigurationError,
@@ -43,6 +38,15 @@ TABLE = Statement("CREATE TABLE thing (id INTEGER PRIMARY KEY)")
 LEVEL = Statement("SELECT current_setting('transaction_isolation')")
 CHOSEN = {"AUTOCOMMIT": "read committed", "REPEATABLE READ": "repeatable read", "SERIALIZABLE": "serializable"}
 COUNT = Statement("SELECT count(*) FROM thing")
+
+
+def join_session(connection: Connection) -> Session:
+    """A Session of the application's own inside the transaction: its `commit()` and `rollback()` act on a savepoint."""
+    return Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+
+
+def join_async_session(connection: AsyncConnection) -> AsyncSession:
+    return AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
 
 
 class Model(DeclarativeBase):

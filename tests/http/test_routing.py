@@ -17,6 +17,8 @@ from starlette.routing import Mount, Route
 from onefold import AsyncOnefold
 from onefold._http.fastapi import Tx
 from onefold.db.sqlite import AsyncSqlite
+from onefold.errors import ProgrammerError
+from onefold.starlette import transaction_of
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
 
 
@@ -138,7 +140,7 @@ async def test_starlette_alone_will_do_with_functions_and_classes(orders: Orders
     @once.idempotent()
     async def order(request: Request) -> JSONResponse:
         item = (await request.json())["item"]
-        await request.scope["onefold.transaction"].connection.execute("INSERT INTO orders (item) VALUES (?)", (item,))
+        await transaction_of(request).connection.execute("INSERT INTO orders (item) VALUES (?)", (item,))
         return JSONResponse({"bought": item})
 
     class Endpoint(HTTPEndpoint):
@@ -161,6 +163,18 @@ async def test_starlette_alone_will_do_with_functions_and_classes(orders: Orders
         page = (await client.get("/onefold/specification")).text
     assert "PUT /v2/orders" in page
     assert "DELETE /v2/orders" not in page
+
+
+async def test_an_endpoint_of_starlette_that_is_not_marked_is_told_where_to_mark(once: AsyncOnefold) -> None:
+    async def order(request: Request) -> JSONResponse:
+        with pytest.raises(ProgrammerError, match=r"/orders has no transaction: mark .* the function itself or the"):
+            transaction_of(request)
+        return JSONResponse("refused")
+
+    app = Starlette(routes=[Route("/orders", order, methods=["POST"])])
+    once.install(app)
+    async with calling(app) as client:
+        assert (await client.post("/orders")).json() == "refused"
 
 
 async def test_a_path_that_only_looks_like_a_route_is_not_one(orders: Orders, once: AsyncOnefold) -> None:

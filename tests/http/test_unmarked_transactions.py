@@ -20,7 +20,7 @@ from onefold.db.sqlite import AsyncSqlite
 from onefold.errors import ConfigurationError
 from tests.http.stages import calling
 
-OFFERED = r"tx: Tx\[\.\.\.\].*onefold\.http\.fastapi"
+OFFERED = r"tx: Tx\[\.\.\.\].*onefold\.fastapi"
 
 
 def bare_annotation(once: AsyncOnefold | Onefold) -> FastAPI:

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 ADAPTERS = {
     "onefold._http.fastapi": ("fastapi", "fastapi"),
-    "onefold._http.starlette": ("starlette", "fastapi"),
+    "onefold._http.starlette": ("starlette", "starlette"),
     "onefold._http.flask": ("flask", "flask"),
     "onefold._http.fastapi_sessions": ("sqlalchemy", "sqlalchemy"),
     "onefold.db.asyncpg": ("asyncpg", "asyncpg"),

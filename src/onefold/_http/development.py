@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold._kernel.transaction import Transaction
-from onefold.errors import TWO_CONNECTIONS, TransactionMisused
+from onefold.errors import TransactionMisused
 
 
 def check_used(tx: Transaction[Any], operation: str, status: int) -> None:

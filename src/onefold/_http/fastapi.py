@@ -22,32 +22,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from onefold._http.adapter import TRANSACTION
 from onefold._http.authentication import NAMED, TEMPLATE
-from onefold._http.decorator import idempotent_handler_of
 from onefold._http.policy import METHODS
+from onefold._http.starlette import find_transaction
 from onefold._kernel.transaction import Transaction
-from onefold.errors import ProgrammerError
 
 H = TypeVar("H")
 
 
 async def transaction_of(connection: HTTPConnection) -> Transaction[Any]:
     """The transaction of the request, for `Depends`. Async, so that FastAPI spends no thread on it."""
-    tx = connection.scope.get(TRANSACTION)
-    if isinstance(tx, Transaction):
-        return tx
-    found = idempotent_handler_of(connection.scope.get("endpoint"))
-    if found is not None:
-        raise ProgrammerError(
-            f"{connection.url.path} has no transaction: its handler {found.name} is marked with @once.idempotent(...) "
-            f"of {found.layer.name}, but the request came past it. Call once.install(app) on this application, and let "
-            "no middleware inside of it rewrite the path or the method"
-        )
-    raise ProgrammerError(
-        f"{connection.url.path} has no transaction: mark the endpoint with @once.idempotent(...), below "
-        "@app.post(...), and call once.install(app)"
-    )
+    return find_transaction(connection, "below @app.post(...)")
 
 
 Tx: TypeAlias = Annotated[Transaction[H], Depends(transaction_of)]

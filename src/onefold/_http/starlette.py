@@ -1,4 +1,4 @@
-"""Starlette and FastAPI: finding the idempotent route of a request before the framework routes it.
+"""Starlette and FastAPI: finding the idempotent route of a request before the framework routes it, and its transaction.
 
 The layer sits outside the application's routing, so that replays are served before rate limits, shedding and
 dependencies; it therefore reads the application's routes itself, in their order.
@@ -19,21 +19,23 @@ from onefold._kernel.extras import missing_extra
 try:
     from starlette import routing
 except ModuleNotFoundError as error:
-    raise missing_extra(error, "fastapi") from None
+    raise missing_extra(error, "starlette") from None
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import CONVERTOR_TYPES
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import HTTPConnection
 
+from onefold._http.adapter import TRANSACTION
 from onefold._http.authentication import PlainAsgi, rendered
 from onefold._http.decorator import idempotent_handler_of, is_async, note_outside, policy_of
 from onefold._http.install_checks import Endpoint
 from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response
 from onefold._http.routes import Entry, Host, RouteTable
-from onefold._kernel.transaction import NOT_GIVEN
-from onefold.errors import ConfigurationError
+from onefold._kernel.transaction import NOT_GIVEN, Transaction
+from onefold.errors import ConfigurationError, ProgrammerError
 
 
 class ApplicationRoutes:
@@ -121,6 +123,30 @@ def _noting(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return await run_in_threadpool(handler, connection, error)
 
     return noting
+
+
+def transaction_of(request: HTTPConnection) -> Transaction[Any]:
+    """The transaction of the request a Starlette endpoint is serving."""
+    return find_transaction(request, "the function itself or the method of its HTTPEndpoint")
+
+
+def find_transaction(connection: HTTPConnection, mark: str) -> Transaction[Any]:
+    """The transaction of a request. `mark` says, for the error where it has none, where the framework's endpoints are
+    marked."""
+    tx = connection.scope.get(TRANSACTION)
+    if isinstance(tx, Transaction):
+        return tx
+    found = idempotent_handler_of(connection.scope.get("endpoint"))
+    if found is not None:
+        raise ProgrammerError(
+            f"{connection.url.path} has no transaction: its handler {found.name} is marked with @once.idempotent(...) "
+            f"of {found.layer.name}, but the request came past it. Call once.install(app) on this application, and let "
+            "no middleware inside of it rewrite the path or the method"
+        )
+    raise ProgrammerError(
+        f"{connection.url.path} has no transaction: mark the endpoint with @once.idempotent(...), {mark}, and call "
+        "once.install(app)"
+    )
 
 
 class StarletteFramework(PlainAsgi):

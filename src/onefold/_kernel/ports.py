@@ -15,6 +15,13 @@ from onefold._kernel.messages import Confirm, Delivery, Message
 
 H_co = TypeVar("H_co", covariant=True)
 
+#: The usual cause of a pool that has nothing left to give, and the way out.
+TWO_CONNECTIONS = (
+    "Usual cause: a handler or a dependency (authentication, for example) takes a second connection of the same pool "
+    "while its request holds one, and such requests wait for each other. Have it use the request's own "
+    "(tx.connection, tx.session(), RequestSession); else make the pool larger than the number of requests at a time"
+)
+
 
 class Connection(Protocol[H_co]):
     """One checked-out connection. `batch` and `fetch` raise onefold's errors, never a vendor's.

@@ -33,6 +33,8 @@ from onefold._policy.ranges import require
 from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, Health, KafkaSubscription, ask, made
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
+__all__ = ["KafkaBroker", "Setting"]
+
 Setting: TypeAlias = str | int | float | bool
 
 _TOPIC_CHARACTERS_MAX: Final = 249

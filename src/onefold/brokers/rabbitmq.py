@@ -37,7 +37,7 @@ from onefold.brokers._rabbitmq_channel import PORTS, Line, declare_exchange, end
 from onefold.brokers._rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
 
-__all__ = ["QueueType", "RabbitBroker", "RabbitSubscription"]
+__all__ = ["QueueType", "RabbitBroker"]
 
 
 class RabbitBroker:

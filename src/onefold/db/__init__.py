@@ -1,1 +1,20 @@
-"""Drivers: the kernel's database port on sqlite3, asyncpg, psycopg and SQLAlchemy, and nothing about any feature."""
+"""Drivers: the kernel's database port on sqlite3, asyncpg, psycopg and SQLAlchemy, and nothing about any feature.
+
+Here is what a driver for another library is written against; `onefold.testing.conformance` checks it. `Onefold(...)`
+takes a `Database`, `AsyncOnefold(...)` an `AsyncDatabase`.
+"""
+
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
+
+__all__ = [
+    "AsyncConnection",
+    "AsyncDatabase",
+    "Boundary",
+    "Connection",
+    "Database",
+    "Nested",
+    "Row",
+    "Statement",
+    "Step",
+]

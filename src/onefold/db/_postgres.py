@@ -14,8 +14,8 @@ from secrets import token_hex
 from onefold._kernel.dialects import POSTGRES_LIMITS, POSTGRES_PROOF
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Value
 from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold.errors import (
-    TWO_CONNECTIONS,
     ConfigurationError,
     ConnectionLost,
     OnefoldError,

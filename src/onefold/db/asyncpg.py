@@ -42,6 +42,8 @@ from onefold.db._postgres import (
 from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer, unprepared
 from onefold.errors import ConfigurationError, OnefoldError
 
+__all__ = ["AsyncpgDatabase"]
+
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _VENDOR_ERRORS = (

@@ -48,6 +48,7 @@ from onefold.db._psycopg_handle import C, HandedOut, check_left, check_left_by_t
 from onefold.db._psycopg_pipeline import DONE, begin_of, send_bound
 from onefold.errors import ConfigurationError, OnefoldError
 
+__all__ = ["AsyncPsycopgDatabase", "PsycopgDatabase"]
 Handle: TypeAlias = psycopg.Connection[Any]
 AsyncHandle: TypeAlias = psycopg.AsyncConnection[Any]
 

@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from onefold.errors import ConfigurationError, ProgrammerError
 
+__all__ = ["Direction", "FaultProxy", "Mode", "Traffic"]
+
 HOST: Final = "127.0.0.1"
 Mode = Literal["pass", "refuse", "reset", "black_hole"]
 Direction = Literal["up", "down"]

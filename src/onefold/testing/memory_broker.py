@@ -31,6 +31,8 @@ from onefold._outbox.relay_settings import Settings
 from onefold.errors import ConfigurationError, OnefoldError
 
 #: Handlers that publish to each other could go on for ever.
+__all__ = ["AsyncMemoryBroker", "MemoryBroker", "NotHandled"]
+
 MESSAGES_MAX: Final = 10_000
 
 _BYTES_MAX: Final = 64 * 1024 * 1024
@@ -62,7 +64,7 @@ class _Broker:
         self._errors: list[Exception] = []
         #: The events that the application has published, in their order: its handlers, and what the test ran.
         self.published: list[Message] = []
-        #: What became of each message, for each of its consumers: `onefold.events`.
+        #: What became of each message, for each of its consumers: `onefold.telemetry`.
         self.events: list[InboxEvent] = []
 
     def _message(

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from onefold._client.sleeping import Waiting
 
+__all__ = ["no_waiting"]
+
 
 @contextmanager
 def no_waiting() -> Iterator[None]:

@@ -21,6 +21,8 @@ from typing import BinaryIO, Final, Self, TypeAlias
 
 from onefold.errors import ConfigurationError
 
+__all__ = ["Act", "Answer", "Chunks", "Half", "Received", "Reset", "ScriptedServer", "Stall", "Trickle"]
+
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER, on, for 0 seconds
 
 

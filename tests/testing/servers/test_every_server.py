@@ -24,7 +24,7 @@ from onefold.testing.servers import (
     ServerFailed,
     ServerUnavailable,
 )
-from onefold.testing.servers.process import Launch
+from onefold.testing.servers._process import Launch
 from tests.support.patience import PATIENCE_S
 from tests.testing.servers.missing import unless_missing
 from tests.testing.servers.processes import children, ends, family, is_alive, mentioning, run
@@ -136,7 +136,7 @@ def test_a_server_that_never_answers_is_ended_and_says_what_it_said(monkeypatch:
         def _answer(self) -> str | None:
             return "silence"
 
-    monkeypatch.setattr("onefold.testing.servers.process.START_S_MAX", 0.5)
+    monkeypatch.setattr("onefold.testing.servers._process.START_S_MAX", 0.5)
     with pytest.raises(ServerFailed, match=r"Mute on port \d+ did not start: silence\nnot today"):
         Mute().start()
 

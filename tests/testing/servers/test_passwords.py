@@ -17,7 +17,7 @@ import redis.asyncio
 from aiormq.exceptions import ProbableAuthenticationError
 
 from onefold.testing.servers import PrivateServer
-from onefold.testing.servers.process import converse
+from onefold.testing.servers._process import converse
 
 WRONG = "0" * 32
 

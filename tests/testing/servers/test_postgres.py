@@ -21,14 +21,8 @@ import pytest
 import onefold
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers import (
-    Installation,
-    PrivatePostgres,
-    ServerFailed,
-    ServerUnavailable,
-    find_installation,
-    wheel_folder,
-)
+from onefold.testing.servers import PrivatePostgres, ServerFailed, ServerUnavailable
+from onefold.testing.servers._postgres import Installation, find_installation, wheel_folder
 from tests.support.patience import PATIENCE_S
 from tests.testing.servers.processes import AS_ROOT, NOBODY, children, ends, family, is_alive, parent, run, users
 

@@ -28,6 +28,8 @@ from onefold._kernel.wakeup_signals import News
 from onefold.brokers.local._sql import STATEMENTS
 from onefold.errors import BrokerUnavailable, ConfigurationError, StoreBusy, StoreError, TopicNotSubscribed
 
+__all__ = ["LocalBroker"]
+
 T = TypeVar("T")
 
 #: Is called with topics that somebody has subscribed to for the first time: their events need not wait any longer.

@@ -7,6 +7,5 @@ A connection that is lost is not waited for: whoever needs one next makes a new 
 """
 
 from onefold.brokers.nats._broker import NatsBroker
-from onefold.brokers.nats._subscription import NatsSubscription
 
-__all__ = ["NatsBroker", "NatsSubscription"]
+__all__ = ["NatsBroker"]

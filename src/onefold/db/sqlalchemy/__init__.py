@@ -20,8 +20,7 @@ try:
     from sqlalchemy import Connection, Engine, exc
 except ModuleNotFoundError as error:
     raise missing_extra(error, "sqlalchemy") from None
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import StaticPool
 
 from onefold._kernel.effects import Row, Statement, Step
@@ -39,16 +38,7 @@ from onefold.db.sqlite._locks import lock_file
 from onefold.db.sqlite._version import check_version
 from onefold.errors import ConfigurationError
 
-__all__ = [
-    "AsyncSqlalchemyConnection",
-    "AsyncSqlalchemyDatabase",
-    "Sessions",
-    "SqlalchemyConnection",
-    "SqlalchemyDatabase",
-    "join_async_session",
-    "join_session",
-    "tx_of",
-]
+__all__ = ["AsyncSqlalchemyDatabase", "SqlalchemyDatabase", "tx_of"]
 
 _log = logging.getLogger("onefold.database")
 
@@ -59,16 +49,6 @@ _CLOSED_S = 10.0
 _RETURNS_S_MAX = 10.0
 
 _DIALECTS = {"postgresql": "postgres", "sqlite": "sqlite"}
-
-
-def join_session(connection: Connection) -> Session:
-    """A Session inside the request's transaction: its `commit()` and `rollback()` act on a savepoint."""
-    return Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-
-
-def join_async_session(connection: AsyncConnection) -> AsyncSession:
-    """The same, for asyncio."""
-    return AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
 
 
 class SqlalchemyDatabase:

@@ -6,10 +6,10 @@ import sqlite3
 
 from sqlalchemy import Connection, exc
 
+from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold.db._postgres import error_for, refused
 from onefold.db.sqlite._errors import error_for as sqlite_error_for
 from onefold.errors import (
-    TWO_CONNECTIONS,
     ConnectionLost,
     OnefoldError,
     PoolExhausted,

@@ -28,6 +28,8 @@ from onefold.db.sqlite._locks import KeyLocks, lock_file
 from onefold.db.sqlite._version import check_version
 from onefold.errors import ConfigurationError
 
+__all__ = ["AsyncSqlite", "SqliteDatabase", "async_sqlite"]
+
 T = TypeVar("T")
 
 #: How long a cancelled statement in a savepoint may go on: until the rollback to that savepoint has given up on it.

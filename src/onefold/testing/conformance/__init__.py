@@ -8,9 +8,9 @@ says how.
     def test_my_driver_conforms(scenario): check(scenario, subject)
 """
 
-from onefold.testing.conformance import connections, statements, transactions
-from onefold.testing.conformance.cancellation import check_cancellation
-from onefold.testing.conformance.stage import (
+from onefold.testing.conformance import _connections, _statements, _transactions
+from onefold.testing.conformance._cancellation import check_cancellation
+from onefold.testing.conformance._stage import (
     NotConforming,
     Outage,
     Scenario,
@@ -34,7 +34,7 @@ __all__ = [
 
 SCENARIOS = tuple(
     found
-    for module in (statements, transactions, connections)
+    for module in (_statements, _transactions, _connections)
     for found in vars(module).values()
     if isinstance(found, Scenario)
 )

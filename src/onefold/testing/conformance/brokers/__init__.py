@@ -9,9 +9,9 @@ restart its server. A broker that departs from the port raises NotConforming, wh
 
 from typing import Final
 
-from onefold.testing.conformance.brokers import outages, patterns, publishing, sharing, subscriptions
-from onefold.testing.conformance.brokers.stage import BrokerScenario, BrokerStage, BrokerSubject, check, ids
-from onefold.testing.conformance.stage import NotConforming, Outage
+from onefold.testing.conformance._stage import NotConforming, Outage
+from onefold.testing.conformance.brokers import _outages, _patterns, _publishing, _sharing, _subscriptions
+from onefold.testing.conformance.brokers._stage import BrokerScenario, BrokerStage, BrokerSubject, check, ids
 
 __all__ = [
     "OUTAGES",
@@ -27,9 +27,9 @@ __all__ = [
 
 SCENARIOS: Final = tuple(
     found
-    for module in (publishing, sharing, subscriptions, patterns)
+    for module in (_publishing, _sharing, _subscriptions, _patterns)
     for found in vars(module).values()
     if isinstance(found, BrokerScenario)
 )
 
-OUTAGES: Final = tuple(found for found in vars(outages).values() if isinstance(found, BrokerScenario))
+OUTAGES: Final = tuple(found for found in vars(_outages).values() if isinstance(found, BrokerScenario))

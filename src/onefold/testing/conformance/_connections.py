@@ -7,7 +7,7 @@ from typing import Any
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Fetch, Release
 from onefold.errors import ConnectionLost, StoreUnavailable, TransactionEnded, TransactionMisused
-from onefold.testing.conformance.stage import Stage, expect, fails, holding, on_postgres, promise, refuses
+from onefold.testing.conformance._stage import Stage, expect, fails, holding, on_postgres, promise, refuses
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 SAVEPOINT = Boundary.SAVEPOINT

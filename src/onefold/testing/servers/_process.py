@@ -30,12 +30,12 @@ from typing import Final, Self
 
 from onefold.errors import OnefoldError, ProgrammerError
 from onefold.testing.fault_proxy import HOST, reserve_port
-from onefold.testing.servers import keeper
+from onefold.testing.servers import _keeper
 
 START_S_MAX: Final = 60.0
 STOP_S_MAX: Final = 10.0
 ANSWER_S_MAX: Final = 5.0
-_KEEPER: Final = str(Path(keeper.__file__).resolve())
+_KEEPER: Final = str(Path(_keeper.__file__).resolve())
 
 
 class ServerUnavailable(OnefoldError):
@@ -212,7 +212,7 @@ class _Home:
 
 def start_keeper(directory: Path, launch: Launch | None) -> subprocess.Popen[bytes]:
     """A keeper for this directory and for what is launched in it; its exit code is that of the command."""
-    orders = keeper.Orders(owner=os.getpid(), directory=str(directory))
+    orders = _keeper.Orders(owner=os.getpid(), directory=str(directory))
     if launch is not None:
         orders["command"] = list(launch.command)
         orders["companion"] = list(launch.companion)

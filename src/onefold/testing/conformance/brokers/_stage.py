@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.ports import Broker, Subscription
-from onefold.testing.conformance.stage import NotConforming, Outage, expect
+from onefold.testing.conformance._stage import NotConforming, Outage, expect
 
 #: As many as one call of a busy relay hands over.
 MANY: Final = 500

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from onefold._kernel.ports import MatchesPatterns
 from onefold.errors import ConfigurationError
-from onefold.testing.conformance.brokers.stage import BrokerStage, BrokerSubject, promise
-from onefold.testing.conformance.brokers.subscriptions import manager, manages, seen, unharmed
-from onefold.testing.conformance.stage import NotConforming, expect
+from onefold.testing.conformance._stage import NotConforming, expect
+from onefold.testing.conformance.brokers._stage import BrokerStage, BrokerSubject, promise
+from onefold.testing.conformance.brokers._subscriptions import manager, manages, seen, unharmed
 
 
 def matching(subject: BrokerSubject) -> bool:

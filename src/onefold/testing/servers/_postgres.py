@@ -24,7 +24,7 @@ from typing import Final, Literal
 
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers.process import (
+from onefold.testing.servers._process import (
     Launch,
     PrivateServer,
     ServerFailed,

@@ -16,8 +16,8 @@ from typing import Final, Self
 
 from onefold.errors import ConfigurationError
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers import kafka_mock
-from onefold.testing.servers.process import Launch, PrivateServer, ServerUnavailable, converse, file_of_wheel
+from onefold.testing.servers import _kafka_mock
+from onefold.testing.servers._process import Launch, PrivateServer, ServerUnavailable, converse, file_of_wheel
 
 _BROKERS_MAX: Final = 10
 # ApiVersions, the first question of every client: length, key, version, correlation id, no client id.
@@ -44,7 +44,7 @@ class PrivateKafka(PrivateServer):
         return ",".join(f"{HOST}:{port}" for port in self.ports)
 
     def _launch(self) -> Launch:
-        program = [sys.executable, "-I", "-S", str(Path(kafka_mock.__file__).resolve()), str(_library())]
+        program = [sys.executable, "-I", "-S", str(Path(_kafka_mock.__file__).resolve()), str(_library())]
         return Launch(command=[*program, HOST, *map(str, self.ports)])
 
     def _answer(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Nested, Release
 from onefold.errors import SerializationFailed, TransactionAborted, TransactionEnded, UniqueViolated
-from onefold.testing.conformance.stage import Stage, expect, fails, on_postgres, promise, refuses
+from onefold.testing.conformance._stage import Stage, expect, fails, on_postgres, promise, refuses
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 SAVEPOINT = Boundary.SAVEPOINT

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from onefold._kernel.messages import Delivery, Message
 from onefold.errors import MessageRefused
-from onefold.testing.conformance.brokers.stage import HANG_S, MANY, BrokerStage, ids, promise
-from onefold.testing.conformance.stage import NotConforming, expect
+from onefold.testing.conformance._stage import NotConforming, expect
+from onefold.testing.conformance.brokers._stage import HANG_S, MANY, BrokerStage, ids, promise
 
 
 @promise()

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Broker, Subscription
 from onefold.errors import BrokerUnavailable
-from onefold.testing.conformance.brokers.stage import BrokerStage, BrokerSubject, ids, promise
-from onefold.testing.conformance.stage import expect
+from onefold.testing.conformance._stage import expect
+from onefold.testing.conformance.brokers._stage import BrokerStage, BrokerSubject, ids, promise
 
 
 def mortal(subject: BrokerSubject) -> bool:

@@ -9,7 +9,7 @@ import json
 from typing import Final
 
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers.process import Launch, PrivateServer, converse, find_program, write_secret
+from onefold.testing.servers._process import Launch, PrivateServer, converse, find_program, write_secret
 
 _USER: Final = "onefold"
 # By default JetStream syncs every two minutes, and loses acknowledged messages to a power cut, though not to a SIGKILL.

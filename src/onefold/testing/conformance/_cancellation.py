@@ -9,7 +9,7 @@ from typing import Any
 
 from onefold._kernel.effects import Acquire, Batch, Boundary, Call, Discard, Nested, Release
 from onefold.errors import OnefoldError
-from onefold.testing.conformance.stage import Stage, Subject, expect, holding, on_tasks, prepare
+from onefold.testing.conformance._stage import Stage, Subject, expect, holding, on_tasks, prepare
 
 #: After how many turns of the loop the work is cancelled: from before it starts until well into a statement.
 TURNS = 24

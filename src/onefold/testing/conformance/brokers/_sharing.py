@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 
 from onefold._kernel.messages import Delivery
-from onefold.testing.conformance.brokers.stage import BrokerStage, ids, promise
-from onefold.testing.conformance.stage import expect
+from onefold.testing.conformance._stage import expect
+from onefold.testing.conformance.brokers._stage import BrokerStage, ids, promise
 
 
 @promise()

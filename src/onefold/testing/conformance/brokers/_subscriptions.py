@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from onefold._kernel.ports import Broker, ManagesSubscriptions, SubscriptionSeen
 from onefold.errors import BrokerUnavailable, ConsumerActive
-from onefold.testing.conformance.brokers.stage import BrokerStage, BrokerSubject, promise
-from onefold.testing.conformance.stage import NotConforming, expect
+from onefold.testing.conformance._stage import NotConforming, expect
+from onefold.testing.conformance.brokers._stage import BrokerStage, BrokerSubject, promise
 
 
 def manages(subject: BrokerSubject) -> bool:
