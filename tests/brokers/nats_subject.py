@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import nats
 
+from onefold._kernel.public_drivers import PUBLIC_ONLY
 from onefold.brokers.nats import NatsBroker
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateNats
@@ -32,3 +35,11 @@ async def nats_subject(server: PrivateNats) -> AsyncIterator[BrokerSubject]:
         deduplicates=True,
         lease_s=LEASE_S,
     )
+
+
+@asynccontextmanager
+async def nats_by_public_names(server: PrivateNats) -> AsyncIterator[BrokerSubject]:
+    """Without the fast path of publishing."""
+    with patch.dict(os.environ, {PUBLIC_ONLY: "1"}):
+        async with nats_subject(server) as subject:
+            yield subject

@@ -11,7 +11,7 @@ from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivateKafka, PrivateNats, PrivateRabbitmq, PrivateServer, PrivateValkey
 from tests.brokers.kafka_subject import kafka_subject
 from tests.brokers.local_subject import local_on_postgres, local_on_sqlite
-from tests.brokers.nats_subject import nats_subject
+from tests.brokers.nats_subject import nats_by_public_names, nats_subject
 from tests.brokers.rabbitmq_subject import rabbitmq_subject
 from tests.brokers.redis_subject import redis_subject
 
@@ -74,6 +74,13 @@ BROKERS: dict[str, Entry] = {
     ),
     "local-sqlite": Entry(subject=local_on_sqlite, leaves_out=_NO_DEDUP | _NO_LIMIT | _NOT_ATTACHED | _PATTERNS),
     "nats": Entry(subject=nats_subject, server="nats", mortal=PrivateNats, leaves_out=_NOT_ATTACHED | _PATTERNS),
+    # What is consumed has no fast path: its leases are those of "nats".
+    "nats-public": Entry(
+        subject=nats_by_public_names,
+        server="nats",
+        mortal=PrivateNats,
+        leaves_out=_NO_LEASE | _NOT_ATTACHED | _PATTERNS,
+    ),
     "valkey": Entry(
         subject=redis_subject,
         server="valkey",

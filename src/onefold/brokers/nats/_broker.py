@@ -23,13 +23,14 @@ import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from onefold._kernel.messages import PREFIX, Confirm, Message, name_apart, write
+from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import SubscriptionSeen
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import find_fault, is_pattern
 from onefold.brokers._addresses import check_address
 from onefold.brokers.nats._connection import OPEN, TROUBLE, Call, Link
 from onefold.brokers.nats._durables import remove, subscriptions, unsubscribe
+from onefold.brokers.nats._publish import SUBJECT, Outgoing, encode
 from onefold.brokers.nats._stream import check, covers, is_ours, wanted
 from onefold.brokers.nats._subscription import NatsSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
@@ -41,8 +42,6 @@ _TURN: Final = 100
 _TURN_BYTES: Final = 262_144
 _TOO_LARGE: Final = 10054
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
-_SUBJECT: Final = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
-_NAMES: Final = re.compile(r"[!-9;-~]+(\n[!-9;-~]+)*")
 _UNROUTED: Final = object()
 
 _log = logging.getLogger("onefold.broker")
@@ -208,20 +207,7 @@ class NatsBroker:
         reason: object = "the connection was lost"
         try:
             async with asyncio.timeout(self.confirm_s):
-                frames: list[bytes] = []
-                size = 0
-                for index, message in enumerate(messages):
-                    try:
-                        frame = self._frame(message, f"{inbox}.{index}", link.client.max_payload)
-                    except MessageRefused as refused:
-                        call.settle(index, refused)
-                        continue
-                    frames.append(frame)
-                    size += len(frame)
-                    if len(frames) >= _TURN or size >= _TURN_BYTES:
-                        await link.send(frames)
-                        frames, size = [], 0
-                await link.send(frames)
+                await self._write(link, call, inbox, messages)
                 await call.wait(link)
         except TROUBLE as error:
             reason = str(error) or f"no confirm within confirm_s={self.confirm_s}"
@@ -233,23 +219,21 @@ class NatsBroker:
             answers = [unrouted if answer is _UNROUTED else answer for answer in answers]
         return answers
 
-    def _frame(self, message: Message, reply: str, bytes_max: int) -> bytes:
-        """One message in NATS's protocol, which is text: nothing in it may end a line. The server ends the connection
-        over what is larger than it takes, so it must not get that. Raises MessageRefused."""
-        if not _SUBJECT.fullmatch(message.topic):
-            raise MessageRefused(f"the topic {message.topic!r} is no NATS subject: a part of it is empty or odd")
-        headers = write(message)
-        headers["Nats-Msg-Id"] = name_apart(headers[f"{PREFIX}id"], message.source)
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        sound = lines.isascii() and lines.count("\r") == lines.count("\n") == len(headers)
-        if not sound or not _NAMES.fullmatch("\n".join(headers)):
-            raise MessageRefused(f"NATS cannot carry the headers of the message {message.id}: {dict(message.headers)}")
-        head = f"NATS/1.0\r\n{lines}\r\n".encode()
-        size = len(head) + len(message.data)
-        if size > bytes_max:
-            raise MessageRefused(f"the message {message.id} has {size} bytes; NATS takes max_payload={bytes_max}")
-        command = f"HPUB {self.prefix}.{message.topic} {reply} {len(head)} {size}\r\n".encode()
-        return b"".join((command, head, message.data, b"\r\n"))
+    async def _write(self, link: Link, call: Call, inbox: str, messages: Sequence[Message]) -> None:
+        batch: list[Outgoing] = []
+        size = 0
+        for index, message in enumerate(messages):
+            try:
+                each = encode(message, index, self.prefix, f"{inbox}.{index}", link.client.max_payload)
+            except MessageRefused as refused:
+                call.settle(index, refused)
+                continue
+            batch.append(each)
+            size += len(each.head) + len(each.data)
+            if len(batch) >= _TURN or size >= _TURN_BYTES:
+                call.settle_all(await link.send(batch))
+                batch, size = [], 0
+        call.settle_all(await link.send(batch))
 
     def _read(self, answer: Any) -> Any:
         """What became of one message: None, an error, or _UNROUTED."""
@@ -281,4 +265,4 @@ class NatsBroker:
 
 def _is_subject(topic: str) -> bool:
     """Whether it can be subscribed to."""
-    return find_fault(topic) is None if is_pattern(topic) else _SUBJECT.fullmatch(topic) is not None
+    return find_fault(topic) is None if is_pattern(topic) else SUBJECT.fullmatch(topic) is not None

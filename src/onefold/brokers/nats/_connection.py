@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+
+from onefold.brokers.nats import _fast_publish, _publish
+from onefold.brokers.nats._publish import Outgoing, Refusals
 
 #: How late a lost connection is noticed where nothing tells of it.
 LOOK_S: Final = 0.5
@@ -38,6 +41,10 @@ class Call:
             if not self._left:
                 self._all.set()
 
+    def settle_all(self, answers: Iterable[tuple[int, object]]) -> None:
+        for index, answer in answers:
+            self.settle(index, answer)
+
     async def wait(self, link: Link) -> None:
         """Until all are there, or the connection is not."""
         while self._left and link.alive:
@@ -51,15 +58,17 @@ class Link:
     def __init__(self) -> None:
         self.client = Client()
         self.jetstream = self.client.jetstream()
+        self._send = _fast_publish.send if _fast_publish.works_with(self.client) else _publish.send
         self._inbox = ""
         self._calls: dict[str, Call] = {}
         self._numbers = itertools.count()
+        self._closing: asyncio.Task[None] | None = None
 
     async def connect(self, servers: list[str], options: Mapping[str, Any]) -> None:
         settings = {"connect_timeout": 5, "ping_interval": 20, **options}
         await self.client.connect(
             servers=servers,
-            error_cb=_silent,
+            error_cb=self._notice,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # per server, before it gives up; less than one is for ever
             reconnect_time_wait=0.05,  # type: ignore[arg-type]  # seconds, and a fraction will do
@@ -81,26 +90,30 @@ class Link:
     def end(self, inbox: str) -> None:
         del self._calls[inbox]
 
-    async def send(self, frames: list[bytes]) -> None:
-        """Write out what is framed already. The client's own `publish` frames one message at a time, and a message with
-        an envelope costs it twice as long; for bytes that are ready it has no public name."""
+    async def send(self, batch: Sequence[Outgoing]) -> Refusals:
+        """Write these out and give the loop a turn, to read confirms. The messages that the client itself refuses are
+        returned, and the others sent."""
         if not self.alive:
             raise ConnectionResetError("the connection was lost")
-        await self.client._send_command(b"".join(frames))
-        await self.client._flush_pending()
+        refused = await self._send(self.client, batch)
         await asyncio.sleep(0)
+        return refused
 
     async def _confirmed(self, msg: Msg) -> None:
         inbox, _, index = msg.subject.rpartition(".")
         if (call := self._calls.get(inbox)) is not None:
             call.settle(int(index), msg)
 
+    async def _notice(self, error: Exception) -> None:
+        """What fails because of it says so; a log entry for each attempt would be noise. But a connection that the
+        server has ended is closed here, by a task of our own: before 2.15 the client closes it in its task that reads,
+        which it cancels on the way, and the socket stays open until it is collected as garbage."""
+        if isinstance(error, nats.errors.UnexpectedEOF) and self.alive:
+            self._closing = asyncio.create_task(self.close())
+            await asyncio.sleep(0)
+
     async def close(self) -> None:
-        # The client asserts that it was connected before. One that refuses its own options never is, and why it does
-        # must not be hidden.
-        with suppress(*TROUBLE, AssertionError):
+        # The client asserts that it was connected before; before 2.15 it closes a writer that is None. One that refuses
+        # its own options, or finds no server, never is connected, and why must not be hidden.
+        with suppress(*TROUBLE, AssertionError, AttributeError):
             await self.client.close()
-
-
-async def _silent(error: Exception) -> None:
-    """Whoever is concerned is told by the call that fails; a log entry for each attempt would be noise."""

@@ -45,7 +45,9 @@ def check(config: StreamConfig, prefix: str) -> None:
     limits = {"max_msgs": config.max_msgs, "max_bytes": config.max_bytes}
     limited = {name: value for name, value in limits.items() if (value or -1) > 0}
     per_subject = config.max_msgs_per_subject > 0
-    keeps_per_subject = config.discard == DiscardPolicy.NEW and config.discard_new_per_subject
+    # nats-py before 2.10 does not read that setting. A stream that has it is refused there, although it is safe.
+    new_per_subject = getattr(config, "discard_new_per_subject", False)
+    keeps_per_subject = config.discard == DiscardPolicy.NEW and new_per_subject
     problems = (
         (not covers(config.subjects, prefix), f"subjects={config.subjects}", f"add {prefix}.>"),
         (config.storage != StorageType.FILE, "storage=memory", "use file"),
@@ -62,7 +64,11 @@ def check(config: StreamConfig, prefix: str) -> None:
             f"discard=old with {limited}",
             "use discard=new: a full stream must refuse, not forget",
         ),
-        (per_subject and not keeps_per_subject, f"max_msgs_per_subject={config.max_msgs_per_subject}", "use -1"),
+        (
+            per_subject and not keeps_per_subject,
+            f"max_msgs_per_subject={config.max_msgs_per_subject}",
+            "use -1, or discard=new with discard_new_per_subject and nats-py 2.10 or later",
+        ),
         (config.duplicate_window <= 0, "duplicate_window=0", "use ten minutes"),
     )
     for unsafe, setting, way_out in problems:
