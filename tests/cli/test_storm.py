@@ -11,10 +11,10 @@ import pytest
 from tests.cli.commands import one_line, onefold, told
 
 MODULE = """
-from onefold._policy.breaker import BreakerTerms
+from onefold._policy.breaker import BreakerConfig
 from onefold._policy.retry import RetryPolicy
 
-good = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerTerms())
+good = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerConfig())
 storming = RetryPolicy(budget=None, breaker=None)
 text = "policy"
 
@@ -70,7 +70,7 @@ def test_a_metastable_policy_fails_with_what_to_change(folder: Path, servers: in
     assert answer.returncode == 1
     assert "onefold: clients:storming is metastable" in answer.stderr
     assert "stall of 10 s (FIFO server, 100 processes): recovers not within 65 s" in answer.stderr
-    assert "set budget=BudgetTerms()" in answer.stderr
+    assert "set budget=BudgetConfig()" in answer.stderr
     found = json.loads(answer.stdout)
     [verdict] = found["verdicts"]
     assert (verdict["policy"], verdict["metastable"]) == ("clients:storming", True)

@@ -140,7 +140,7 @@ def test_the_judge_passes_what_recovers(entrant: Entrant) -> None:
 @pytest.mark.parametrize(
     ("policy", "processes", "advice"),
     [
-        pytest.param(FIXED.policy, 1, "set budget=BudgetTerms()", id="no budget"),
+        pytest.param(FIXED.policy, 1, "set budget=BudgetConfig()", id="no budget"),
         pytest.param(
             RetryPolicy(budget=BudgetConfig(ratio=1, cap_least=1000, cap_most=1000), breaker=None),
             20,

@@ -178,15 +178,15 @@ def _check_parts(backoff: object, budget: object, breaker: object, in_flight: ob
         require("in_flight", in_flight, least=1, most=100_000, whole=True)
     elif in_flight is not None and not isinstance(in_flight, LimiterConfig):
         raise ConfigurationError(
-            f"in_flight={in_flight!r} must be a whole number, LimiterTerms(initial=20, most=200), or None for no limit"
+            f"in_flight={in_flight!r} must be a whole number, LimiterConfig(initial=20, most=200), or None for no limit"
         )
     if not isinstance(backoff, Backoff):
         raise ConfigurationError(f"backoff={backoff!r} must be a Backoff, as in Backoff(transient_base_s=0.25)")
     if budget is not None and not callable(getattr(budget, "open", None)):
-        raise ConfigurationError(f"budget={budget!r} must be a BudgetTerms, as in BudgetTerms(ratio=0.1), or None")
+        raise ConfigurationError(f"budget={budget!r} must be a BudgetConfig, as in BudgetConfig(ratio=0.1), or None")
     if breaker is not None and not isinstance(breaker, BreakerConfig):
         raise ConfigurationError(
-            f"breaker={breaker!r} must be a BreakerTerms, as in BreakerTerms(open_s=5.0), or None for no breaker"
+            f"breaker={breaker!r} must be a BreakerConfig, as in BreakerConfig(open_s=5.0), or None for no breaker"
         )
 
 

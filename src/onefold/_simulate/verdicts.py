@@ -138,7 +138,7 @@ def advice(policy: RetryPolicy, cell: Failures | Stall | Overload) -> str:
     if breaker is not None and isinstance(cell, Stall) and cell.kept_back:
         return f"its breaker keeps the calls back long after: lower open_max_s={breaker.open_max_s:g}"
     if budget is None and policy.attempts_max > 1:
-        return f"up to {policy.attempts_max - 1} retries per call, and no budget: set budget=BudgetTerms()"
+        return f"up to {policy.attempts_max - 1} retries per call, and no budget: set budget=BudgetConfig()"
     if isinstance(budget, BudgetConfig) and budget.ratio > RATIO_SAFE:
         return f"its budget gives each success ratio={budget.ratio:g} of a retry: take 0.1"
     if isinstance(budget, BudgetConfig) and budget.cap_least > BudgetConfig().cap_least:
@@ -147,5 +147,5 @@ def advice(policy: RetryPolicy, cell: Failures | Stall | Overload) -> str:
             f"take {BudgetConfig().cap_least:g}"
         )
     if breaker is None:
-        return "it goes on calling a server that answers nobody: set breaker=BreakerTerms()"
+        return "it goes on calling a server that answers nobody: set breaker=BreakerConfig()"
     return "compare it, setting by setting, with RetryPolicy(), which passes"

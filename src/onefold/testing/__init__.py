@@ -3,11 +3,10 @@
 - `servers`: private PostgreSQL, NATS, Valkey and RabbitMQ servers and a mock Kafka, that can be killed and leave
   nothing behind.
 - `fault_proxy`: a TCP proxy that loses, delays and cuts what passes through it, on command.
-- `scripted_server`: an HTTP server that answers, resets, stalls and breaks off as its script says, for testing clients.
+- `scripted_server`: an HTTP server that answers, resets, stalls and breaks off as its script says, to test clients.
 - `memory_broker`: a broker in memory, for unit tests of consumers: what is published is handled there and then.
 - `no_waiting`: clients that retry at once instead of waiting.
-- `conformance`: what every database driver must do, for threads and for asyncio, and `conformance.brokers`: what every
-  broker must do.
+- `conformance`: what every database driver and every broker adapter must do, for threads and for asyncio.
 """
 
 __all__: list[str] = []

@@ -23,7 +23,7 @@ import onefold
 from onefold import Retrying, RetryPolicy
 from onefold._client.journal import Journal
 from onefold._kernel.effects import Call
-from onefold.clients import options, report_of
+from onefold.clients import Reason, options, report_of
 from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.support.patience import PATIENCE_S
@@ -195,6 +195,6 @@ async def test_a_wait_beyond_the_cap_is_reported_and_not_waited_for(
             reply = await caller.send("GET", server.url)
     assert len(server.requests) == 1
     assert reply.report is not None
-    assert reply.report.reason is onefold.Reason.RETRY_AFTER
+    assert reply.report.reason is Reason.RETRY_AFTER
     assert reply.report.retry_at is not None
     assert reply.report.retry_at > datetime.now(UTC) + timedelta(seconds=80)
