@@ -103,13 +103,13 @@ async def cancellations(database: AsyncDatabase[Any]) -> None:
 
 async def clock(database: AsyncDatabase[Any]) -> None:
     """Recurring events are published when they are due, a millisecond after they were noted; their rule changes."""
-    draft = partial(Outbox(dialect="postgres", source="shop").draft, "ticked", 1, key="all", headers={})
+    make_event = partial(Outbox(dialect="postgres", source="shop").make_event, "ticked", 1, key="all", headers={})
     for rule in ("former", "latter"):
         tick = Recurring(
             name="tick",
             rule=rule,
             after=lambda ms: ms + 1,
-            draft=lambda event_id, due_ms: draft(event_id=event_id, time_ms=due_ms),
+            make_event=lambda event_id, due_ms: make_event(event_id=event_id, time_ms=due_ms),
         )
         timetable = Timetable("postgres", "shop", [tick])
         fired: int | None = None

@@ -147,7 +147,7 @@ CONTROLS = {
     "no docstring": Control(check=checks.silent_module, bad="x = 1\n", good='"""Counts."""\nx = 1\n'),
     "nothing to document": Control(check=checks.silent_module, bad='""\nx = 1\n', good=""),
     "utils": Control(
-        check=checks.nameless_module, path="outbox/utils.py", bad="", good="", good_path="_outbox/event.py"
+        check=checks.nameless_module, path="outbox/utils.py", bad="", good="", good_path="_outbox/event_checks.py"
     ),
     "core folder": Control(
         check=checks.nameless_module, path="_core/__init__.py", bad="", good="", good_path="score/__init__.py"

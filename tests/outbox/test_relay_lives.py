@@ -13,7 +13,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
-from onefold._outbox.claimed_rows import Waiting
+from onefold._outbox.claimed_rows import ClaimedRow
 from onefold._outbox.relay_session import RelaySession, Sent, release_due
 from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import forget
@@ -138,7 +138,7 @@ def kill(crossing: Crossing) -> None:
 class Hasty(RelaySession):
     """A planted mistake: rows are marked as published before they are."""
 
-    async def _publish(self, rows: Sequence[Waiting]) -> Sent:
+    async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
         sent = Sent(claimed=len(rows), confirmed=[row.position for row in rows])
         await with_connection(lambda: self._mark(sent))
         return await super()._publish(rows)

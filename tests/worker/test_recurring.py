@@ -282,7 +282,7 @@ async def test_a_process_that_stands_still_while_it_publishes_holds_up_no_other(
 async def test_what_is_never_due_again_stays_so(stage: Stage) -> None:
     once, _ = await stage.process()
     [recurring] = once._recurring
-    never = type(recurring)(name="never", rule="never", after=lambda ms: None, draft=recurring.draft)
+    never = type(recurring)(name="never", rule="never", after=lambda ms: None, make_event=recurring.make_event)
     await fire(once, Timetable(once._database.dialect, "shop", [never]))
     [seen] = await once.ask(schedules)
     assert (seen.name, seen.due_ms) == ("shop/never", None)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from onefold._inbox.consumer import Consumer
 from onefold._kernel.topics import MORE, ONE, is_pattern
-from onefold._outbox.event import checked_topic
+from onefold._outbox.event_checks import check_topic
 from onefold._outbox.schedules import Recurring
 from onefold._outbox.write import Outbox
 from onefold._worker.payloads import PydanticPayload, schemas_of
@@ -49,7 +49,7 @@ class Described:
     def publishes(self, topic: str, payload: object = None, *, description: str = "") -> None:
         """Say that this application publishes events on a topic, and of which type their data is: for `asyncapi`, and
         for who reads the code. What is published is not held against it."""
-        checked_topic(topic)
+        check_topic(topic)
         if any(each.topic == topic for each in self._published):
             raise ConfigurationError(f"once.publishes({topic!r}) is said twice; one topic has one type of data")
         read = None if payload is None else PydanticPayload(payload)
@@ -65,7 +65,7 @@ class Described:
         """What was said, and the recurring events of which nothing was."""
         sent = {each.topic: each for each in self._published}
         for each in self._recurring:
-            topic = each.draft("", 0).topic
+            topic = each.make_event("", 0).topic
             sent.setdefault(topic, Published(topic=topic, payload=None, description=f"Recurring: {each.rule}."))
         return list(sent.values())
 

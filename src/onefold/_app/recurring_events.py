@@ -35,8 +35,10 @@ class RecurringEvents:
 
         if any(each.name == name for each in self._recurring):
             raise ConfigurationError(f"two recurring events are named {name!r}: give each a name of its own")
-        draft = functools.partial(self._outbox.draft, topic, data, key=key, headers=headers or {})
-        self._recurring.append(recurring(name, cron, zone, functools.partial(draft, content_type=content_type)))
+        make_event = functools.partial(
+            self._outbox.make_event, topic, data, key=key, headers=headers or {}, content_type=content_type
+        )
+        self._recurring.append(recurring(name, cron, zone, make_event))
 
     def _timetable(self) -> Timetable | None:
         """For one relay."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from onefold._inbox.message_identity import Identity, identity_of
 from onefold._kernel.effects import Value
-from onefold._kernel.messages import NOWHERE, Delivery, Message, Origin, stream_of
+from onefold._kernel.messages import NOWHERE, Delivery, Message, Origin
 
 ID_LENGTH_MAX: Final = 512
 HISTORY_MAX: Final = 20
@@ -64,10 +64,7 @@ class StoredMessage:
 
     @property
     def stream(self) -> bytes | None:
-        message = self.message
-        if message is None or message.key is None:
-            return None
-        return stream_of(message.source, message.topic, message.key)
+        return None if self.message is None else self.message.stream
 
     def values(self) -> tuple[Value, ...]:
         """As a failed message's row has them, from message_id to version."""

@@ -53,6 +53,11 @@ class Message:
     endpoint: str | None = None
     """On its way out only: the one endpoint that this copy of a webhook goes to."""
 
+    @property
+    def stream(self) -> bytes | None:
+        """The name of its count of versions. None: it has no key, and no order to keep."""
+        return None if self.key is None else stream_of(self.source, self.topic, self.key)
+
     def json(self) -> Any:
         """The data, read as JSON."""
         return json.loads(self.data)

@@ -65,8 +65,8 @@ class Failure(NamedTuple):
     """1, or 0 where it does not count as an attempt."""
 
 
-class Waiting(NamedTuple):
-    """A row at hand. `message` is the reason, where the row cannot be read as one."""
+class ClaimedRow(NamedTuple):
+    """A row that this relay has claimed, and its event. `message` is why not, where the row cannot be read as one."""
 
     bucket: int
     position: int
@@ -80,7 +80,7 @@ class Waiting(NamedTuple):
 class Claimed(NamedTuple):
     """What a claim has found, in its order."""
 
-    rows: list[Waiting]
+    rows: list[ClaimedRow]
     full: bool = False
     """A scan saw as many rows of a bucket as it looks at: more may stand behind them."""
     crowded: bool = False
@@ -112,11 +112,11 @@ def toured(found: Sequence[Row]) -> Claimed:
     return Claimed(rows)
 
 
-def _position(row: Waiting) -> int:
+def _position(row: ClaimedRow) -> int:
     return row.position
 
 
-def read(row: Row) -> Waiting:
+def read(row: Row) -> ClaimedRow:
     """A row of a claim."""
     bucket, position, stream, id_, source, topic, key, epoch, version, time, content_type, headers, data, *more = row
     _, finished, destination, error = more
@@ -138,12 +138,12 @@ def read(row: Row) -> Waiting:
     except ValueError as unreadable:  # somebody edited it: it stops its stream, not the relay
         message = unreadable
     stream = None if stream is None else bytes(stream)
-    return Waiting(bucket, position, stream, destination or topic, message, finished, error is not None)
+    return ClaimedRow(bucket, position, stream, destination or topic, message, finished, error is not None)
 
 
-def rounds(rows: Sequence[Waiting]) -> list[list[Waiting]]:
+def rounds(rows: Sequence[ClaimedRow]) -> list[list[ClaimedRow]]:
     """First the first of each stream and all that have none, then the second of each, and so on."""
-    found: list[list[Waiting]] = []
+    found: list[list[ClaimedRow]] = []
     seen: dict[bytes, int] = {}
     for row in rows:
         place = 0

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from onefold._kernel.effects import Publish
 from onefold._kernel.messages import Confirm, Message
-from onefold._outbox.claimed_rows import Waiting
+from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerUnavailable, MessageRefused
 
 
-async def confirms_of(rows: Sequence[Waiting]) -> Sequence[Confirm]:
+async def confirms_of(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:
     """Publish rows; one that cannot be read is refused."""
     messages = [row.message for row in rows if isinstance(row.message, Message)]
     if len(messages) == len(rows):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onefold._outbox.claimed_rows import Waiting
+from onefold._outbox.claimed_rows import ClaimedRow
 from onefold._policy.backoff import PAUSES, Draw
 
 #: A destination that took nothing is tried with so many events.
@@ -37,12 +37,12 @@ class Destinations:
         """Nothing is to be claimed for these."""
         return [name for name, pause in self._paused.items() if pause.until > now]
 
-    def allowed(self, wave: Sequence[Waiting], *, first: bool) -> Sequence[Waiting]:
+    def allowed(self, wave: Sequence[ClaimedRow], *, first: bool) -> Sequence[ClaimedRow]:
         """What of a wave may be sent: of a destination that is on trial a few, and of these only in the first wave."""
         if not self._paused or not any(row.destination in self._paused for row in wave):
             return wave
-        on_trial: dict[str, list[Waiting]] = {}
-        going: list[Waiting] = []
+        on_trial: dict[str, list[ClaimedRow]] = {}
+        going: list[ClaimedRow] = []
         for row in wave:
             if row.destination in self._paused:
                 on_trial.setdefault(row.destination, []).append(row)

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple, TypeAlias
 
 from onefold._kernel.messages import Message
-from onefold._outbox.claimed_rows import Waiting
+from onefold._outbox.claimed_rows import ClaimedRow
 
 #: The names of the endpoints that an event goes to.
 Aims: TypeAlias = Callable[[Message], Sequence[str]]
@@ -32,10 +32,10 @@ class Copy(NamedTuple):
     destination: str
 
 
-def aimed(rows: Sequence[Waiting], aims: Aims) -> tuple[list[Waiting], list[Copy]]:
+def aimed(rows: Sequence[ClaimedRow], aims: Aims) -> tuple[list[ClaimedRow], list[Copy]]:
     """The rows that go as they are, and the copies to be made of others. What stands behind a row that goes as it is
     is left for another round: a copy of it could arrive first."""
-    going: list[Waiting] = []
+    going: list[ClaimedRow] = []
     copies: list[Copy] = []
     whole: set[bytes | None] = set()
     for row in rows:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 from onefold._kernel.messages import Message
-from onefold._outbox.claimed_rows import Waiting
+from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerError
 
 _log = logging.getLogger("onefold.relay")
 
 
-def log_failure(row: Waiting, error: BrokerError, *, attempt: int, attempts_max: int, wait_s: float) -> None:
+def log_failure(row: ClaimedRow, error: BrokerError, *, attempt: int, attempts_max: int, wait_s: float) -> None:
     """One line for each event and attempt."""
     message = row.message
     dead = attempt >= attempts_max

@@ -33,9 +33,9 @@ from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import (
     START,
     Claimed,
+    ClaimedRow,
     Failure,
     Limits,
-    Waiting,
     assigned,
     rounds,
     scanned,
@@ -239,7 +239,7 @@ class RelaySession:
 
     # --- claim, publish, mark ---
 
-    async def _claim(self, rows_max: int, *, touring: bool = False) -> list[Waiting]:
+    async def _claim(self, rows_max: int, *, touring: bool = False) -> list[ClaimedRow]:
         now = await Now()
         closed = self._destinations.closed(now)
         found = None if touring or self._tours else await self._scan(rows_max, closed)
@@ -287,7 +287,7 @@ class RelaySession:
                 break
         return found
 
-    async def _aim(self, rows: Sequence[Waiting], aims: Aims) -> Sequence[Waiting]:
+    async def _aim(self, rows: Sequence[ClaimedRow], aims: Aims) -> Sequence[ClaimedRow]:
         """Make copies of what goes to endpoints; what is left to be sent now."""
         going, copies = aimed(rows, aims)
         if copies:
@@ -302,12 +302,12 @@ class RelaySession:
         steps = [self._sql.copy(*copy) for copy in copies if copy.position in found]
         await Batch((*steps, self._sql.published(sorted(found), keep=False), Boundary.COMMIT))
 
-    async def _publish(self, rows: Sequence[Waiting]) -> Sent:
+    async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
         sent = Sent()
         began = await Now()
         stopped: set[bytes | None] = set()
         open_: set[str] = set()
-        away: list[tuple[Waiting, BrokerUnavailable]] = []
+        away: list[tuple[ClaimedRow, BrokerUnavailable]] = []
         for number, wave in enumerate(rounds(rows)):
             shut = {row.destination for row, _ in away} - open_
             left = [row for row in wave if row.stream not in stopped and row.destination not in shut]
@@ -333,7 +333,7 @@ class RelaySession:
         return sent
 
     def _judge(
-        self, sent: Sent, away: Sequence[tuple[Waiting, BrokerUnavailable]], open_: set[str], now: float
+        self, sent: Sent, away: Sequence[tuple[ClaimedRow, BrokerUnavailable]], open_: set[str], now: float
     ) -> None:
         """What it means that some were not taken now."""
         shut: dict[str, BrokerUnavailable] = {}
@@ -348,7 +348,7 @@ class RelaySession:
         if shut and not sent.confirmed:
             sent.outage = next(iter(shut.values()))
 
-    def _fail(self, sent: Sent, row: Waiting, error: BrokerError, *, counted: bool) -> None:
+    def _fail(self, sent: Sent, row: ClaimedRow, error: BrokerError, *, counted: bool) -> None:
         attempt = row.finished + counted
         message = row.message
         wait_s = RETRIES.pause_s(attempt or 1, draw=self._draw)

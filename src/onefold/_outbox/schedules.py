@@ -24,8 +24,9 @@ from uuid import UUID, uuid5
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.dialects import SQLITE_NOW_MS, postgres_lease, sqlite_values
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, Value
+from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
-from onefold._outbox.event import Draft, rfc3339
+from onefold._outbox.event_checks import rfc3339
 from onefold._outbox.sql import STATEMENTS
 from onefold.errors import ConfigurationError
 
@@ -77,7 +78,7 @@ class Recurring:
     """When it is due, as people write it: with another text it is another rule."""
     after: Callable[[int], int | None]
     """The first due time after a time, both in milliseconds since 1970. None: there is none."""
-    draft: Callable[[str, int], Draft]
+    make_event: Callable[[str, int], Message]
     """The event with this id, of this time."""
 
     def __post_init__(self) -> None:
@@ -170,9 +171,9 @@ class Timetable:
         if await Batch((Boundary.BEGIN, *bounded, advance)) == 0:
             await Batch((Boundary.ROLLBACK,))
             return False
-        draft = recurring.draft(event_id(self._source, recurring.name, due_ms), due_ms)
-        await Batch((*STATEMENTS[self._dialect].write(draft), Boundary.COMMIT))
-        _log.info("recurring event %r: published for %s, as %s", recurring.name, rfc3339(due_ms), draft.id)
+        event = recurring.make_event(event_id(self._source, recurring.name, due_ms), due_ms)
+        await Batch((*STATEMENTS[self._dialect].write(event), Boundary.COMMIT))
+        _log.info("recurring event %r: published for %s, as %s", recurring.name, rfc3339(due_ms), event.id)
         return True
 
 

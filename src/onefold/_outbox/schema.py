@@ -10,10 +10,18 @@ A bucket belongs to the relay it names for as long as that relay's own lease las
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 #: Into how many parts the relays divide the work. Streams stay whole: a stream's bucket follows from its digest.
 BUCKETS: Final = 64
+
+
+def bucket_of(event_id: str, stream: bytes | None) -> int:
+    """Streams stay whole, events without a key spread evenly."""
+    digest = stream or blake2b(event_id.encode(), digest_size=1).digest()
+    return digest[0] % BUCKETS
+
 
 #: Recurring events, and when each is due next.
 _SCHEDULES: Final = """

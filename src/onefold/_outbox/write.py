@@ -11,22 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Statement, Step
 from onefold._kernel.ids import new_id
-from onefold._kernel.messages import stream_of
-from onefold._outbox.event import (
-    Draft,
-    checked_headers,
-    checked_key,
-    checked_source,
-    checked_topic,
-    due_ms,
+from onefold._kernel.messages import Message
+from onefold._outbox.event_checks import (
+    check_due_ms,
+    check_headers,
+    check_key,
+    check_source,
+    check_topic,
     rfc3339,
-    serialised,
+    serialise,
 )
 from onefold._outbox.sql import STATEMENTS
 from onefold._policy.ranges import require
@@ -53,13 +52,13 @@ class Outbox:
 
     def __post_init__(self) -> None:
         if self.source is not None:
-            checked_source(self.source)
+            check_source(self.source)
         require("event_bytes_max", self.event_bytes_max, least=1, most=EVENT_BYTES_MAX, whole=True)
 
     def outgoing(self) -> Outgoing:
         return Outgoing(self)
 
-    def draft(
+    def make_event(
         self,
         topic: str,
         data: object,
@@ -67,30 +66,35 @@ class Outbox:
         key: str | int | UUID | None = None,
         headers: Mapping[str, str],
         content_type: str | None = None,
-        not_before: datetime | None = None,
         event_id: str | None = None,
         time_ms: int | None = None,
-    ) -> Draft:
-        """Check an event. It gets an id of its own, and the time it is now, unless they are given."""
+    ) -> Message:
+        """Check what an event is made of, and make it. It gets an id of its own, and the time it is now, unless they
+        are given."""
         if self.source is None:
             raise ConfigurationError(
                 f"an event on {topic!r} was published, but the application has no name to publish under: give Onefold "
                 "a source, for example source='orders'"
             )
         now_ms = self.now_ms() if time_ms is None else time_ms
-        name = checked_key(checked_topic(topic), key)
-        return Draft(
+        name = check_key(check_topic(topic), key)
+        return Message(
             id=self.new_id(now_ms) if event_id is None else event_id,
             source=self.source,
             topic=topic,
             key=name,
-            stream=None if name is None else stream_of(self.source, topic, name),
             time=rfc3339(now_ms),
             content_type=_content_type(topic, data, content_type),
-            headers=checked_headers(topic, headers),
-            data=serialised(topic, data, bytes_max=self.event_bytes_max),
-            due_ms=due_ms(topic, not_before, name),
+            headers=check_headers(topic, headers),
+            data=serialise(topic, data, bytes_max=self.event_bytes_max),
         )
+
+
+class _Entry(NamedTuple):
+    """An event, and before when it is not to be published: in milliseconds since 1970, or None."""
+
+    event: Message
+    due_ms: int | None
 
 
 class Outgoing:
@@ -100,7 +104,7 @@ class Outgoing:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._entries: list[Draft | str] = []
+        self._entries: list[_Entry | str] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -121,11 +125,9 @@ class Outgoing:
                 f"a transaction publishes at most {EVENTS_MAX} events, and this one on {topic!r} is one more: commit "
                 "in between"
             )
-        draft = self._outbox.draft(
-            topic, data, key=key, headers=headers, content_type=content_type, not_before=not_before
-        )
-        self._entries.append(draft)
-        return draft.id
+        event = self._outbox.make_event(topic, data, key=key, headers=headers, content_type=content_type)
+        self._entries.append(_Entry(event, check_due_ms(topic, not_before, event.key)))
+        return event.id
 
     def cancel(self, event_id: str) -> bool | tuple[Step, ...]:
         """Take an event back: whether that is done now, or what does it, where it is one of an earlier transaction."""
@@ -134,7 +136,7 @@ class Outgoing:
             raise MessageInvalid(f"tx.cancel({given!r}): give the id of the event, which tx.publish answers")
         if event_id in self._entries:
             return False
-        if any(isinstance(entry, Draft) and entry.id == event_id for entry in self._entries):
+        if any(isinstance(entry, _Entry) and entry.event.id == event_id for entry in self._entries):
             self._entries.append(event_id)
             return True
         return STATEMENTS[self._outbox.dialect].cancel(event_id)
@@ -148,9 +150,9 @@ class Outgoing:
         write = STATEMENTS[self._outbox.dialect].write
         statements: list[Statement] = []
         cancelled = {entry for entry in self._entries if isinstance(entry, str)}
-        drafts = [entry for entry in self._entries if isinstance(entry, Draft) and entry.id not in cancelled]
-        for draft in sorted(drafts, key=_by_stream):
-            statements += write(draft)
+        kept = [entry for entry in self._entries if isinstance(entry, _Entry) and entry.event.id not in cancelled]
+        for event, due_ms in sorted(kept, key=_stream) if len(kept) > 1 else kept:
+            statements += write(event, due_ms)
         return tuple(statements)
 
     def committed(self) -> None:
@@ -159,8 +161,8 @@ class Outgoing:
             tell()
 
 
-def _by_stream(draft: Draft) -> bytes:
-    return draft.stream or b""
+def _stream(entry: _Entry) -> bytes:
+    return entry.event.stream or b""
 
 
 def _content_type(topic: str, data: object, given: str | None) -> str:

@@ -13,25 +13,25 @@ from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.messages import Message
 
 try:
     from cronsim import CronSim, CronSimError
 except ModuleNotFoundError as error:
     raise missing_extra(error, "cron") from None
 
-from onefold._outbox.event import Draft
 from onefold._outbox.schedules import Recurring
 from onefold.errors import ConfigurationError
 
 
-def recurring(name: str, cron: str, zone: str, draft: Callable[..., Draft]) -> Recurring:
+def recurring(name: str, cron: str, zone: str, make_event: Callable[..., Message]) -> Recurring:
     """An event that is due by a cron expression. What can never be published is refused now."""
-    draft(event_id="", time_ms=0)
+    make_event(event_id="", time_ms=0)
     return Recurring(
         name=name,
         rule=f"{' '.join(cron.split())} {zone}",
         after=due_after(name, cron, zone),
-        draft=lambda event_id, due_ms: draft(event_id=event_id, time_ms=due_ms),
+        make_event=lambda event_id, due_ms: make_event(event_id=event_id, time_ms=due_ms),
     )
 
 

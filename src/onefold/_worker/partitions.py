@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from onefold._kernel.messages import Delivery, stream_of
+from onefold._kernel.messages import Delivery
 
 
 class Partition:
@@ -65,10 +65,7 @@ class Partitions:
 
 
 def delivery_stream(delivery: Delivery) -> bytes | None:
-    message = delivery.message
-    if message is None or message.key is None:
-        return None
-    return stream_of(message.source, message.topic, message.key)
+    return None if delivery.message is None else delivery.message.stream
 
 
 def _plain(delivery: Delivery) -> bool:

@@ -25,7 +25,7 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Confirm, Delivery, Message, write
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
-from onefold._outbox.event import checked_key, checked_topic, serialised
+from onefold._outbox.event_checks import check_key, check_topic, serialise
 from onefold._outbox.relay_session import RelaySession, release_due
 from onefold._outbox.relay_settings import Settings
 from onefold.errors import ConfigurationError, OnefoldError
@@ -70,15 +70,15 @@ class _Broker:
     def _message(
         self, topic: str, data: object, key: str | int | None, headers: Mapping[str, str] | None, message_id: str | None
     ) -> Message:
-        named = checked_key(topic, key)
+        named = check_key(topic, key)
         version = None
         if named is not None:
             version = self._versions[topic, named] = self._versions.get((topic, named), 0) + 1
         return Message(
             id=message_id or uuid4().hex,
             source=self._source,
-            topic=checked_topic(topic),
-            data=serialised(topic, data, bytes_max=_BYTES_MAX),
+            topic=check_topic(topic),
+            data=serialise(topic, data, bytes_max=_BYTES_MAX),
             key=named,
             epoch=None if version is None else 1,
             version=version,

@@ -12,9 +12,11 @@ from collections.abc import Collection, Sequence
 
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
+from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, Place
-from onefold._outbox.event import Draft
+from onefold._outbox.event_checks import write_headers
+from onefold._outbox.schema import bucket_of
 from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
 from onefold._outbox.sql.statements import Statements
 
@@ -206,13 +208,15 @@ WHERE id = $1::text AND published_at IS NULL AND due_at IS NOT NULL AND error IS
 RETURNING 1
 """)
 
-    def write(self, draft: Draft) -> tuple[Statement, ...]:
+    def write(self, event: Message, due_ms: int | None = None) -> tuple[Statement, ...]:
         """Write an event; one with a key gets its version."""
-        body = (draft.time, draft.content_type, draft.headers, draft.data)
-        if draft.stream is not None:
-            named = (draft.bucket, draft.stream, draft.id, draft.source, draft.topic, draft.key)
+        stream = event.stream
+        bucket = bucket_of(event.id, stream)
+        body = (event.time, event.content_type, write_headers(event.headers), event.data)
+        if stream is not None:
+            named = (bucket, stream, event.id, event.source, event.topic, event.key)
             return (Statement(_WRITE_KEYED, (*named, *body)),)
-        return (Statement(_WRITE, (draft.bucket, draft.id, draft.source, draft.topic, *body, draft.due_ms)),)
+        return (Statement(_WRITE, (bucket, event.id, event.source, event.topic, *body, due_ms)),)
 
     def turn(self, lease_s: float) -> tuple[Step, ...]:
         """Be the only one who tends, in this transaction."""

@@ -8,8 +8,10 @@ from collections.abc import Collection, Sequence
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
+from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, Place
-from onefold._outbox.event import Draft
+from onefold._outbox.event_checks import write_headers
+from onefold._outbox.schema import bucket_of
 from onefold._outbox.sql.sqlite_claims import PEEK, scan, tour
 from onefold._outbox.sql.statements import Statements
 
@@ -177,13 +179,14 @@ SELECT bucket, ?2, {_CONTENT}, written_at_ms, ?3 FROM onefold_outbox WHERE posit
 DELETE FROM onefold_outbox WHERE id = ?1 AND {_HELD_BACK} AND error IS NULL AND started = 0
 """
 
-    def write(self, draft: Draft) -> tuple[Statement, ...]:
+    def write(self, event: Message, due_ms: int | None = None) -> tuple[Statement, ...]:
         """Write an event; one with a key gets its version."""
+        stream = event.stream
         values = (
-            draft.bucket, draft.stream, draft.id, draft.source, draft.topic, draft.key,
-            draft.time, draft.content_type, draft.headers, draft.data, draft.due_ms,
+            bucket_of(event.id, stream), stream, event.id, event.source, event.topic, event.key,
+            event.time, event.content_type, write_headers(event.headers), event.data, due_ms,
         )  # fmt: skip
-        count = () if draft.stream is None else (Statement(_COUNT, (draft.stream,)),)
+        count = () if stream is None else (Statement(_COUNT, (stream,)),)
         return (*count, Statement(_WRITE, values))
 
     def cancel(self, event_id: str) -> tuple[Step, ...]:

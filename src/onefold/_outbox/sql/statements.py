@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Flow, Row, Statement, Step, Value
+from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import Failure, Limits, Place
-from onefold._outbox.event import Draft
 
 
 class Statements:
@@ -41,8 +41,8 @@ class Statements:
     DISCARD: ClassVar[str]
     CANCEL: ClassVar[str]
 
-    def write(self, draft: Draft) -> tuple[Statement, ...]:
-        """Write an event; one with a key gets its version."""
+    def write(self, event: Message, due_ms: int | None = None) -> tuple[Statement, ...]:
+        """Write an event, not to be published before `due_ms` (since 1970); one with a key gets its version."""
         raise NotImplementedError
 
     def turn(self, lease_s: float) -> tuple[Step, ...]:

@@ -1,7 +1,7 @@
-"""An event on its way: what `tx.publish` was given, checked and serialised once, before anything is written.
+"""What `tx.publish` was given, checked and serialised once, before anything is written.
 
-Invariant: a Draft can be written and published as it is. What cannot is refused where the mistake was made, with the
-transaction unharmed.
+Invariant: what passes can be written and published as it is. What cannot is refused where the mistake was made, with
+the transaction unharmed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from hashlib import blake2b
 from typing import Final
 from uuid import UUID
 
 from onefold._kernel.topics import TOPIC, is_pattern
-from onefold._outbox.schema import BUCKETS
 from onefold.errors import ConfigurationError, MessageInvalid
 
 HEADERS_MAX: Final = 32
@@ -30,32 +27,7 @@ _HEADER_VALUE: Final = re.compile(r"[ -~]*", re.ASCII)
 _RESERVED: Final = ("ce-", "ce_", "cloudevents", "content-type", "nats-", "webhook-", "idempotency-key")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """An event as it is written to the outbox. Its version is still to come."""
-
-    id: str
-    source: str
-    topic: str
-    key: str | None
-    stream: bytes | None
-    """The name of its count of versions. None: it has no key, and no order to keep."""
-    time: str
-    content_type: str
-    headers: str
-    """As a JSON object."""
-    data: bytes
-    due_ms: int | None
-    """Not to be published before; in milliseconds since 1970."""
-
-    @property
-    def bucket(self) -> int:
-        """Streams stay whole, events without a key spread evenly."""
-        digest = self.stream or blake2b(self.id.encode(), digest_size=1).digest()
-        return digest[0] % BUCKETS
-
-
-def checked_source(source: str) -> str:
+def check_source(source: str) -> str:
     given: object = source
     if not isinstance(given, str) or not _SOURCE.fullmatch(source):
         raise ConfigurationError(
@@ -65,7 +37,7 @@ def checked_source(source: str) -> str:
     return source
 
 
-def checked_topic(topic: str) -> str:
+def check_topic(topic: str) -> str:
     given: object = topic
     if isinstance(given, str) and is_pattern(topic):
         raise MessageInvalid(
@@ -79,7 +51,7 @@ def checked_topic(topic: str) -> str:
     return topic
 
 
-def checked_key(topic: str, key: object) -> str | None:
+def check_key(topic: str, key: object) -> str | None:
     if key is None:
         return None
     text = str(key) if isinstance(key, str | int | UUID) and not isinstance(key, bool) else ""
@@ -91,8 +63,10 @@ def checked_key(topic: str, key: object) -> str | None:
     return text
 
 
-def checked_headers(topic: str, headers: Mapping[str, object]) -> str:
-    """The headers as they are stored."""
+def check_headers(topic: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """A copy: the application may go on to change its own."""
+    if not headers:
+        return {}
     for name, value in headers.items():
         named: object = name
         if not isinstance(named, str) or not _HEADER_NAME.fullmatch(name) or name.startswith(_RESERVED):
@@ -100,21 +74,27 @@ def checked_headers(topic: str, headers: Mapping[str, object]) -> str:
                 f"an event on {topic!r} has a header {name!r}; names are lower-case letters, digits, '-' and '_', and "
                 f"none of onefold's own ({', '.join(_RESERVED)})"
             )
-        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+        text: object = value
+        if not isinstance(text, str) or not _HEADER_VALUE.fullmatch(value):
             raise MessageInvalid(
                 f"header {name!r} of an event on {topic!r} is {value!r}; values are printable ASCII text. Put anything "
                 "else into the data"
             )
-    text = json.dumps(dict(headers), separators=(",", ":"))
-    if len(headers) > HEADERS_MAX or len(text) > HEADER_BYTES_MAX:
+    length = len(write_headers(headers))
+    if len(headers) > HEADERS_MAX or length > HEADER_BYTES_MAX:
         raise MessageInvalid(
-            f"an event on {topic!r} has {len(headers)} headers with {len(text)} characters; at most {HEADERS_MAX} with "
+            f"an event on {topic!r} has {len(headers)} headers with {length} characters; at most {HEADERS_MAX} with "
             f"{HEADER_BYTES_MAX} together. Put more into the data"
         )
-    return text
+    return dict(headers)
 
 
-def serialised(topic: str, data: object, *, bytes_max: int) -> bytes:
+def write_headers(headers: Mapping[str, str]) -> str:
+    """The headers as they are stored: a JSON object."""
+    return _HEADERS.encode(dict(headers)) if headers else "{}"
+
+
+def serialise(topic: str, data: object, *, bytes_max: int) -> bytes:
     """The event's data as bytes: bytes as they are, a pydantic model by its own means, the rest as JSON."""
     if isinstance(data, bytes):
         body = data
@@ -122,7 +102,7 @@ def serialised(topic: str, data: object, *, bytes_max: int) -> bytes:
         body = data.model_dump_json().encode()
     else:
         try:
-            body = json.dumps(data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            body = _DATA.encode(data).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise MessageInvalid(
                 f"the data of an event on {topic!r} cannot be written as JSON: {error}. Publish what json.dumps takes "
@@ -136,7 +116,7 @@ def serialised(topic: str, data: object, *, bytes_max: int) -> bytes:
     return body
 
 
-def due_ms(topic: str, not_before: datetime | None, key: str | None) -> int | None:
+def check_due_ms(topic: str, not_before: datetime | None, key: str | None) -> int | None:
     """When a delayed event may leave."""
     if not_before is None:
         return None
@@ -170,3 +150,8 @@ def _plain(value: object) -> str:
     if isinstance(value, UUID | Decimal):
         return str(value)
     raise TypeError(f"{value!r} is a {type(value).__qualname__}")
+
+
+# Made once: making an encoder costs more than encoding an event.
+_HEADERS: Final = json.JSONEncoder(separators=(",", ":"))
+_DATA: Final = json.JSONEncoder(default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
