@@ -1,22 +1,17 @@
 """Claim and settle: two locks, one transaction, one row, on every database.
 
-Theory of operation. The request's transaction is opened by the claim (on SQLite by the handler's first touch) and
-closed by the settle; business rows and the record are written in between and commit together. Two advisory locks,
-which last until the transaction ends or its connection is given back, are taken in a fixed order, (key, payload) first,
-then (key). Whoever is refused the first meets the same request in flight; whoever holds the first and is refused the
-second meets another payload under the same key. (In the reverse order two equal requests that cross would call each
-other a mismatch.) The locks are courtesy: what guarantees one execution is the record's primary key, on which the
-loser's settle breaks, inside its batch, before COMMIT. The settle's first step is refused where the transaction is not
-the one that claimed, because the handler has committed by itself. (A row count, checked after a merged COMMIT, would
-come too late.)
+Theory of operation. The claim opens the request's transaction (on SQLite the handler's first statement does), and the
+settle closes it: business rows and the record commit together. Two advisory locks are taken in a fixed order, first
+(key, payload), then (key): the first tells the same request in flight, the second another payload under the same key.
+They decide what a duplicate is told. That a key runs once rests on the record's primary key, on which the loser's
+settle breaks inside its batch, before COMMIT. The settle's first step is refused where the transaction is not the one
+that claimed, because the handler has committed by itself. Reasons: docs/why/two-locks.md, docs/why/one-transaction.md.
 
-Isolation. The transaction has the level that the route, or else the engine, the session or the database chose. Stricter
-than READ COMMITTED means: one snapshot, taken before the lock is had. What was committed in between would not be seen,
-and the key would run once more, to fail only at its settle. There the record's row is inserted with the claim, on the
-unique index, which knows no snapshots, and completed by the settle. A refusal (4xx) is not stored there if the handler
-has swallowed an error that aborted its transaction: nobody tells what error, and a transaction that could not be
-serialised must run again. That the level is strict is found out by the first
-look, and remembered: also a transaction that is not may be treated so.
+Isolation. A transaction that is stricter than READ COMMITTED has one snapshot, taken before the lock is had, and would
+not see what was committed in between. There the claim inserts the record's row, on the unique index, which knows no
+snapshots, and the settle completes it. A refusal (4xx) is not stored there if the handler has swallowed an error that
+aborted its transaction: it may have been a serialisation failure, which must run again. The first look finds out that
+the level is strict, and the store remembers it for all its transactions.
 
 Failure windows. A crash before COMMIT is a rollback: locks and rows vanish together. A crash after COMMIT finds
 the record. A connection lost during COMMIT is neither, so the outcome is looked up on a fresh connection.

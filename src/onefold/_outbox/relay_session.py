@@ -1,22 +1,20 @@
 """One relay's work: lease buckets, claim waiting rows, publish them, mark them.
 
-Theory of operation. A relay lives under an id that nobody had before and nobody gets again: the id is the fence. Its
-row in `onefold_relay` is its lease; whoever tends buries relays whose lease ran out, and what is buried never claims
-again. A tick claims rows of the buckets that the database says are ours, publishes them with no transaction open, one
-message per stream in flight, and marks them. What the broker confirmed is marked whoever asks; a failure is marked only
-by a relay that is still there.
+Theory of operation. A relay session has an id of its own that is never used again: the id is the fence, its row in
+`onefold_relay` the lease. Each relay deletes rows whose lease ran out; a session without a row claims nothing and marks
+no failure. A tick claims rows of its buckets, publishes them with no transaction open, one event per stream in flight,
+and marks them. Confirms are marked in any case. Reasons: docs/why/at-least-once-relay.md.
 
 Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
 instead: no stream and no destination waits for another one's backlog.
 
 What a destination does not take now (BrokerUnavailable) is judged by what else became of the round. If the destination
-confirmed something else, it is the event: it is put off, and the second time on that counts as an attempt. If it
+confirmed something else, it is the event: it is put off, and from the second time on that counts as an attempt. If it
 confirmed nothing it is paused, and its events stay as they are. If nothing was confirmed at all it is an outage.
 
-Failure windows. A crash before the mark publishes again: ids are stable, and the inbox absorbs it. Two relays may for a
-moment publish from one bucket (a stopped process that goes on): both send a stream's events in order, each after the
-one before it was confirmed, so the first arrivals are in order, and what comes late is a duplicate. A row that kills
-its relay is known by having been noted in `trying`: it is sent alone from then on, and set aside in the end.
+Failure windows. A crash before the mark publishes again: ids are stable, and the inbox absorbs it. Two sessions may for
+a moment publish from one bucket (a stopped process that goes on): each sends a stream in order, so what comes late is a
+duplicate. A row that kills its relay was noted in `trying`: it is sent alone from then on, and set aside in the end.
 """
 
 from __future__ import annotations
