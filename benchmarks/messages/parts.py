@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from benchmarks.messages import catching_up, claims, consumers, guards, latency, relay, wakeups, writers
+from benchmarks.messages import catching_up, claims, consumers, guards, latency, publishing, relay, wakeups, writers
 from benchmarks.messages.comparison import Effort, Grounds, Outcome, Say
 from benchmarks.messages.servers import BenchNats
 from benchmarks.report import busy, machine
@@ -21,6 +21,7 @@ Measure: TypeAlias = Callable[[Grounds], Awaitable[Outcome | list[Outcome]]]
 
 PARTS: Final[dict[str, Measure]] = {
     "relay": relay.measure,
+    "publishing": publishing.measure,
     "latency": latency.measure,
     "wakeups": wakeups.measure,
     "writers": writers.measure,

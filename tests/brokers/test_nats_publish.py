@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import pytest
@@ -11,7 +12,8 @@ from nats.errors import BadSubjectError
 from onefold._kernel.messages import Message
 from onefold._kernel.public_drivers import PUBLIC_ONLY
 from onefold.brokers.nats import NatsBroker, _fast_publish, _publish
-from onefold.errors import MessageRefused
+from onefold.errors import BrokerUnavailable, MessageRefused
+from onefold.testing.fault_proxy import FaultProxy
 from onefold.testing.servers import PrivateNats
 from tests.support.patience import PATIENCE_S
 
@@ -71,3 +73,22 @@ async def test_what_the_client_itself_refuses_is_refused_alone() -> None:
     assert number == 1
     assert isinstance(refused, MessageRefused)
     assert "shop.odd" in str(refused)
+
+
+@pytest.mark.parametrize("public", [False, True], ids=["fast", "public"])
+async def test_a_connection_that_takes_nothing_holds_up_no_publish_and_no_close(
+    nats: PrivateNats, monkeypatch: pytest.MonkeyPatch, public: bool
+) -> None:
+    """Past two megabytes that wait, the client would flush by itself, and swallow what cancels it meanwhile."""
+    monkeypatch.setenv(PUBLIC_ONLY, str(int(public)))
+    monkeypatch.setattr("onefold.brokers.nats._connection.CLOSE_S", 0.2)
+    with FaultProxy("127.0.0.1", nats.port) as proxy:
+        broker = NatsBroker(proxy.dsn(nats.url), stream=f"s{uuid.uuid4().hex}", confirm_s=0.5)
+        await broker.open()
+        proxy.switch("black_hole")
+        large = b"x" * 1_000_000
+        messages = [Message(id=f"{n}", source="shop", topic="orders", data=large) for n in range(30)]
+        async with asyncio.timeout(PATIENCE_S):
+            answers = await broker.publish(messages)
+            await broker.close()
+        assert [type(answer) for answer in answers] == [BrokerUnavailable] * 30

@@ -20,6 +20,11 @@ from onefold.brokers.nats._publish import Outgoing, Refusals
 
 #: How late a lost connection is noticed where nothing tells of it.
 LOOK_S: Final = 0.5
+#: So many bytes may wait for a socket that takes none, before a publish waits for it.
+_PENDING_BYTES_MAX: Final = 2_097_152
+_FLUSH_S: Final = 86_400
+#: A connection that does not take what is left for it is given up after so long.
+CLOSE_S: Final = 5.0
 #: What a message's place holds until its confirm is there.
 OPEN: Final = object()
 #: What the client raises when it, or its connection, is in trouble.
@@ -65,7 +70,9 @@ class Link:
         self._closing: asyncio.Task[None] | None = None
 
     async def connect(self, servers: list[str], options: Mapping[str, Any]) -> None:
-        settings = {"connect_timeout": 5, "ping_interval": 20, **options}
+        # Past `pending_size` the client flushes by itself, for ten seconds each time, and swallows a cancellation
+        # meanwhile: no time limit around it would hold. 0 turns that off, and `send` waits instead.
+        settings = {"connect_timeout": 5, "ping_interval": 20, "pending_size": 0, **options}
         await self.client.connect(
             servers=servers,
             error_cb=self._notice,
@@ -97,6 +104,8 @@ class Link:
             raise ConnectionResetError("the connection was lost")
         refused = await self._send(self.client, batch)
         await asyncio.sleep(0)
+        if self.client.pending_data_size > _PENDING_BYTES_MAX:
+            await self.client.flush(timeout=_FLUSH_S)  # until the caller's own time is over
         return refused
 
     async def _confirmed(self, msg: Msg) -> None:
@@ -116,4 +125,5 @@ class Link:
         # The client asserts that it was connected before; before 2.15 it closes a writer that is None. One that refuses
         # its own options, or finds no server, never is connected, and why must not be hidden.
         with suppress(*TROUBLE, AssertionError, AttributeError):
-            await self.client.close()
+            async with asyncio.timeout(CLOSE_S):
+                await self.client.close()
