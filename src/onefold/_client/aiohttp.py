@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onefold._client.call_factory import CallFactory
 from onefold._client.call_report import attach_to_error, report_of
-from onefold._client.call_runner import drive_async
+from onefold._client.call_runner import make_call_async
 from onefold._client.wire import (
     STREAM_ADVICE,
     bytes_to_read,
@@ -56,8 +56,8 @@ class RetryingMiddleware:
                 raise last[1]
         wire = _Wire(request, handler)
         try:
-            retry_flow = self._calls.begin(wire, time.monotonic())
-            response: ClientResponse = await drive_async(retry_flow, retry_flow.run(), wire, self._calls.store)
+            call = self._calls.begin(wire, time.monotonic())
+            response: ClientResponse = await make_call_async(call, self._calls.store)
             return response
         except aiohttp.ClientConnectorError:
             raise

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from onefold._client.context import SAFE_METHODS, Block, current_block, current_options, moved, remember_move
+from onefold._client.http_call import HttpCall
 from onefold._client.journal_store import JournalStore
 from onefold._client.key_hosts import KeyHosts
-from onefold._client.retry_conditions import RetryIf, checked_condition
-from onefold._client.retry_flow import RetryFlow
+from onefold._client.retry_conditions import RetryIf, check_condition
+from onefold._client.retry_loop import unwrap
 from onefold._client.wire import KEY_HEADER, R, Wire, checked, place, target
 from onefold._kernel import deadlines
 from onefold._kernel.clock import wall_ms
@@ -52,10 +53,10 @@ class CallFactory:
 
     async def run(self, wire: Wire[R]) -> R:
         """The response of the last attempt, or the error it raised."""
-        response: R = await self.begin(wire, await Now()).run()
+        response: R = unwrap(await self.begin(wire, await Now()).run())
         return response
 
-    def begin(self, wire: Wire[Any], now: float) -> RetryFlow:
+    def begin(self, wire: Wire[Any], now: float) -> HttpCall:
         """A call that begins now. Nothing is sent, and no intent is claimed yet."""
         host = self._hosts.of(wire.host, now)
         options, block = wire.options, current_block()
@@ -95,32 +96,30 @@ class CallFactory:
         if inherited is not None and inherited < until:
             until = inherited
         attempts = Attempts(host, until, wire.method, keyed, attempts_max)
-        retry_flow = RetryFlow(wire, host, attempts, self.store, self._listener, now)
+        call = HttpCall(wire, host, attempts, self.store, self._listener, now)
         # The deadline is told with every write, and by readers who set one. A reader who set none says nothing at
         # first: that header would be most of what the call costs.
-        retry_flow.tells_deadline = not idempotent or deadline_s is not None or inherited is not None
+        call.tells_deadline = not idempotent or deadline_s is not None or inherited is not None
         if attempt_s is not None:
-            retry_flow.attempt_s = attempt_s
+            call.attempt_s = attempt_s
         elif again:
-            retry_flow.attempt_s = host.policy.attempt_limit_s(deadline_s)
-        retry_flow.retry_if = (
-            checked_condition(options.get("retry_if")) or self._retry_if if options else self._retry_if
-        )
-        retry_flow.quoted = self._quoted
-        retry_flow.block, retry_flow.key = block, key
+            call.attempt_s = host.policy.attempt_limit_s(deadline_s)
+        call.retry_if = check_condition(options.get("retry_if")) or self._retry_if if options else self._retry_if
+        call.quoted = self._quoted
+        call.block, call.key = block, key
         if not idempotent or block is not None:
-            self._name(retry_flow, wire, generates)
-        return retry_flow
+            self._name(call, wire, generates)
+        return call
 
-    def _name(self, retry_flow: RetryFlow, wire: Wire[Any], generates: bool) -> None:
+    def _name(self, call: HttpCall, wire: Wire[Any], generates: bool) -> None:
         """Give it a key of its own, unless its block has one, or it follows a redirect and had one before."""
-        retry_flow.generates = generates
+        call.generates = generates
         if (before := moved()) is not None:
             remember_move(None)
             if before.method == wire.method and before.place == place(wire.address()):
-                retry_flow.moved = before
-        if generates and retry_flow.key is None and retry_flow.block is None and retry_flow.moved is None:
-            retry_flow.name(new_id(wall_ms()))
+                call.moved = before
+        if generates and call.key is None and call.block is None and call.moved is None:
+            call.name(new_id(wall_ms()))
 
 
 def _hedge(wire: Wire[Any], host: Host, after_s: Any) -> None:

@@ -15,7 +15,7 @@ from contextvars import ContextVar, Token
 from typing import Any, Final, NamedTuple
 
 from onefold._client.journal.model import checked_intent
-from onefold._client.retry_conditions import RetryIf, checked_condition
+from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
@@ -116,7 +116,7 @@ def options(
         "attempts_max": attempts_max,
         "attempt_s": attempt_s,
         "stream": stream,
-        "retry_if": checked_condition(retry_if),
+        "retry_if": check_condition(retry_if),
         "hedge_s": hedge_s,
     }
     token = _options.set(

@@ -7,45 +7,37 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar, cast
 
-from onefold._client.calls import Calls
-from onefold._policy.attempts import Attempts
+from onefold._client.function_calls import FunctionCalls
+from onefold._client.stepped_call import SteppedCall
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _CALL = "onefold_call"
 _WAIT_S = "onefold_wait_s"
-_BEGAN = "onefold_began"
-_SAID = "onefold_said"
+_DECISION = "onefold_decision"
 
 
-def tenacity_settings(calls: Calls) -> dict[str, Any]:
+def tenacity_settings(calls: FunctionCalls) -> dict[str, Any]:
     """Arguments for `tenacity.retry(**...)`: whether there is another attempt, how long to wait for it, and that an
     attempt is not even begun while the breaker is open. What is known of a call is kept on its `retry_state`."""
 
     def before(state: Any) -> None:
-        now = time.monotonic()
-        attempts = getattr(state, _CALL, None) or calls.attempts(now)
-        setattr(state, _CALL, attempts)
-        setattr(state, _BEGAN, now)
-        if (stop := attempts.begin(now)) is not None:
-            raise calls.refused(stop, attempts, now)
+        call: SteppedCall = getattr(state, _CALL, None) or SteppedCall(calls)
+        setattr(state, _CALL, call)
+        call.begin()
 
     def again(state: Any) -> bool:
-        attempts, began = getattr(state, _CALL), getattr(state, _BEGAN)
-        if not state.outcome.failed:
-            calls.succeeded(attempts, began)
-            return False
+        call: SteppedCall = getattr(state, _CALL)
         error = state.outcome.exception()
-        if not isinstance(error, Exception):
-            attempts.excuse()
+        if error is not None and not isinstance(error, Exception):
+            call.close()
             return False
-        wait_s = calls.failed(attempts, error, began)
+        wait_s = call.end(error)
         setattr(state, _WAIT_S, wait_s)
         return wait_s is not None
 
@@ -58,20 +50,19 @@ def tenacity_settings(calls: Calls) -> dict[str, Any]:
 class StaminaHook:
     """For `stamina.retry(on=hook)`: stamina's own attempts and waits, unless the server asked for a wait of its own.
 
-    stamina tells nobody of successes, and successes earn the retries. So the function itself, below stamina's
+    stamina has no hook for successes, and successes earn the retries. So the function itself, below stamina's
     decorator, is decorated with `hook.watch`; without that, the budget's least is all there is.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: FunctionCalls) -> None:
         self._calls = calls
 
     def __call__(self, error: Exception) -> bool | float:
-        said: bool | float | None = getattr(error, _SAID, None)
-        if said is None:
-            now = time.monotonic()
-            attempts = self._calls.attempts(now)
-            said = attempts.begin(now) is None and self._said(attempts, error, now)
-        return said
+        decision: bool | float | None = getattr(error, _DECISION, None)
+        if decision is None:
+            call = SteppedCall(self._calls)
+            decision = call.admit() and self._decide(call, error)
+        return decision
 
     def watch(self, function: Callable[P, T]) -> Callable[P, T]:
         """The function, whose successes count, and which is not called while the breaker is open."""
@@ -79,37 +70,36 @@ class StaminaHook:
 
             @functools.wraps(function)
             async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with self._watched():
+                with self._count():
                     return await function(*args, **kwargs)
 
             return cast("Callable[P, T]", awaited)
 
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self._watched():
+            with self._count():
                 return function(*args, **kwargs)
 
         return watched
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        now = time.monotonic()
-        attempts = self._calls.attempts(now)
-        if (stop := attempts.begin(now)) is not None:
-            raise self._calls.refused(stop, attempts, now)
+    def _count(self) -> Iterator[None]:
+        call = SteppedCall(self._calls)
+        call.begin()
         try:
             yield
         except Exception as error:
-            with suppress(AttributeError):  # an error that takes no attributes is judged by whoever is asked about it
-                setattr(error, _SAID, self._said(attempts, error, now))
+            with suppress(AttributeError):  # an error that takes no attributes is decided about when stamina asks
+                setattr(error, _DECISION, self._decide(call, error))
             raise
         except BaseException:
-            attempts.excuse()
+            call.close()
             raise
-        self._calls.succeeded(attempts, now)
+        call.end(None)
 
-    def _said(self, attempts: Attempts, error: Exception, began: float) -> bool | float:
-        wait_s = self._calls.failed(attempts, error, began)
+    def _decide(self, call: SteppedCall, error: Exception) -> bool | float:
+        wait_s = call.end(error)
+        call.close()
         if wait_s is None:
             return False
         outcome = self._calls.outcome(error)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 _TOKENS: Final = 1
 
 
-async def hedged(
+async def hedge(
     ask: Callable[[], Coroutine[Any, Any, T]],
     after_s: float,
     host: Host,

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from onefold._client.call_factory import CallFactory
-from onefold._client.call_runner import drive, drive_async
+from onefold._client.call_runner import make_call, make_call_async
 from onefold._client.httpx_wire import TaskWire, ThreadWire
-from onefold._client.retry_flow import RetryFlow
 from onefold._client.socket_limits import limit_transport
-from onefold._kernel.effects import Flow
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,26 +40,8 @@ class RetryingTransport:
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not self._on_threads:
             raise self._misplaced("httpx.Client", "httpx.HTTPTransport()")
-        wire = ThreadWire(request, self._inner, self._vendor)
-        retry_flow = self._calls.begin(wire, time.monotonic())
-        left_s = retry_flow.begin_first()
-        if left_s is None:
-            return self._drive(retry_flow, retry_flow.run(), wire)
-        try:
-            ended: Any = wire.send(left_s)
-        except Exception as error:
-            ended = error
-        except BaseException:
-            retry_flow.excuse()
-            raise
-        else:
-            if retry_flow.succeeded(ended, time.monotonic()):
-                response: httpx.Response = ended
-                return response
-        return self._drive(retry_flow, retry_flow.finish(ended), wire)
-
-    def _drive(self, retry_flow: RetryFlow, flow: Flow[Any], wire: ThreadWire) -> httpx.Response:
-        response: httpx.Response = drive(retry_flow, flow, wire, self._calls.store)
+        call = self._calls.begin(ThreadWire(request, self._inner, self._vendor), time.monotonic())
+        response: httpx.Response = make_call(call, self._calls.store)
         return response
 
     def close(self) -> None:
@@ -85,30 +65,11 @@ class RetryingTransport:
 
     # --- on asyncio --------------------------------------------------------------------------------------
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_async_request(self, request: httpx.Request) -> Coroutine[Any, Any, httpx.Response]:
         if not self._on_tasks:
             raise self._misplaced("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
-        wire = TaskWire(request, self._inner, self._vendor)
-        retry_flow = self._calls.begin(wire, time.monotonic())
-        left_s = retry_flow.begin_first()
-        if left_s is None:
-            return await self._drive_async(retry_flow, retry_flow.run(), wire)
-        try:
-            ended: Any = await wire.send(left_s)
-        except Exception as error:
-            ended = error
-        except BaseException:
-            retry_flow.excuse()
-            raise
-        else:
-            if retry_flow.succeeded(ended, time.monotonic()):
-                response: httpx.Response = ended
-                return response
-        return await self._drive_async(retry_flow, retry_flow.finish(ended), wire)
-
-    async def _drive_async(self, retry_flow: RetryFlow, flow: Flow[Any], wire: TaskWire) -> httpx.Response:
-        response: httpx.Response = await drive_async(retry_flow, flow, wire, self._calls.store)
-        return response
+        call = self._calls.begin(TaskWire(request, self._inner, self._vendor), time.monotonic())
+        return make_call_async(call, self._calls.store)
 
     async def aclose(self) -> None:
         if self._on_tasks:

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from onefold._client import socket_limits
-from onefold._client.hedging import hedged
+from onefold._client.hedging import hedge
 from onefold._client.wire import (
     STREAM_ADVICE,
     bytes_to_read,
@@ -229,7 +229,7 @@ class TaskWire(_Wire):
         try:
             if self._hedge is not None:
                 attempt = partial(self._attempt, seconds)
-                return await within(seconds, hedged(attempt, *self._hedge, _is_good, self.discard))
+                return await within(seconds, hedge(attempt, *self._hedge, _is_good, self.discard))
             return await within(seconds, self._attempt(seconds))
         except TimeoutError as error:
             late = self._vendor.ReadTimeout(f"no whole answer within {seconds:g} s", request=self._request)

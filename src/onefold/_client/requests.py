@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from onefold._client import socket_limits
 from onefold._client.call_factory import CallFactory
-from onefold._client.call_runner import drive
+from onefold._client.call_runner import make_call
 from onefold._client.requests_raw import can_be_resumed, read_start, unpacked
 from onefold._client.socket_limits import limit_pool
 from onefold._client.wire import bytes_to_read, is_certificate_error, not_made_as
@@ -49,8 +49,7 @@ class RetryingAdapter:
         more = {"verify": verify, "cert": cert, "proxies": proxies}
         # A copy: the caller may send his request again, with another body, and the key is for this one.
         wire = _Wire(request.copy(), self._inner, stream=stream, timeout=timeout, more=more)
-        retry_flow = self._calls.begin(wire, time.monotonic())
-        response: Response = drive(retry_flow, retry_flow.run(), wire, self._calls.store)
+        response: Response = make_call(self._calls.begin(wire, time.monotonic()), self._calls.store)
         response.__dict__["connection"] = self  # digest authentication sends its second request through this
         return response
 

@@ -40,7 +40,7 @@ class HttpAnswer:
 RetryIf: TypeAlias = Callable[[HttpAnswer | Exception], bool | float | None]
 
 
-def checked_condition(given: object) -> Any:
+def check_condition(given: object) -> Any:
     """Refuse what is no function, where it is written."""
     if given is not None and not callable(given):
         raise ConfigurationError(
@@ -65,7 +65,7 @@ def seconds_said(setting: str, function: Callable[..., Any], said: Any) -> float
     )
 
 
-def as_said(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Answered:
+def apply_to_answer(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Answered:
     """What an answer means, after the user was asked."""
     said = say(answer)
     if said is None:
@@ -75,7 +75,7 @@ def as_said(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Answered:
     return replace(answered, should_retry=True, retry_after_s=seconds_said("retry_if", say, said))
 
 
-def error_as_said(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
+def apply_to_error(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
     """The same of an error; None: it is the caller's. Whether the request may have left stays as it is."""
     said = say(error)
     if said is None:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from onefold._client.aiohttp import RetryingMiddleware
+from onefold._client.attempt_loop import AttemptLoop
 from onefold._client.call_factory import CallFactory
-from onefold._client.calls import Calls
 from onefold._client.error_outcomes import On, ResultIf
 from onefold._client.foreign_retry_loops import StaminaHook, tenacity_settings
+from onefold._client.function_calls import FunctionCalls
 from onefold._client.host_policies import HostPolicies
 from onefold._client.httpx import RetryingTransport, is_client, vendor_of, wrap_client
 from onefold._client.journal_store import JournalStore
 from onefold._client.journalled_intent import JournalledIntent
 from onefold._client.key_hosts import KeyHosts
-from onefold._client.loops import AttemptLoop
 from onefold._client.requests import RetryingAdapter, is_adapter, is_session, wrap_session
-from onefold._client.retry_conditions import RetryIf, checked_condition
+from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.telemetry import Listener
 from onefold._policy.attempts import Host
@@ -121,7 +121,7 @@ class Retrying:
             listener=listener,
             key_hosts=KeyHosts(generate_keys),
             quoted=quoted,
-            retry_if=checked_condition(retry_if),
+            retry_if=check_condition(retry_if),
             remake=self._recipe,
         )
         self._middleware = RetryingMiddleware(self._exchange)
@@ -156,7 +156,7 @@ class Retrying:
         `retry_if` says the same of its results; when no attempt is left, the last result is returned. `hedge_s`, for
         a coroutine function that only reads: where there is no result after so many seconds it is called once more,
         beside the first call and paid for by the same budget, and the first result counts."""
-        return cast("Callable[[F], F]", Calls(self._host(to), on, self._listener, retry_if, hedge_s).around)
+        return cast("Callable[[F], F]", FunctionCalls(self._host(to), on, self._listener, retry_if, hedge_s).wrap)
 
     @named_arguments("Retrying.attempts")
     def attempts(self, to: str, *, on: On) -> AttemptLoop:
@@ -183,8 +183,8 @@ class Retrying:
         """The same, where it was used on a loop."""
         await self._store.aclose()
 
-    def _calls(self, to: str, on: On) -> Calls:
-        return Calls(self._host(to), on, self._listener)
+    def _calls(self, to: str, on: On) -> FunctionCalls:
+        return FunctionCalls(self._host(to), on, self._listener)
 
     def _host(self, to: str) -> Host:
         named: object = to

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from onefold._client.journal_store import JournalTasks, JournalThreads
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
@@ -29,13 +29,13 @@ async def wait_async(seconds: float) -> None:
 
 
 class CallExecutor(ThreadExecutor[Any]):
-    """The executor of an outgoing call on a thread; its database is the journal's, which is reached before the
-    deadline."""
+    """The executor of an outgoing call on a thread. Its database is the journal's, which is reached before the
+    deadline; the call of a function has none."""
 
     __slots__ = ("_until",)
 
-    def __init__(self, journal: JournalThreads, until: float) -> None:
-        super().__init__(journal)
+    def __init__(self, journal: JournalThreads | None, until: float) -> None:
+        super().__init__(cast(Any, journal))
         self._until = until
 
     def acquire(self) -> None:
@@ -55,8 +55,8 @@ class AsyncCallExecutor(TaskExecutor[Any]):
 
     __slots__ = ("_until",)
 
-    def __init__(self, journal: JournalTasks, until: float) -> None:
-        super().__init__(journal)
+    def __init__(self, journal: JournalTasks | None, until: float) -> None:
+        super().__init__(cast(Any, journal))
         self._until = until
 
     async def acquire(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from dataclasses import replace
 from math import inf, nan
@@ -194,6 +195,26 @@ async def test_what_happens_is_told(way: Ways, heard: list[Event]) -> None:
         AttemptEnded("well", "", 1, 0.0, succeeded=True),
         CallEnded("well", "", 1, succeeded=True),
     ]
+
+
+async def test_what_has_to_be_tried_again_is_logged_once_and_once_more_when_it_succeeds_at_once(
+    way: Ways, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onefold")
+    call = way.around(Retrying(LAVISH), Script(OSError("gone"), 1, OSError("gone"), 2, 3, 4), OSError)
+    for _ in range(4):
+        await call()
+    failed, well = (record for record in caplog.records if record.name == "onefold.client")
+    assert (failed.levelname, "is retried in" in failed.message) == ("WARNING", True)
+    assert (well.levelname, well.message) == ("INFO", "ledger: calls succeed at once again")
+
+
+async def test_an_error_that_ends_iterators_is_tried_again_and_raised_as_it_is(way: Ways) -> None:
+    script = Script(StopIteration("empty"))
+    with pytest.raises((StopIteration, RuntimeError)) as caught:  # a coroutine makes the latter of it
+        await way.around(Retrying(LAVISH), script, (StopIteration, RuntimeError))()
+    assert isinstance(caught.value.__cause__ or caught.value, StopIteration)
+    assert script.calls == 4
 
 
 @pytest.mark.parametrize("on", [(), "OSError", None, 3])

@@ -1,0 +1,273 @@
+"""An HTTP call: what the retry loop asks about a request of some HTTP client, and the key it is sent under.
+
+Failure windows. The journal has the key before the first byte leaves, so a process that starts after a crash at any
+later moment finds it and sends the same one. The intent is marked resolved after the answer; a crash in between sends
+the request again, and the server replays. Nothing is resolved by an answer that may still change (a 503, a key in
+flight) or by none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from math import inf
+from typing import Any, Final
+
+from onefold._client.call_report import CallReport, Left, attach, retried_below
+from onefold._client.context import Block, Moved, remember_move
+from onefold._client.host_log import log_layers, log_success
+from onefold._client.journal_store import JournalStore
+from onefold._client.retry_conditions import HttpAnswer, RetryIf, apply_to_answer, apply_to_error
+from onefold._client.retry_loop import Raised, RetryLoop
+from onefold._client.wire import KEY_HEADER, Wire, fetches_token, fingerprint, meaning_of, place, target
+from onefold._kernel import deadlines
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.effects import Call, Flow, Now
+from onefold._kernel.ids import new_id
+from onefold._kernel.telemetry import Listener
+from onefold._policy.attempts import Attempts, Host
+from onefold._policy.outcome import Answered, Outcome
+from onefold._policy.retry import Reason, RetryAfter, Stop
+from onefold.errors import CallNotMade, OnefoldError
+
+#: Answers that send the client elsewhere with the same request, which the client then sends as another call.
+_ELSEWHERE: Final = frozenset({307, 308})
+#: The same, and those that do so with some methods and some clients.
+_REDIRECTS: Final = frozenset({301, 302, 307, 308})
+#: Answers that ask who is calling. The client knows, or finds out, and sends the same call again.
+_CREDENTIALS_ASKED: Final = frozenset({401, 407})
+
+_log = logging.getLogger("onefold.client")
+
+
+class HttpCall(RetryLoop):
+    """One request, from before its first attempt to after its last."""
+
+    __slots__ = (
+        "_store",
+        "attempt_s",
+        "block",
+        "generates",
+        "held",
+        "key",
+        "moved",
+        "quoted",
+        "retry_if",
+        "tells_deadline",
+        "wire",
+    )
+
+    # What its factory says of it.
+    block: Block | None
+    key: str | None
+    quoted: bool
+    retry_if: RetryIf | None
+    """What the user says of answers and errors."""
+    tells_deadline: bool
+
+    def __init__(
+        self,
+        wire: Wire[Any],
+        host: Host,
+        attempts: Attempts,
+        store: JournalStore,
+        listener: Listener | None,
+        now: float,
+    ) -> None:
+        # As RetryLoop.__init__ does: every request would pay for another call.
+        self._host = host
+        self._attempts = attempts
+        self._listener = listener
+        self._began = now
+        self._method = wire.method
+        self.wire = wire
+        self._store = store
+        self.attempt_s = inf
+        self.moved: Moved | None = None
+        self.generates = False
+        #: The response of the last attempt, until the caller has it: what breaks the flow off has to free it.
+        self.held: Any = None
+
+    @property
+    def intent(self) -> str | None:
+        """The name under which the journal has it, if it does."""
+        return None if self.block is None else self.block.intent
+
+    def name(self, key: str) -> None:
+        """Send it under this key."""
+        self.key = key
+        self.wire.set_header(KEY_HEADER, f'"{key}"' if self.quoted else key)
+
+    # --- the first attempt, before the flow --------------------------------------------------------------
+
+    def begin_first(self) -> float | None:
+        """How long the first attempt may take. None: the flow has to begin, with a name or with a refusal."""
+        attempts = self._attempts
+        if self.block is not None or self.moved is not None or attempts.begin(self._began) is not None:
+            return None
+        if self.tells_deadline:
+            return self._send_deadline(self._began)
+        left_s = attempts.deadline_at - self._began
+        return left_s if left_s < self.attempt_s else self.attempt_s
+
+    def succeeds(self, response: Any, now: float) -> bool:
+        """Whether the first attempt was all; then it is counted. False: the flow finishes the call."""
+        status = self.wire.status(response)
+        if status >= 300 and (status >= 400 or self.key is not None):
+            return False
+        if self.retry_if is not None:
+            return False
+        self._attempts.succeed(now)
+        if self._listener is not None or self._host.troubled:
+            self._tell_attempt(now, status, None, succeeded=True)
+            if self._host.troubled:
+                self._tell_breaker(now)
+                log_success(self._host)
+            self._tell_end(None, succeeded=True)
+        response.onefold_report = self._known()  # as `attach` does, without asking whether it can be done
+        return True
+
+    def excuse(self) -> None:
+        """The caller broke off: the attempt says nothing about the host."""
+        self._attempts.excuse()
+
+    # --- in the flow -------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> float:
+        if self.block is None and self.moved is None:
+            return self._began
+        await self._take_name()
+        return await Now()
+
+    def _sender(self, now: float) -> Callable[[], Any]:
+        return partial(self.wire.send, self._send_deadline(now))
+
+    def _send_deadline(self, now: float) -> float:
+        """What the attempt that begins now may take; its header tells the server."""
+        left_s = self._attempts.deadline_at - now
+        if left_s > self.attempt_s and not self._attempts.is_last:
+            left_s = self.attempt_s
+        if self.tells_deadline or self._attempts.made > 1:
+            self.wire.set_header(deadlines.HEADER, deadlines.format_ms(self.wire.patience_s(left_s)))
+        return left_s
+
+    async def _decide(self, ended: Any, now: float) -> RetryAfter | None:
+        self.held = None if isinstance(ended, Raised) else ended
+        decision = await super()._decide(ended, now)
+        self.held = None
+        return decision
+
+    def _outcome(self, ended: Any, now: float) -> Outcome | None:
+        wire, say = self.wire, self.retry_if
+        if isinstance(ended, Raised):
+            outcome = wire.unanswered(ended.error)
+            return outcome if say is None else apply_to_error(outcome, say, ended.error)
+        status, header = wire.status(ended), partial(wire.answer_header, ended)
+        body = partial(wire.content, ended)
+        answered = Answered(status=status) if status < 400 else meaning_of(status, header, body)
+        if say is None:
+            return answered
+        seen = HttpAnswer(method=wire.method, address=wire.address(), status=status, header=header, body=body())
+        return apply_to_answer(answered, say, seen)
+
+    def _status(self, result: Any) -> int | None:
+        return self.wire.status(result)
+
+    def _failure(self, result: Any) -> str:
+        return f"status {self.wire.status(result)}"
+
+    def _not_made(self, again: str, why: str) -> CallNotMade:
+        return self.wire.not_made(f"{self._method} to {self._host.name} was not sent{again}: {why}")
+
+    def _reconsider(self, ended: Any, decision: RetryAfter | Stop) -> RetryAfter | Stop:
+        """Another layer that retries has used up its attempts for this one: they would multiply."""
+        if isinstance(decision, Stop):
+            return decision
+        if not retried_below(ended.error if isinstance(ended, Raised) else ended, self._began):
+            return decision
+        log_layers(self._host)
+        return Stop(Reason.ATTEMPTS)
+
+    async def _drop(self, result: Any) -> None:
+        await Call(partial(self.wire.discard, result))
+
+    async def _end(self, ended: Any, outcome: Outcome | None, stop: Stop, now: float) -> None:
+        if isinstance(ended, Raised):
+            if self.intent is not None:
+                reason = f"{type(ended.error).__name__}: {stop.reason.value}"
+                await self._note(self._store.journal.leave(self.intent, reason, until=self._attempts.deadline_at))
+            self._report_error(ended.error, stop, now)
+            return
+        status, given_up = self.wire.status(ended), None if stop.reason is Reason.FINAL else stop
+        if status in _REDIRECTS and self.key is not None:
+            await self._remember_move(ended, self.key)
+        if self.intent is not None and status not in _ELSEWHERE:
+            await self._note(self._intent_note(self.intent, status, given_up))
+        if given_up is None and status < 500:
+            self._log_success()
+        attach(Left(self._report(given_up, now), now), ended)
+        self._tell_end(given_up, succeeded=status < 400)
+
+    def _intent_note(self, intent: str, status: int, given_up: Stop | None) -> Flow[None]:
+        """What the journal is told of an answer: the intent is resolved by it, or stays open."""
+        journal, until = self._store.journal, self._attempts.deadline_at
+        if given_up is not None:
+            return journal.leave(intent, f"{status}: {given_up.reason.value}", until=until)
+        if status in _CREDENTIALS_ASKED:
+            return journal.leave(intent, f"{status}: the server asks for other credentials", until=until)
+        if status in self._host.policy.statuses:
+            # No retry can help, as where a database was not migrated: what becomes of the call is still open.
+            return journal.leave(intent, f"{status}: {Reason.FINAL.value}", until=until)
+        return journal.resolve(intent, status, until=until)
+
+    # --- the name ----------------------------------------------------------------------------------------
+
+    async def _take_name(self) -> None:
+        """The key that others have for this call: the block it is made in, the journal, the redirect it follows."""
+        wire, before = self.wire, self.moved
+        body = await Call(wire.body)
+        if before is not None and before.body == _hash(body):
+            self.block = before.block
+            self.name(before.key)
+            return
+        block = self.block
+        if block is not None and not fetches_token(wire, body):
+            asked = fingerprint(wire, body)
+            block.used = True
+            if block.intent is None:
+                block.bind(asked, target(wire))
+            else:
+                named = await self._store.journal.claim(
+                    block.intent, asked, target(wire), block.key, until=self._attempts.deadline_at
+                )
+                block.key = named.key
+            # An SDK may have set a key of its own, another one for each of its attempts: this one is the call's.
+            self.name(block.key)
+            return
+        self.block = None
+        if self.key is None and self.generates:
+            self.name(new_id(wall_ms()))
+        self._attempts.has_key = self.key is not None
+
+    async def _remember_move(self, response: Any, key: str) -> None:
+        wire = self.wire
+        if (location := wire.answer_header(response, "Location")) is not None and wire.replayable():
+            body = _hash(await Call(wire.body))
+            remember_move(Moved(place(wire.address(), location), wire.method, body, key, self.block))
+
+    async def _note(self, note: Flow[None]) -> None:
+        """What cannot be noted costs at most a replay: it must not cost the caller his answer."""
+        try:
+            await note
+        except OnefoldError:
+            _log.warning("intent %r: how its call ended could not be noted", self.intent, exc_info=True)
+
+    def _known(self) -> partial[CallReport]:
+        intent = None if self.block is None else self.block.intent
+        return partial(CallReport, attempts=self._attempts.made, key=self.key, intent=intent)
+
+
+def _hash(body: bytes) -> bytes:
+    return blake2b(body, digest_size=16).digest()
