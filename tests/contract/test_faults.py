@@ -240,15 +240,16 @@ def test_c30_a_file_that_someone_else_has_locked_is_a_503_that_may_be_retried(
 
 
 @pytest.fixture
-def proxy(backend: Backend) -> Iterator[FaultProxy]:
-    """Lets the world reach its Postgres through a proxy only."""
+def proxy(backend: Backend, request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
+    """Lets the backend reach its Postgres through a proxy only."""
     host, port = urlsplit(backend.address).hostname, urlsplit(backend.address).port
     assert host is not None
     assert port is not None
     with FaultProxy(host, port) as between:
         dsn = between.dsn(backend.address)
-        # A connection that is refused is an answer; the psycopg pool would wait for better times.
-        database = AsyncpgDatabase(dsn) if backend.name in ASGI else PsycopgDatabase(dsn, acquire_timeout_s=0.3)
+        # A connection that is refused is an answer for asyncpg; the psycopg pool waits for better times.
+        wait_s = 1.0 if "cannot_be_asked" in request.node.name else PATIENCE_S
+        database = AsyncpgDatabase(dsn) if backend.name in ASGI else PsycopgDatabase(dsn, acquire_timeout_s=wait_s)
         backend.serve(database=database, settings={"lease_s": 2})
         yield between
         backend.close()

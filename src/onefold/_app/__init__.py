@@ -33,7 +33,7 @@ from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
 from onefold._worker.background import as_task, on_a_thread
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.settings import RelaySettings, check_relay_settings, chosen
+from onefold._worker.settings import RelaySettings, check_relay_settings
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold.db._connect import async_database, sync_database
@@ -150,12 +150,11 @@ class Onefold(BaseOnefold[Database[Any]]):
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractContextManager[None]:
         """Publish what is in the outbox, on a thread, for as long as the block lasts."""
         check_relay_settings(settings)
-        return on_threads(on_a_thread(lambda stop: self.relay(stop, **settings), "relay"), "once.relaying()")
+        return on_threads(on_a_thread(lambda stop, _: self.relay(stop, **settings), "relay"), "once.relaying()")
 
     def consuming(self, *, only: Collection[str] = ()) -> AbstractContextManager[None]:
-        """Run the consumers, on a thread, for as long as the block lasts."""
-        chosen(self.consumers, only)
-        return on_threads(on_a_thread(lambda stop: self.consume(stop, only=only), "consumers"), "once.consuming()")
+        """Run the consumers, on a thread, for as long as the block lasts. It begins when they are subscribed."""
+        return on_threads(on_a_thread(self._consuming(only), "consumers", waits=True), "once.consuming()")
 
     def pause_consumer(self, name: str, *, actor: str) -> bool:
         """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
@@ -278,12 +277,11 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractAsyncContextManager[None]:
         """Publish what is in the outbox, as a task, for as long as the block lasts."""
         check_relay_settings(settings)
-        return on_tasks(as_task(lambda stop: self.relay(stop, **settings), "relay"), "once.relaying()")
+        return on_tasks(as_task(lambda stop, _: self.relay(stop, **settings), "relay"), "once.relaying()")
 
     def consuming(self, *, only: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
-        """Run the consumers, as tasks, for as long as the block lasts."""
-        chosen(self.consumers, only)
-        return on_tasks(as_task(lambda stop: self.consume(stop, only=only), "consumers"), "once.consuming()")
+        """Run the consumers, as tasks, for as long as the block lasts. It begins when they are subscribed."""
+        return on_tasks(as_task(self._consuming(only), "consumers", waits=True), "once.consuming()")
 
     async def pause_consumer(self, name: str, *, actor: str) -> bool:
         """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""

@@ -35,6 +35,7 @@ from onefold._kernel.wakeup_signals import News
 from onefold._outbox.status_report import retry_topics
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
+from onefold._worker.background import Work
 from onefold._worker.consumers import Consumers
 from onefold._worker.ledger_reaper import LedgerReaper
 from onefold._worker.payloads import PydanticPayload
@@ -270,10 +271,12 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         *,
         only: Collection[str] = (),
         begun: Callable[[Consumers], object] | None = None,
+        subscribed: Callable[[], None] | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Run the consumers (or only those named) until told to stop. `begun` gets them, to ask whether they live;
-        `listener` hears of it beside the application's own."""
+        `subscribed` is called when they receive what is published from then on; `listener` hears of it beside the
+        application's own."""
         database = self._for_workers()
         broker = self._broker_for(database)
         consuming = Consumers(
@@ -288,9 +291,13 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         if isinstance(broker, LocalBroker):
             news = broker.news
             async with listening(database, news.set, channel=DELIVERIES, sender=news.sender, news=news):
-                await consuming.run(stop)
+                await consuming.run(stop, subscribed)
         else:
-            await consuming.run(stop)
+            await consuming.run(stop, subscribed)
+
+    def _consuming(self, only: Collection[str]) -> Work:
+        chosen(self._consumers, only)
+        return lambda stop, begun: self.consume(stop, only=only, subscribed=begun)
 
     async def manage(self, work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:
         """Do something with the workers' database and the broker, open for as long: `await once.manage(survey)`."""

@@ -6,23 +6,32 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeAlias
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final, TypeAlias
 
 from onefold._worker.backoff_timer import resist
 
-#: Works until it is told to stop.
-Work: TypeAlias = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+#: Works until it is told to stop, and calls the second argument when it is under way.
+Work: TypeAlias = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
+
+#: A block waits no longer than this for its work to be under way: a broker that does not answer stops no application.
+START_S_MAX: Final = 10.0
 
 _log = logging.getLogger("onefold.worker")
 
 
 @asynccontextmanager
-async def as_task(work: Work, name: str) -> AsyncIterator[None]:
-    """Work while the block lasts. What ended it early is raised when the block ends, and logged when it happens."""
-    stop = asyncio.Event()
-    task = asyncio.create_task(_logged(work(stop), name), name=name)
+async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterator[None]:
+    """Work while the block lasts; with `waits`, the block begins when the work is under way. What ended it early is
+    raised when the block ends, and logged when it happens."""
+    stop, begun = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(_logged(work(stop, begun.set), name), name=name)
+    task.add_done_callback(lambda _: begun.set())
     try:
+        if waits:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(START_S_MAX):
+                    await begun.wait()
         yield
     finally:
         stop.set()
@@ -30,17 +39,17 @@ async def as_task(work: Work, name: str) -> AsyncIterator[None]:
 
 
 @contextmanager
-def on_a_thread(work: Work, name: str) -> Iterator[None]:
+def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]:
     """The same, for applications without a loop."""
-    begun = threading.Event()
+    started, begun = threading.Event(), threading.Event()
     told: list[Callable[[], object]] = []
     failures: list[BaseException] = []
 
     async def main() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         told.append(lambda: loop.call_soon_threadsafe(stop.set))
-        begun.set()
-        await _logged(work(stop), name)
+        started.set()
+        await _logged(work(stop, begun.set), name)
 
     def run() -> None:
         try:
@@ -48,11 +57,14 @@ def on_a_thread(work: Work, name: str) -> Iterator[None]:
         except BaseException as error:
             failures.append(error)
         finally:
+            started.set()
             begun.set()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
-    begun.wait()
+    started.wait()
+    if waits:
+        begun.wait(START_S_MAX)
     try:
         yield
     finally:

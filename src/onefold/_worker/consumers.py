@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.topics import refuse_patterns
 from onefold._kernel.transaction import Transaction
-from onefold._worker.backoff_timer import BackoffTimer, Interrupted, pause, resist
+from onefold._worker.backoff_timer import BackoffTimer, Interrupted, either, pause, resist
 from onefold._worker.consumer_worker import ConsumerWorker
 from onefold._worker.flow_runner import MakeTransaction
 from onefold._worker.pause_gate import PauseGate
@@ -48,14 +48,17 @@ class Consumers:
             for each in consumers
         ]
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Consume until `stop` is set; then finish what is being handled, and give back the rest."""
+    async def run(self, stop: asyncio.Event, subscribed: Callable[[], None] | None = None) -> None:
+        """Consume until `stop` is set; then finish what is being handled, and give back the rest. `subscribed` is
+        called once each consumer has its subscription, or has met what keeps it from having one: it goes on trying."""
         opened = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._open(stop, opened))
                 for gate in self._gates:
                     group.create_task(gate.run(stop, self._grace_s, opened))
+                if subscribed is not None:
+                    group.create_task(self._tell_subscribed(stop, subscribed))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         finally:
@@ -66,6 +69,11 @@ class Consumers:
         stands still: handlers that should have ended by now, and for how many seconds they have been running. One that
         is paused says so."""
         return {what: seconds for gate in self._gates for what, seconds in gate.alive().items()}
+
+    async def _tell_subscribed(self, stop: asyncio.Event, subscribed: Callable[[], None]) -> None:
+        for gate in self._gates:
+            await either(stop, gate.tried)
+        subscribed()
 
     async def _open(self, stop: asyncio.Event, opened: asyncio.Event) -> None:
         backoff = BackoffTimer()
@@ -78,4 +86,6 @@ class Consumers:
             except (BrokerUnavailable, Interrupted) as error:
                 if backoff.failures == 0:
                     _log.warning("the consumers wait for their broker, which is tried again and again: %s", error)
+                    for gate in self._gates:
+                        gate.tried.set()
                 await pause(stop, backoff.next_s())

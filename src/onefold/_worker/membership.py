@@ -60,18 +60,23 @@ class Membership:
         self._registered = False
         #: The subscription was made and reconciled once.
         self.subscribed = False
+        #: It was tried to make it, or found that it may not be made yet.
+        self.tried = asyncio.Event()
 
     async def subscribe(self) -> Subscription:
         """Say that we are there, subscribe, and end what nothing asks for any more."""
-        if not await self._members():
-            await self._note_earlier()
-        await self.register()
-        subscription = await self._broker.subscribe(self._consumer.name, self._consumer.topics)
         try:
-            await self._reconcile()
-        except BaseException:
-            await subscription.close()
-            raise
+            if not await self._members():
+                await self._note_earlier()
+            await self.register()
+            subscription = await self._broker.subscribe(self._consumer.name, self._consumer.topics)
+            try:
+                await self._reconcile()
+            except BaseException:
+                await subscription.close()
+                raise
+        finally:
+            self.tried.set()
         self.subscribed = True
         return subscription
 

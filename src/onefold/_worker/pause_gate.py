@@ -51,6 +51,8 @@ class PauseGate:
         self._make = make
         self._calls = Calls(consumer)
         self._membership = Membership(database, broker, consumer)
+        #: Whether the consumer has its subscription, or met what keeps it from having one for now.
+        self.tried = self._membership.tried
         self._listener = listener
         self._paused = False
         self._looked_at = time.monotonic()
@@ -111,6 +113,7 @@ class PauseGate:
                         "consumer %r waits: whether it is paused is not known: %s", self._name, error, exc_info=ours
                     )
                 wait_s = backoff.next_s()
+            self.tried.set()
             await pause(stop, wait_s)
         return False
 
