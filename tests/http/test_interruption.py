@@ -27,8 +27,8 @@ DRIVERS = {**SQLITE_ASYNC, **POSTGRES_ASYNC}
 #: These throw a connection away whose statement is cancelled: its transaction cannot go on.
 THROWN_AWAY = [name for name in DRIVERS if name.startswith("sqlalchemy")]
 
-#: Is under way when it is cancelled. A part of a transaction can be undone alone when its statement has ended by itself,
-#: so on SQLite the usual one takes no longer than that rollback waits.
+#: Is under way when it is cancelled. A part of a transaction can be undone alone when its statement has ended by
+#: itself, so on SQLite the usual one takes no longer than that rollback waits.
 SLOW = {
     "postgres": "INSERT INTO orders SELECT 'slow' FROM pg_sleep(10)",
     "sqlite": "INSERT INTO orders WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) "
