@@ -132,7 +132,7 @@ async def test_what_was_relayed_to_nats_is_in_its_stream(postgres_dsn: str, nats
     once.close()
     assert onefold("relay", "--until-empty", "-d", postgres_dsn, "-b", nats.url).returncode == 0
     client = await nats_client.connect(nats.url)
-    message = await client.jetstream().get_last_msg("onefold", "onefold._cli.streamed")
+    message = await client.jetstream().get_last_msg("onefold", "onefold.cli.streamed")
     await client.close()
     assert message.data == b'{"order":"a"}'
 

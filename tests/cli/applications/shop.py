@@ -25,7 +25,7 @@ def _is_refusing() -> bool:
     return Path("refusing").exists()
 
 
-class RelaySession(LocalBroker):
+class Carrier(LocalBroker):
     """The local broker, with a short lease: who takes over from the dead shall not wait long."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class RelaySession(LocalBroker):
         return await super().publish(messages)
 
 
-once = Onefold("shop.db", source="shop", broker=RelaySession)
+once = Onefold("shop.db", source="shop", broker=Carrier)
 
 
 @once.consumer("ship", topic="order.placed", attempts=1)

@@ -133,8 +133,8 @@ def _print_job(job: Job, *, as_json: bool) -> None:
     else:
         word = "cancelled" if job.cancelled else "redrive"
         typer.echo(
-            f"{word} {job.id}: {job.failed_messages} messages of {job.consumer}; {job.waiting} waiting, "
-            f"{job.dead} dead again"
+            f"{word} {job.id}: {job.failed_messages} failed messages of {job.consumer}; "
+            f"{job.waiting} waiting, {job.dead} dead again"
         )
 
 
