@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Any, TypeAlias
 
 import asyncpg
 import psycopg
+import pytest
 import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
+from onefold._kernel.public_drivers import PUBLIC_ONLY
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
@@ -70,6 +79,14 @@ async def sqlite_async(address: str, patience_s: float) -> AsyncIterator[Subject
 
 
 # --- asyncpg --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def public_only() -> Iterator[None]:
+    """Databases that are made meanwhile use their drivers by their public API."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PUBLIC_ONLY, "1")
+        yield
 
 
 @asynccontextmanager
@@ -191,6 +208,30 @@ def over_sqlalchemy_async(driver: str) -> OpenAsync:
     return opened
 
 
+def by_public_api(opened: Open) -> Open:
+    """The same driver, by its public API."""
+
+    @contextmanager
+    def opened_so(address: str, patience_s: float) -> Iterator[Subject]:
+        with ExitStack() as stack:
+            with public_only():
+                subject = stack.enter_context(opened(address, patience_s))
+            yield subject
+
+    return opened_so
+
+
+def by_public_api_async(opened: OpenAsync) -> OpenAsync:
+    @asynccontextmanager
+    async def opened_so(address: str, patience_s: float) -> AsyncIterator[Subject]:
+        async with AsyncExitStack() as stack:
+            with public_only():
+                subject = await stack.enter_async_context(opened(address, patience_s))
+            yield subject
+
+    return opened_so
+
+
 SQLITE: dict[str, Open] = {"sqlite3": sqlite, "sqlalchemy-pysqlite": over_sqlalchemy("pysqlite")}
 SQLITE_ASYNC: dict[str, OpenAsync] = {
     "sqlite3-async": sqlite_async,
@@ -199,6 +240,7 @@ SQLITE_ASYNC: dict[str, OpenAsync] = {
 POSTGRES: dict[str, Open] = {"psycopg": over_psycopg, "sqlalchemy-psycopg": over_sqlalchemy("psycopg")}
 POSTGRES_ASYNC: dict[str, OpenAsync] = {
     "asyncpg": over_asyncpg,
+    "asyncpg-public": by_public_api_async(over_asyncpg),
     "psycopg-async": over_psycopg_async,
     "sqlalchemy-psycopg-async": over_sqlalchemy_async("psycopg"),
     "sqlalchemy-asyncpg": over_sqlalchemy_async("asyncpg"),

@@ -1,4 +1,4 @@
-"""asyncpg: statements prepared once per connection, and what happens when they are not there any more."""
+"""asyncpg by its private names and by its public API: what a connection of the application's pool goes through."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import asyncpg
@@ -14,8 +14,10 @@ import pytest
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.executors import TaskExecutor
+from onefold.db._asyncpg_fast import FastConnection
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, ConnectionLost, StatementRefused, StoreUnavailable
+from tests.db.drivers import public_only
 from tests.support.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
@@ -27,6 +29,16 @@ def insert(id_: int) -> Statement:
     return Statement("INSERT INTO thing (id) VALUES ($1::bigint)", (id_,))
 
 
+@pytest.fixture(autouse=True, params=["fast", "public"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How asyncpg is used."""
+    with public_only() if request.param == "public" else nullcontext():
+        yield request.param
+
+
+fast_only = pytest.mark.parametrize("way", ["fast"], indirect=True)
+
+
 @pytest.fixture
 async def database(postgres_dsn: str) -> AsyncIterator[AsyncpgDatabase]:
     database = AsyncpgDatabase(postgres_dsn)
@@ -34,6 +46,7 @@ async def database(postgres_dsn: str) -> AsyncIterator[AsyncpgDatabase]:
     await database.close()
 
 
+@fast_only
 async def test_a_statement_is_prepared_once_and_the_rest_is_not_prepared(database: AsyncpgDatabase) -> None:
     for id_ in range(3):
         connection = await database.acquire()
@@ -44,8 +57,10 @@ async def test_a_statement_is_prepared_once_and_the_rest_is_not_prepared(databas
         await connection.release()
 
 
+@fast_only
 async def test_a_batch_is_one_round_trip(database: AsyncpgDatabase) -> None:
     connection = await database.acquire()
+    assert isinstance(connection, FastConnection)
     await connection.batch((TABLE,))
     for start in (10, 20):
         sent = connection._connection._protocol.queries_count
@@ -55,6 +70,7 @@ async def test_a_batch_is_one_round_trip(database: AsyncpgDatabase) -> None:
     await connection.release()
 
 
+@fast_only
 async def test_statements_that_were_discarded_fail_once_and_are_not_prepared_again(database: AsyncpgDatabase) -> None:
     """A handler's DISCARD ALL, or a pooler that changes sessions under us."""
     connection = await database.acquire()

@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 from onefold._kernel.effects import Boundary, Statement
-from onefold.db.asyncpg import PASSES_MAX, AsyncpgConnection, AsyncpgDatabase
+from onefold.db._asyncpg_fast import PASSES_MAX, FastConnection
+from onefold.db.asyncpg import AsyncpgConnection, AsyncpgDatabase
 from onefold.errors import StatementRefused, StoreUnavailable
 from tests.support.patience import PATIENCE_S
 
@@ -54,7 +55,7 @@ async def test_nobody_is_overtaken(pool: Any) -> None:
         await connection.batch((Boundary.BEGIN, ONE, Boundary.COMMIT))
         return connection
 
-    assert not await overtaken(used, AsyncpgConnection.release)
+    assert not await overtaken(used, FastConnection.release)
 
 
 async def test_the_pool_itself_lets_people_overtake(pool: Any) -> None:

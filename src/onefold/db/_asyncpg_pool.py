@@ -6,7 +6,7 @@ Here those who wait stand in line, and what is released passes to the first of t
 back to the pool all the same, for the pool's other users and its housekeeping. And where the pool has nothing to wait
 for, what it would do in several tasks and timers is done here in one step.
 
-asyncpg has no public way to do this. The underscored names are its own; our tests fail when they change.
+How a connection is taken and passed on without the pool has no public names: `_asyncpg_fast` knows those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import deque
 from typing import Any, TypeAlias
 
 import asyncpg
-from asyncpg.pool import PoolConnectionProxy
 
 from onefold._kernel.executors import in_background
 from onefold._kernel.timeouts import SharedTimer
@@ -36,29 +35,10 @@ class FairPool:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
-    def at_hand(self) -> Any:
-        """A connection that nobody waits for, if the pool has one that is ready; else None."""
-        pool = self.pool
-        idle = pool._queue._queue
-        if self._line or not idle:
-            return None
-        holder = idle[-1]
-        connection = holder._con
-        if connection is None or connection.is_closed() or holder._generation != pool._generation:
-            return None  # it has to be connected first
-        if holder._setup is not None or pool._closing:
-            return None
-        idle.pop()
-        holder._maybe_cancel_inactive_callback()
-        holder._proxy = PoolConnectionProxy(holder, connection)
-        holder._in_use = pool._loop.create_future()
-        holder._timeout = None
-        return holder._proxy
-
     async def take(self) -> Any:
         """A connection as the pool hands it out, when it is our turn. TimeoutError: it was not, for too long."""
         pool = self.pool
-        if not self._line and pool._queue._queue:
+        if not self._line and self.has_idle():
             return await self._clock.within(self.patience_s, pool.acquire())
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[Any] = loop.create_future()
@@ -67,7 +47,7 @@ class FairPool:
         if self._timer is None:
             self._timer = loop.call_at(until, self._dismiss, loop)
         # One asks for all, unless there is something to be had for another: then the first may be busy connecting.
-        if not self._asking or (pool._queue._queue and len(self._asking) < pool.get_max_size()):
+        if not self._asking or (self.has_idle() and len(self._asking) < pool.get_max_size()):
             task = asyncio.create_task(self._ask())
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
@@ -79,40 +59,27 @@ class FairPool:
             self._stop_asking_for_nobody()
             raise
 
-    def may_keep(self, proxy: Any) -> bool:
-        """Whether a connection without traces of its last use can be used on as it is. False: there is something about
-        it that only the pool knows how to end."""
-        holder, connection = proxy._holder, proxy._con
-        if connection is None or connection.is_closed():
-            return False
-        if connection._listeners or connection._log_listeners:
-            return False
-        protocol = connection._protocol
-        if protocol.queries_count >= holder._max_queries or protocol._is_cancelling():
-            return False
-        return bool(holder._generation == self.pool._generation)
-
     def pass_on(self, proxy: Any) -> bool:
-        """Give such a connection to the first in line. False: nobody waits."""
+        """Give a connection that may be kept to the first in line. False: nobody waits."""
         turn = self._first() if self._line else None
         if turn is None:
             return False
-        holder, connection = proxy._holder, proxy._con
-        connection._pool_release_ctr += 1  # cursors and prepared statements that were made with it are void
-        proxy._detach()  # whoever still has it can do nothing with it
-        holder._proxy = PoolConnectionProxy(holder, connection)
-        turn.set_result(holder._proxy)
+        turn.set_result(self.renew(proxy))
         self._stop_asking_for_nobody()
         return True
 
-    def put_back(self, proxy: Any) -> bool:
-        """Give such a connection to the pool. True: somebody waits there, and has to be let run to take it."""
-        holder = proxy._holder
-        waited_for = bool(self.pool._queue._getters)
-        proxy._con._pool_release_ctr += 1
-        holder._release()
-        holder._setup_inactive_callback()
-        return waited_for
+    def has_idle(self) -> bool:
+        """Whether the pool has a place for another connection, without waiting for it."""
+        raise NotImplementedError
+
+    def may_keep(self, proxy: Any) -> bool:
+        """Whether a connection without traces of its last use can be used on as it is. False: there is something about
+        it that only the pool knows how to end."""
+        raise NotImplementedError
+
+    def renew(self, proxy: Any) -> Any:
+        """The connection for its next user; who still has the old proxy can do nothing with it."""
+        raise NotImplementedError
 
     async def _ask(self) -> None:
         """Wait in the pool's own queue, on behalf of all who stand in line."""

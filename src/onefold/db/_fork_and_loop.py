@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from os import getpid
 from typing import Any, Generic, TypeVar
 
@@ -116,12 +117,14 @@ def close_quietly(connection: Any) -> None:
     if hasattr(connection, "pgconn"):  # psycopg
         connection.pgconn.finish()
     elif hasattr(connection, "terminate"):  # asyncpg
-        transport = connection._transport
+        transport: Any = getattr(connection, "_transport", None)
         try:
             connection.terminate()
         except RuntimeError:  # it wants to tell its loop
-            connection._protocol = None
-        # asyncio's transport would close its socket when it is freed, and complain.
+            with suppress(AttributeError):
+                connection._protocol = None
+        # asyncio's transport would close its socket when it is freed, and complain. Private names, whose absence harms
+        # nothing but the silence.
         socket = getattr(transport, "_sock", None)
         if socket is not None:
             socket.close()

@@ -229,8 +229,8 @@ class Place:
             if (bytes(found) if isinstance(found, memoryview) else found) != plain:
                 raise ConfigurationError(
                     f"the database's connections have a codec of their own for {name}: they read {plain!r} as "
-                    f"{found!r}, and onefold could not read its own rows. Take it off the driver's connections (an "
-                    "engine's `connect` listener) and use a type of SQLAlchemy's, or give onefold an engine without it"
+                    f"{found!r}, and onefold could not read its own rows. Take it off the driver's connections (a "
+                    "pool's `init`, an engine's `connect` listener), or give onefold a pool or an engine without it"
                 )
         self.schema = found_afresh
         schema: str | None = found_afresh or found_now

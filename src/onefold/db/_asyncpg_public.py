@@ -1,0 +1,235 @@
+"""asyncpg by its public API: the pool, one connection of it, and what they need that no private name is used for.
+
+A transaction is begun and ended through asyncpg's own `transaction()`, because only so a handler's becomes a savepoint
+in it: BEGIN and COMMIT are round trips of their own. What stands between them goes as one simple query, or, where
+values must not stand in the text, statement by statement. The pool resets the session after each use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
+
+import asyncpg
+
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.executors import begin_in_background
+from onefold.db._bound_batches import has_secrets
+from onefold.db._fork_and_loop import close_quietly
+from onefold.db._postgres import (
+    LEVELS,
+    as_ourselves,
+    crossing,
+    error_for,
+    placed,
+    refused,
+    rendered,
+    script,
+)
+from onefold.db._prepared_batches import NOT_AS_PREPARED
+from onefold.errors import OnefoldError
+
+Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+VENDOR_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+#: What begins a transaction, and its level in asyncpg's words.
+_BEGINS: Final[dict[Step, Any]] = {
+    Boundary.BEGIN_AS_CHOSEN: None,
+    **{boundary: level.lower().replace(" ", "_") for boundary, level in LEVELS.items()},
+}
+
+
+class Connections:
+    """Those that a pool of our own has opened."""
+
+    def __init__(self) -> None:
+        self.open: WeakSet[Any] = WeakSet()
+
+    async def note(self, connection: Any) -> None:
+        self.open.add(connection)
+
+
+class PublicPool:
+    """A pool on its event loop. asyncpg's own is not fair: a connection that was given back is taken by the next task
+    that asks, and the one that was woken for it waits again. So there are as many places in front of it as it has
+    connections, which asyncio gives away in the order in which they were asked for."""
+
+    def __init__(self, pool: Any, *, patience_s: float, ours: Connections) -> None:
+        self.pool = pool
+        self.patience_s = patience_s
+        self._places = asyncio.Semaphore(pool.get_max_size())
+        self._ours = ours
+
+    def at_hand(self) -> Any:
+        """None: each connection is asked for."""
+        return None
+
+    async def take(self) -> Any:
+        """A connection as the pool hands it out. TimeoutError: there was none, for too long."""
+        async with asyncio.timeout(self.patience_s):
+            await self._places.acquire()
+            try:
+                return await self.pool.acquire()
+            except BaseException:
+                self._places.release()
+                raise
+
+    def connection(self, proxy: Any, schema: str | None) -> PublicConnection:
+        return PublicConnection(self, proxy, schema)
+
+    def leave(self) -> None:
+        """A connection is on its way back to the pool."""
+        self._places.release()
+
+    def drop(self) -> None:
+        """The loop is closed. A pool of the application's is left to the application."""
+        for connection in list(self._ours.open):
+            close_quietly(connection)
+
+
+class PublicConnection:
+    """One connection of the pool."""
+
+    __slots__ = ("_broken", "_handed_out", "_left", "_pool", "_proxy", "_transaction", "schema")
+
+    def __init__(self, pool: PublicPool, proxy: Any, schema: str | None) -> None:
+        self._pool = pool
+        self._proxy = proxy
+        #: Where our tables are.
+        self.schema = schema
+        #: asyncpg's own, from BEGIN to COMMIT or ROLLBACK.
+        self._transaction: Any = None
+        self._handed_out = self._broken = self._left = False
+
+    @property
+    def handle(self) -> Handle:
+        self._handed_out = True
+        handle: Handle = self._proxy
+        return handle
+
+    async def batch(self, steps: Sequence[Step]) -> int:
+        last, binds = steps[-1], has_secrets(steps)
+        status = ""
+        try:
+            for send in self._parts(as_ourselves(steps) if self._handed_out else steps, binds):
+                status = await send
+        except VENDOR_ERRORS as error:
+            raise await self._mapped(error) from error
+        return row_count(status) if isinstance(last, Statement) else 0
+
+    def _parts(self, steps: Sequence[Step], binds: bool) -> Iterator[Any]:
+        """What to await, one after the other. The first error ends it: COMMIT is not sent."""
+        execute = self._proxy.execute
+        for alone, group in groupby(steps, lambda step: _goes_alone(step, binds)):
+            if not alone:
+                yield execute(script(rendered(step, self.schema) for step in group))
+                continue
+            for step in group:
+                if isinstance(step, Statement):
+                    yield execute(placed(step.sql, self.schema), *step.values)
+                else:
+                    yield self._cross(step)
+
+    async def _cross(self, step: Boundary | Nested) -> str:
+        if step in _BEGINS and self._transaction is None:
+            transaction = self._proxy.transaction(isolation=_BEGINS[step])
+            try:
+                await transaction.start()
+            except BaseException:
+                self._broken = True  # asyncpg keeps a transaction that could not be begun
+                raise
+            self._transaction = transaction
+        elif step in _BEGINS or self._transaction is None:
+            await self._proxy.execute(crossing(step))  # as the server takes it: it goes on as it is, and warns
+        else:
+            transaction, self._transaction = self._transaction, None
+            await (transaction.commit() if step is Boundary.COMMIT else transaction.rollback())
+        return ""
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        sql = placed(statement.sql, self.schema)
+        try:
+            records = await self._proxy.fetch(sql, *statement.values, record_class=asyncpg.Record)
+            return [tuple(record) for record in records]
+        except VENDOR_ERRORS as error:
+            raise await self._mapped(error) from error
+
+    async def release(self) -> None:
+        if self._broken or self._transaction is not None or self._in_transaction():
+            await self.discard()
+            return
+        pool = self._pool
+        try:
+            await pool.pool.release(self._proxy, timeout=pool.patience_s)
+        except VENDOR_ERRORS as error:
+            raise await self._mapped(error) from error
+        finally:
+            self._leave()
+
+    async def discard(self) -> None:
+        # A task that is cancelled here stops waiting. The connection goes all the same, or its place in the pool would
+        # be lost.
+        await asyncio.shield(begin_in_background(self._close()))
+
+    async def _close(self) -> None:
+        """Where a statement was cancelled, asyncpg tells the server first, which would otherwise finish it and keep
+        the request's locks as long."""
+        proxy, pool = self._proxy, self._pool
+        try:
+            with suppress(*VENDOR_ERRORS):  # the server does not answer, or the connection is closed already
+                async with asyncio.timeout(pool.patience_s):
+                    await proxy.close()
+            with suppress(*VENDOR_ERRORS):
+                proxy.terminate()
+            with suppress(*VENDOR_ERRORS):
+                await pool.pool.release(proxy)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._left:
+            self._left = True
+            self._pool.leave()
+
+    def _in_transaction(self) -> bool:
+        return not self._is_closed() and bool(self._proxy.is_in_transaction())
+
+    def _is_closed(self) -> bool:
+        try:
+            return bool(self._proxy.is_closed())
+        except asyncpg.InterfaceError:  # the pool has taken it back when it was closed
+            return True
+
+    async def _mapped(self, error: BaseException) -> OnefoldError:
+        if isinstance(error, asyncpg.InterfaceError):
+            await asyncio.sleep(0)  # that the server has closed it asyncpg hears in the loop's next turn
+            if not self._is_closed():
+                return refused(error)  # asyncpg itself would not send it
+        sqlstate = getattr(error, "sqlstate", None)
+        # asyncpg goes on to look for the statements that are gone: a handler's DISCARD ALL, or a pooler in between.
+        self._broken = self._broken or sqlstate in NOT_AS_PREPARED
+        return error_for(sqlstate, error)
+
+
+def _goes_alone(step: Step, binds: bool) -> bool:
+    """Whether it cannot be one of several in a simple query."""
+    if isinstance(step, Statement):
+        return binds and bool(step.values)
+    return step in _BEGINS or step is Boundary.COMMIT or step is Boundary.ROLLBACK
+
+
+def row_count(status: str) -> int:
+    """What the answer to a command says."""
+    count = status.rpartition(" ")[2]
+    return int(count) if count.isdigit() else 0
