@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.load import Load
+from onefold._kernel.public_drivers import PUBLIC_ONLY
 
 STOP_S_MAX: Final = 10.0
 
@@ -52,11 +53,17 @@ def a_core_to_itself() -> Iterator[int | None]:
 
 
 @contextlib.contextmanager
-def serving(application: str, place: str, *, pool_size: int, core: int | None) -> Iterator[Served]:
+def serving(
+    application: str, place: str, *, pool_size: int, core: int | None, public: bool = False
+) -> Iterator[Served]:
+    """A server. With `public` its driver is used by its public API alone."""
     command = [sys.executable, "-m", "benchmarks.serve", application, place, "--pool", str(pool_size)]
     if core is not None:
         command += ["--core", str(core)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+    environment = {**os.environ, PUBLIC_ONLY: "1" if public else "0"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT, env=environment
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

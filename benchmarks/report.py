@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.guards import Verdict
-from benchmarks.rounds import BARE, Effort, Measured, Sample
+from benchmarks.rounds import Effort, Measured, Sample
 
 _HEAD: Final = ("", "req/s", "x bare", "min-max", "p50 ms", "p99 ms", "app us", "db us", "x by CPU", "floor", "")
 _GUARD_HEAD: Final = ("", "what", "found", "at most", "")
@@ -29,10 +29,12 @@ def busy() -> bool:
 
 
 def table_of(title: str, measured: Sequence[Measured]) -> str:
-    """One comparison: medians over the rounds, ratios to the bare variant of the same round."""
+    """One comparison: medians over the rounds, ratios to the bare variant (or what stands in its place) of the same
+    round."""
     rows = []
-    [bare_us] = [_app_us(one) for one in measured if one.variant.name == BARE]
+    bases_us = {one.variant.name: _app_us(one) for one in measured}
     for one in measured:
+        base_us = bases_us[one.variant.beside]
         floor = one.variant.floor
         rows.append(
             (
@@ -44,7 +46,7 @@ def table_of(title: str, measured: Sequence[Measured]) -> str:
                 f"{_median(one.samples, 'p99_ms'):.1f}",
                 f"{_app_us(one):.0f}",
                 f"{median(sample.database_us for sample in one.samples):.0f}",
-                f"{bare_us / _app_us(one):.2f}" if bare_us else "",
+                f"{base_us / _app_us(one):.2f}" if base_us else "",
                 "" if floor is None else f"{floor:.2f}",
                 one.standing,
             )

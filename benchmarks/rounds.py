@@ -36,6 +36,10 @@ class Variant:
     name: str
     application: str
     keys: Keys = "fresh"
+    public: bool = False
+    """Whether its driver is used by its public API alone."""
+    beside: str = BARE
+    """The variant that it is divided by."""
     floor: float | None = None
     stores: bool = True
 
@@ -102,12 +106,15 @@ def compare(
             stand.take_sample(effort)
     for stand in stands:
         stand.check_rows()
-    [bare] = [stand.samples for stand in stands if stand.variant.name == BARE]
+    bases = {stand.variant.name: stand.samples for stand in stands}
     return [
         Measured(
             variant=stand.variant,
             samples=tuple(stand.samples),
-            ratios=tuple(ours.load.rate / base.load.rate for ours, base in zip(stand.samples, bare, strict=True)),
+            ratios=tuple(
+                ours.load.rate / base.load.rate
+                for ours, base in zip(stand.samples, bases[stand.variant.beside], strict=True)
+            ),
         )
         for stand in stands
     ]
@@ -126,8 +133,10 @@ class _Stand:
         self._seed = ("--seed", "00000000-0000-4000") if variant.keys == "repeated" else ()
 
     def take_sample(self, effort: Effort) -> None:
-        application, pool_size = self.variant.application, effort.pool_size
-        with serving(application, self._place, pool_size=pool_size, core=self._core) as served:
+        variant, pool_size = self.variant, effort.pool_size
+        with serving(
+            variant.application, self._place, pool_size=pool_size, core=self._core, public=variant.public
+        ) as served:
             self._warm_up(served, effort)
             app_from, database_from = self._used(served)
             measured = ("--seconds", str(effort.seconds), "--warmup", str(effort.warmup_s))

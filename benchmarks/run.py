@@ -22,7 +22,7 @@ from benchmarks.messages import parts as messages
 from benchmarks.messages.comparison import Outcome
 from benchmarks.processes import a_core_to_itself
 from benchmarks.report import as_json, busy, guards_of, machine, table_of
-from benchmarks.rounds import CONNECTIONS, Effort, Measured, Variant, compare
+from benchmarks.rounds import CONNECTIONS, Effort, Keys, Measured, Variant, compare
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 
 #: Pools as large as asyncpg makes them when it is not told otherwise.
@@ -71,6 +71,24 @@ COMPARISONS: Final = {
 }
 
 
+def _ways(driver: str) -> Comparison:
+    """What the driver's private names win: each variant beside the same one by the public API."""
+    application = f"{driver}_onefold"
+    by_keys: dict[str, Keys] = {"first": "fresh", "replay": "repeated"}
+    return Comparison(
+        title=f"{driver} by its private names, beside its public API",
+        variants=tuple(
+            Variant(name=f"{name}, {way}", application=application, keys=keys, public=public, beside=f"{name}, public")
+            for name, keys in by_keys.items()
+            for way, public in (("public", True), ("private", False))
+        ),
+    )
+
+
+#: Only where they are asked for.
+WAYS: Final = {f"ways-{driver}": _ways(driver) for driver in ("asyncpg", "psycopg")}
+
+
 def main() -> int:
     told = _told()
     effort = _effort(told)
@@ -95,7 +113,7 @@ def main() -> int:
         elif part == "messages":
             found = messages.measured(list(messages.PARTS), messages_effort, _progress)
         else:
-            comparison = COMPARISONS[part]
+            comparison = {**COMPARISONS, **WAYS}[part]
             tables[part] = _run(comparison, effort, shared=told.shared)
             print(table_of(comparison.title, tables[part]), end="\n\n")
     if told.json:
@@ -148,7 +166,7 @@ def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *
 def _told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
-    parser.add_argument("--only", choices=[*COMPARISONS, "guards", "client", "messages"], help="one part only")
+    parser.add_argument("--only", choices=[*COMPARISONS, *WAYS, "guards", "client", "messages"], help="one part")
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
     parser.add_argument("--pool", type=int, help="connections in each pool")

@@ -6,8 +6,7 @@ A stand is plain synchronous code, also where its shop runs on asyncio: so one c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from onefold._http.request_guard import RequestGuard
 from onefold._idempotency.claims import LockedStore
@@ -16,12 +15,9 @@ from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import UnkeyedStore
 from onefold._kernel.plain_transaction import PlainTransaction
 from tests.crash.shop import Books, Shop
-from tests.db.drivers import public_only
 from tests.support.crash import Act, Boundaries
 from tests.support.invariants import FINAL, Attempt
 from tests.support.patience import PATIENCE_S
-
-T = TypeVar("T")
 
 #: How long a client goes on. Nothing here is locked for longer than a second.
 
@@ -70,13 +66,3 @@ def gate_for(dialect: str, store: Store | None = None) -> RequestGuard:
     if dialect == "postgres":
         return RequestGuard(store=store or LockedStore(), unkeyed=UnkeyedStore(PlainTransaction(lazily=False)))
     return RequestGuard(store=store or LockedStore(sqlite), unkeyed=UnkeyedStore(PlainTransaction(lazily=True)))
-
-
-def by_public_api(kind: Callable[..., T]) -> Callable[..., T]:
-    """The same stand, whose driver is used by its public API."""
-
-    def made(*args: Any, **options: Any) -> T:
-        with public_only():
-            return kind(*args, **options)
-
-    return made

@@ -10,16 +10,10 @@ import pytest
 
 from onefold.testing.servers import PrivatePostgres
 from tests.crash.asgi_harness import AsgiAsyncpg, AsgiPsycopg, AsgiSqlite, AsgiStand
-from tests.crash.harness import by_public_api
 from tests.crash.paths import PATHS, campaign
 from tests.support.crash import cancel_task
 
-STANDS: dict[str, Any] = {
-    "sqlite": AsgiSqlite,
-    "asyncpg": AsgiAsyncpg,
-    "asyncpg-public": by_public_api(AsgiAsyncpg),
-    "psycopg": AsgiPsycopg,
-}
+STANDS: dict[str, Any] = {"sqlite": AsgiSqlite, "asyncpg": AsgiAsyncpg, "psycopg": AsgiPsycopg}
 
 EDGES: dict[str, Any] = {"at verbs": ("before", "during", "after"), "at waits": ("suspended",)}
 

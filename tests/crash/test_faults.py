@@ -10,7 +10,7 @@ import pytest
 
 from onefold.testing.servers import PrivatePostgres
 from tests.crash.asgi_harness import AsgiAsyncpg, AsgiSqlite
-from tests.crash.harness import Harness, by_public_api
+from tests.crash.harness import Harness
 from tests.crash.paths import PATHS, campaign, travel
 from tests.crash.shop import PAY_UNKEYED, new_key
 from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
@@ -19,7 +19,6 @@ from tests.support.crash import Crossing, Strike, lose_connection, strikes
 STANDS: dict[str, Any] = {
     "asgi-sqlite": AsgiSqlite,
     "asgi-asyncpg": AsgiAsyncpg,
-    "asgi-asyncpg-public": by_public_api(AsgiAsyncpg),
     "wsgi-sqlite": WsgiSqlite,
     "wsgi-psycopg": WsgiPsycopg,
 }

@@ -237,11 +237,16 @@ SQLITE_ASYNC: dict[str, OpenAsync] = {
     "sqlite3-async": sqlite_async,
     "sqlalchemy-aiosqlite": over_sqlalchemy_async("aiosqlite"),
 }
-POSTGRES: dict[str, Open] = {"psycopg": over_psycopg, "sqlalchemy-psycopg": over_sqlalchemy("psycopg")}
+POSTGRES: dict[str, Open] = {
+    "psycopg": over_psycopg,
+    "psycopg-public": by_public_api(over_psycopg),
+    "sqlalchemy-psycopg": over_sqlalchemy("psycopg"),
+}
 POSTGRES_ASYNC: dict[str, OpenAsync] = {
     "asyncpg": over_asyncpg,
     "asyncpg-public": by_public_api_async(over_asyncpg),
     "psycopg-async": over_psycopg_async,
+    "psycopg-async-public": by_public_api_async(over_psycopg_async),
     "sqlalchemy-psycopg-async": over_sqlalchemy_async("psycopg"),
     "sqlalchemy-asyncpg": over_sqlalchemy_async("asyncpg"),
 }

@@ -15,8 +15,9 @@ from psycopg_pool import AsyncConnectionPool
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.ports import Connection
+from onefold.db._psycopg_public import AsyncPsycopgConnection
 from onefold.db._threaded import ThreadedConnection, ThreadedDatabase
-from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
+from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
 from onefold.db.sqlite._file import Link
 from onefold.db.sqlite._guarded_connection import GuardedConnection
@@ -305,7 +306,7 @@ class LosesWhatIsDiscarded(AsyncPsycopgConnection):
 class LosingDatabase(AsyncPsycopgDatabase):
     async def acquire(self) -> AsyncPsycopgConnection:
         taken = await super().acquire()
-        return LosesWhatIsDiscarded(taken._pool, taken._connection, taken._was_autocommit, taken._schema)
+        return LosesWhatIsDiscarded(taken._pool, taken._connection, taken._schema)
 
 
 async def test_a_driver_that_loses_cancelled_connections_is_found(postgres_dsn: str) -> None:

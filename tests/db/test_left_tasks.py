@@ -15,7 +15,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold._kernel.effects import Boundary, Statement
-from onefold.db.psycopg import AsyncPsycopgConnection, AsyncPsycopgDatabase
+from onefold.db._psycopg_public import AsyncPsycopgConnection
+from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import TransactionMisused
 from tests.support.patience import PATIENCE_S

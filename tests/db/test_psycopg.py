@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,18 +16,26 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable, TransactionMisused
+from tests.db.drivers import public_only
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
 TABLE = Statement("CREATE TABLE thing (id bigint PRIMARY KEY)")
 PID = Statement("SELECT pg_backend_pid()")
 
 
+@pytest.fixture(autouse=True, params=["fast", "public"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How psycopg is used."""
+    with public_only() if request.param == "public" else nullcontext():
+        yield request.param
+
+
 @pytest.mark.parametrize("autocommit", [False, True])
-def test_a_connection_goes_back_as_it_came(autocommit: bool, postgres_dsn: str) -> None:
+def test_a_connection_goes_back_as_it_came(autocommit: bool, way: str, postgres_dsn: str) -> None:
     options = {"autocommit": autocommit, "row_factory": dict_row}
     with ConnectionPool(postgres_dsn, min_size=1, max_size=1, kwargs=options, open=True) as pool:
         connection = PsycopgDatabase(pool).acquire()
-        assert connection.handle.autocommit
+        assert connection.handle.autocommit or way == "public"
         connection.batch((BEGIN, TABLE, COMMIT))
         assert connection.fetch(Statement("SELECT 1, 'two'")) == [(1, "two")]
         assert connection.handle.execute("SELECT 1 AS one").fetchone() == {"one": 1}
@@ -34,11 +44,11 @@ def test_a_connection_goes_back_as_it_came(autocommit: bool, postgres_dsn: str) 
             assert own.autocommit is autocommit
 
 
-async def test_a_connection_for_asyncio_goes_back_as_it_came(postgres_dsn: str) -> None:
+async def test_a_connection_for_asyncio_goes_back_as_it_came(way: str, postgres_dsn: str) -> None:
     options: dict[str, Any] = {"row_factory": dict_row}
     async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, kwargs=options, open=False) as pool:
         connection = await AsyncPsycopgDatabase(pool).acquire()
-        assert connection.handle.autocommit
+        assert connection.handle.autocommit or way == "public"
         assert await connection.fetch(Statement("SELECT 1, 'two'")) == [(1, "two")]
         await connection.release()
         async with pool.connection() as own:
@@ -198,7 +208,7 @@ KEPT: dict[str, Any] = {
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("end", [COMMIT, ROLLBACK])
 def test_what_a_handler_keeps_of_a_connection_is_void_before_its_transaction_ends(
-    kept: Any, end: Boundary, postgres_dsn: str
+    kept: Any, end: Boundary, way: str, postgres_dsn: str
 ) -> None:
     database = PsycopgDatabase(postgres_dsn)
     connection = database.acquire()
@@ -207,7 +217,8 @@ def test_what_a_handler_keeps_of_a_connection_is_void_before_its_transaction_end
     late = kept(handle)
     assert handle.execute("SELECT 1").fetchone() == (1,)
     connection.batch((end,))
-    with pytest.raises(TransactionMisused, match="is over"):
+    closed = TransactionMisused if way == "fast" else psycopg.OperationalError
+    with pytest.raises((TransactionMisused, closed), match=r"is over|connection is closed"):
         late()
     assert handle.closed
     assert "BAD" in repr(handle)

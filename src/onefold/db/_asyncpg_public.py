@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final, TypeAlias
-from weakref import WeakSet
 
 import asyncpg
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.executors import begin_in_background
 from onefold.db._bound_batches import has_secrets
-from onefold.db._fork_and_loop import close_quietly
+from onefold.db._fork_and_loop import Connections
 from onefold.db._postgres import (
     LEVELS,
     as_ourselves,
@@ -48,16 +47,6 @@ _BEGINS: Final[dict[Step, Any]] = {
     Boundary.BEGIN_AS_CHOSEN: None,
     **{boundary: level.lower().replace(" ", "_") for boundary, level in LEVELS.items()},
 }
-
-
-class Connections:
-    """Those that a pool of our own has opened."""
-
-    def __init__(self) -> None:
-        self.open: WeakSet[Any] = WeakSet()
-
-    async def note(self, connection: Any) -> None:
-        self.open.add(connection)
 
 
 class PublicPool:
@@ -94,8 +83,7 @@ class PublicPool:
 
     def drop(self) -> None:
         """The loop is closed. A pool of the application's is left to the application."""
-        for connection in list(self._ours.open):
-            close_quietly(connection)
+        self._ours.drop()
 
 
 class PublicConnection:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import getpid
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from onefold.errors import ConfigurationError
 
@@ -92,6 +93,23 @@ class PerLoop(Generic[T]):
     def _keep_inherited(self) -> None:
         self._process.keep(*self._made.items())
         self._made.clear()
+
+
+class Connections:
+    """Those that a pool of our own has opened, told by its hook for new ones."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: WeakSet[Any] = WeakSet()
+
+    async def note(self, connection: Any) -> None:
+        self._open.add(connection)
+
+    def drop(self) -> None:
+        """Their loop is closed."""
+        for connection in list(self._open):
+            close_quietly(connection)
 
 
 def forked(kind: str) -> ConfigurationError:

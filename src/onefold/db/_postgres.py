@@ -97,7 +97,7 @@ _MISSING_HINT = (
     "path, and the role needs USAGE on it (docs/postgres.md)"
 )
 
-_PLACEHOLDER = re.compile(r"\$(\d+)")
+PLACEHOLDER = re.compile(r"\$(\d+)")
 
 #: Every table of ours, and nothing else: an index has one more word in its name, a text stands in quotes.
 _TABLE = re.compile(r"(?<![\w.'\"])onefold_[a-z]+(?!\w)")
@@ -313,13 +313,13 @@ def inlined(statement: Statement, schema: str | None = None) -> str:
 def _template(sql: str, schema: str | None) -> tuple[str, tuple[int, ...]]:
     """The text with `%s` for its values, and which of them goes where."""
     sql = placed(sql, schema)
-    places = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
-    return _PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
+    places = tuple(int(number) - 1 for number in PLACEHOLDER.findall(sql))
+    return PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
 
 
 def placeholders(sql: str) -> int:
     """How many values a statement takes."""
-    return max((int(found) for found in _PLACEHOLDER.findall(sql)), default=0)
+    return max((int(found) for found in PLACEHOLDER.findall(sql)), default=0)
 
 
 def rendered(step: Step, schema: str | None = None) -> str:

@@ -2,12 +2,10 @@
 
 psycopg has one object per session, and its pools hand out that same object again and again. A background task that
 keeps it would write into another request's transaction. So the handler works with a copy of it: of the same class, with
-the same session, lock, adapters and prepared statements, but with settings (row factory and the like) of its own.
-Everything that reaches the server goes through `wait`, also from cursors and transactions that were made before: a void
-copy refuses there. Who waits for the connection's lock meanwhile gets it, and is refused all the same. On threads,
-`wait` also tells whether one is inside libpq, which must not be closed under it.
-
-The underscored names are psycopg's own; our tests fail when they change.
+the same session, lock and adapters, but with settings (row factory and the like) of its own. Everything that reaches
+the server goes through `wait`, also from cursors and transactions that were made before: a void copy refuses there. Who
+waits for the connection's lock meanwhile gets it, and is refused all the same. On threads, `wait` also tells whether
+one is inside libpq, which must not be closed under it.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache
 from threading import RLock
 from typing import Any, Generic, NoReturn, TypeVar
-from weakref import ref
 
-from psycopg import AsyncConnection, BaseConnection, Connection
+from psycopg import AsyncConnection, Connection
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import ConnStatus
 
@@ -44,18 +41,29 @@ class HandedOut(Generic[C]):
         self.connection: C = connection
         #: How long the end of its transaction waits for what was left inside.
         self.patience_s = END_S
-        kind = type(connection)
-        self.handle: C = kind.__new__(kind)
         self.waits = _Waits(connection.wait)
-        self.handle.__dict__.update(connection.__dict__, wait=self.waits)
-        if connection._adapters is not None:  # what the handler registers is for its own request
-            self.handle._adapters = AdaptersMap(connection._adapters)
-        # psycopg ties these to the object that was there first, and by a weak reference: notices would be lost.
         pgconn = connection.pgconn
         self._before = pgconn.notice_handler, pgconn.notify_handler
-        reference: ref[BaseConnection[Any]] = ref(self.handle)
-        pgconn.notice_handler = partial(kind._notice_handler, reference)
-        pgconn.notify_handler = partial(kind._notify_handler, reference)
+        self.handle: C = self.copy(connection)
+
+    def copy(self, connection: C) -> C:
+        """The copy. It prepares no statements: psycopg would give them names that the original has given already."""
+        pgconn = connection.pgconn
+        kind: Any = type(connection)
+        handle: C = _copied(kind)(pgconn)  # as psycopg makes it, which has notices go to the new object
+        handle.prepare_threshold = None
+        # What the application has put there in the pool's `configure`, too; and what has a leading underscore is
+        # psycopg's own.
+        shown = {name: value for name, value in vars(connection).items() if not name.startswith("_")}
+        vars(handle).update(shown, wait=self.waits, onefold_adapters=AdaptersMap(connection.adapters))
+        notice, notify = self._before
+        pgconn.notice_handler = _both(notice, pgconn.notice_handler)
+        pgconn.notify_handler = _both(notify, pgconn.notify_handler)
+        return handle
+
+    def empty(self) -> None:
+        """Take from the copy what it reaches the server by."""
+        vars(self.handle).update(wait=refuse, pgconn=NoSession())
 
     @property
     def executed(self) -> bool:
@@ -76,12 +84,45 @@ class HandedOut(Generic[C]):
         self.waits.over = True
         pgconn = self.connection.pgconn
         pgconn.notice_handler, pgconn.notify_handler = self._before
-        self.handle.__dict__.update(wait=_refuse, _check_connection_ok=_refuse, pgconn=_NoSession(), _closed=True)
+        self.empty()
 
     def close_when_left(self, close: Callable[[], None]) -> None:
         """The session is closed, when no thread that has the handle is inside libpq."""
         self.void()
         close_unlocked(self.waits.inside, lambda: hang_up(self.connection), close, driver="psycopg")
+
+
+class _Copy:
+    """What the class of a copy has in place of its original's."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        found: AdaptersMap = vars(self)["onefold_adapters"]
+        return found
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """`execute` begins with it: both say that the request is over, rather than that the connection is closed."""
+        made: Any = super()
+        return refuse() if vars(self)["wait"] is refuse else made.cursor(*args, **kwargs)
+
+    def __del__(self) -> None:
+        """The session is the original's: nothing was left open."""
+
+
+@lru_cache(maxsize=100)
+def _copied(kind: Any) -> Any:
+    return type(kind.__name__, (_Copy, kind), {"__module__": kind.__module__})
+
+
+def _both(first: Callable[[Any], object] | None, second: Callable[[Any], object] | None) -> Callable[[Any], None]:
+    """The handlers of the application's connection, and those of the copy."""
+
+    def tell(what: Any) -> None:
+        for handler in (first, second):
+            if handler is not None:
+                handler(what)
+
+    return tell
 
 
 def unless_over(handed_out: HandedOut[C] | None, steps: Sequence[Step] | None = None) -> HandedOut[C] | None:
@@ -153,7 +194,7 @@ class _Waits:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
         with self.inside:
-            waited = _refuse() if self.over else self._wait(*args, **kwargs)
+            waited = refuse() if self.over else self._wait(*args, **kwargs)
         return self._noted(waited) if inspect.iscoroutine(waited) else waited
 
     async def _noted(self, waited: Coroutine[Any, Any, Any]) -> Any:
@@ -166,16 +207,16 @@ class _Waits:
             left.set_result(None)
 
 
-class _NoSession:
+class NoSession:
     """Stands where the session was. It is closed, as far as it tells."""
 
     status = ConnStatus.BAD
 
     def __getattr__(self, name: str) -> Any:
-        _refuse()
+        refuse()
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
+def refuse(*_: object, **__: object) -> NoReturn:
     raise TransactionMisused(
         "the request that this psycopg connection belonged to is over; finish the work before the handler returns, or "
         "take a connection of its own for it (a task left behind would write into another request's transaction)"

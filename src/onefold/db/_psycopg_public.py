@@ -1,0 +1,299 @@
+"""psycopg 3 by its public API, for threads and for asyncio: one connection of a pool.
+
+A batch is one simple query, sent by a cursor; where values must not stand in the text, each statement is sent by
+itself. A connection is in autocommit mode while it is out, so that the only BEGIN is ours, and goes back to its pool as
+it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Generic, TypeAlias
+
+import psycopg
+from psycopg.adapt import AdaptersMap, Dumper, PyFormat
+from psycopg.postgres import register_default_adapters, types
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold.db._bound_batches import has_secrets
+from onefold.db._postgres import (
+    FIND_TABLES,
+    PLACEHOLDER,
+    Place,
+    as_ourselves,
+    error_for,
+    not_connected,
+    placed,
+    refused,
+    rendered,
+    script,
+)
+from onefold.db._psycopg_handle import C, HandedOut, check_left, check_left_by_tasks, hang_up_tasks, unless_over
+from onefold.errors import OnefoldError
+
+Handle: TypeAlias = psycopg.Connection[Any]
+AsyncHandle: TypeAlias = psycopg.AsyncConnection[Any]
+AnyConnection: TypeAlias = Handle | AsyncHandle
+
+VENDOR_ERRORS: Final = (psycopg.Error, OSError, UnicodeError)
+
+
+class _Taken(Generic[C]):
+    """One connection of a pool, in either colour."""
+
+    __slots__ = ("_connection", "_handed_out", "_pool", "_schema", "_was_autocommit")
+
+    hands_out: ClassVar[type[HandedOut[Any]]] = HandedOut
+
+    def __init__(self, pool: Any, connection: C, schema: str | None) -> None:
+        self._pool = pool
+        self._connection: C = connection
+        self._was_autocommit = connection.autocommit
+        #: Where our tables are.
+        self._schema = schema
+        self._handed_out: HandedOut[C] | None = None
+
+    @property
+    def handle(self) -> C:
+        if self._handed_out is None:
+            self._handed_out = self.hands_out(self._connection)
+        return self._handed_out.handle
+
+    @property
+    def executed(self) -> bool:
+        """Whether the handler has had anything executed."""
+        return self._handed_out is not None and self._handed_out.executed
+
+    def _sendable(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """The steps as they are sent now. If they come after the handler, what it has is void."""
+        if self._connection.pgconn.pipeline_status != PipelineStatus.OFF:
+            raise psycopg.ProgrammingError("the handler has left the connection in pipeline mode")
+        if self._handed_out is not None:
+            steps = as_ourselves(steps)
+        self._handed_out = unless_over(self._handed_out, steps)
+        return steps
+
+
+class PsycopgConnection(_Taken[Handle]):
+    """One connection of the pool."""
+
+    __slots__ = ()
+
+    def begin(self) -> None:
+        """It was taken from the pool."""
+        self._set_autocommit(True)
+
+    def batch(self, steps: Sequence[Step]) -> int:
+        check_left(self._handed_out, steps)
+        try:
+            return self._send(steps)
+        except VENDOR_ERRORS as error:
+            raise mapped(self._connection, error) from error
+
+    def fetch(self, statement: Statement) -> list[Row]:
+        check_left(self._handed_out)
+        try:
+            return self._rows(statement)
+        except VENDOR_ERRORS as error:
+            raise mapped(self._connection, error) from error
+
+    def _send(self, steps: Sequence[Step]) -> int:
+        binds, steps = has_secrets(steps), self._sendable(steps)
+        with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
+            use_defaults(cursor)
+            for query, values in queries(self._connection, steps, binds, self._schema):
+                cursor.execute(query, values, prepare=False)
+            return row_count(cursor)
+
+    def _rows(self, statement: Statement) -> list[Row]:
+        with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
+            use_defaults(cursor)
+            return cursor.execute(*query_of(statement, self._schema), prepare=False).fetchall()
+
+    def _set_autocommit(self, value: bool) -> None:
+        self._connection.autocommit = value
+
+    def find_tables(self, place: Place) -> None:
+        try:
+            self._schema = place.read(self.fetch(FIND_TABLES))
+        except OnefoldError as error:
+            self.discard()
+            raise not_connected(error) from error
+        except BaseException:
+            self.discard()
+            raise
+
+    def release(self) -> None:
+        unless_over(self._handed_out)
+        if is_idle(self._connection):
+            self._set_autocommit(self._was_autocommit)
+            self._pool.putconn(self._connection)
+        else:  # in a transaction, or lost
+            self.discard()
+
+    def discard(self) -> None:
+        handed_out, self._handed_out = self._handed_out, None
+        self._close() if handed_out is None else handed_out.close_when_left(self._close)
+
+    def _close(self) -> None:
+        try:
+            self._connection.close()
+        finally:
+            self._pool.putconn(self._connection)
+
+
+class AsyncPsycopgConnection(_Taken[AsyncHandle]):
+    """The same, for asyncio."""
+
+    __slots__ = ()
+
+    async def begin(self) -> None:
+        """It was taken from the pool."""
+        await self._set_autocommit(True)
+
+    async def batch(self, steps: Sequence[Step]) -> int:
+        await check_left_by_tasks(self._handed_out, steps)
+        try:
+            return await self._send(steps)
+        except VENDOR_ERRORS as error:
+            raise mapped(self._connection, error) from error
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        await check_left_by_tasks(self._handed_out)
+        try:
+            return await self._rows(statement)
+        except VENDOR_ERRORS as error:
+            raise mapped(self._connection, error) from error
+
+    async def _send(self, steps: Sequence[Step]) -> int:
+        binds, steps = has_secrets(steps), self._sendable(steps)
+        async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
+            use_defaults(cursor)
+            for query, values in queries(self._connection, steps, binds, self._schema):
+                await cursor.execute(query, values, prepare=False)
+            return row_count(cursor)
+
+    async def _rows(self, statement: Statement) -> list[Row]:
+        async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
+            use_defaults(cursor)
+            await cursor.execute(*query_of(statement, self._schema), prepare=False)
+            return await cursor.fetchall()
+
+    async def _set_autocommit(self, value: bool) -> None:
+        await self._connection.set_autocommit(value)
+
+    async def find_tables(self, place: Place) -> None:
+        try:
+            self._schema = place.read(await self.fetch(FIND_TABLES))
+        except OnefoldError as error:
+            await self.discard()
+            raise not_connected(error) from error
+        except BaseException:
+            await self.discard()
+            raise
+
+    async def release(self) -> None:
+        self._handed_out = unless_over(self._handed_out)
+        if is_idle(self._connection):
+            await self._set_autocommit(self._was_autocommit)
+            await self._pool.putconn(self._connection)
+        else:  # in a transaction, or lost
+            await self.discard()
+
+    async def discard(self) -> None:
+        try:
+            await hang_up_tasks(self._handed_out)
+            await self._connection.close()
+        finally:
+            await self._pool.putconn(self._connection)
+
+
+# --- what both colours share ---------------------------------------------------------------------------------
+
+
+def queries(
+    connection: AnyConnection, steps: Sequence[Step], binds: bool, schema: str | None
+) -> Iterator[tuple[Any, Any]]:
+    """What is executed, one after the other. The first error ends it: COMMIT is not sent."""
+    begin = begin_of(connection)
+    texts: list[str] = []
+    for step in steps:
+        if binds and isinstance(step, Statement) and step.values:
+            if texts:
+                yield script(texts), None
+                texts = []
+            yield query_of(step, schema)
+        else:
+            texts.append(begin if step is Boundary.BEGIN_AS_CHOSEN else rendered(step, schema))
+    if texts:
+        yield script(texts), None
+
+
+def query_of(statement: Statement, schema: str | None) -> tuple[Any, Any]:
+    """A statement as psycopg's cursors take it, with its values."""
+    if not statement.values:
+        return placed(statement.sql, schema), None
+    values = {f"p{number}": value for number, value in enumerate(statement.values, start=1)}
+    return _with_names(statement.sql, schema), values
+
+
+@lru_cache(maxsize=1000)
+def _with_names(sql: str, schema: str | None) -> str:
+    return PLACEHOLDER.sub(r"%(p\1)s", placed(sql, schema).replace("%", "%%"))
+
+
+def begin_of(connection: AnyConnection) -> str:
+    """As psycopg would begin: whoever made the connection may have set its level."""
+    level = connection.isolation_level
+    return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
+
+
+def row_count(cursor: Any) -> int:
+    """What the last result says."""
+    while cursor.nextset():
+        pass
+    return max(0, int(cursor.rowcount))
+
+
+class _IntDumper(Dumper):
+    """Without a type of its own: its place gives it one, as with the other drivers."""
+
+    def dump(self, obj: int) -> bytes:
+        return b"%d" % obj
+
+
+#: As psycopg reads and writes values by default. An application may have registered loaders and dumpers of its own, for
+#: a connection or for all of psycopg: what those make of a bool, an int or bytes is not what our flows can read.
+DEFAULTS: Final = AdaptersMap(types=types)
+register_default_adapters(DEFAULTS)
+
+_OIDS: Final = [types[name].oid for name in ("bool", "bytea", "int2", "int4", "int8", "name", "text", "varchar")]
+_LOADERS: Final = {oid: DEFAULTS.get_loader(oid, Format.TEXT) for oid in _OIDS}
+_DUMPERS: Final[dict[type[Any], Any]] = {
+    str: DEFAULTS.get_dumper(str, PyFormat.AUTO),
+    bytes: DEFAULTS.get_dumper(bytes, PyFormat.AUTO),
+    int: _IntDumper,
+}
+
+
+def use_defaults(cursor: Any) -> None:
+    """Have a cursor of our own read and write values so."""
+    for oid, loader in _LOADERS.items():
+        cursor.adapters.register_loader(oid, loader)
+    for kind, dumper in _DUMPERS.items():
+        cursor.adapters.register_dumper(kind, dumper)
+
+
+def is_idle(connection: AnyConnection) -> bool:
+    return connection.info.transaction_status is TransactionStatus.IDLE
+
+
+def mapped(connection: AnyConnection, error: BaseException) -> OnefoldError:
+    """Our error for psycopg's."""
+    sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+    if sqlstate is None and not connection.closed:
+        return refused(error)  # psycopg itself would not send it
+    return error_for(sqlstate, error)
