@@ -12,7 +12,8 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from onefold.testing.servers import PrivateRabbitmq, PrivateServer, ServerUnavailable, install_rabbitmq, rabbitmq
+from onefold.testing.servers import PrivateRabbitmq, PrivateServer, ServerUnavailable, install_rabbitmq
+from onefold.testing.servers import _rabbitmq as rabbitmq
 from tests.testing.servers.processes import AS_ROOT, NOBODY, family, is_alive, mentioning, users
 
 
