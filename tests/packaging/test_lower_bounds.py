@@ -49,13 +49,13 @@ def oldest_nats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-#: What runs for each extra, and what its oldest version needs that is older than what is installed.
+#: The library of each extra, and which tests of the brokers are about it.
 SUITES = {
-    "nats": ("nats-py", "nats", []),
-    "redis": ("redis", "valkey or redis", []),
-    "rabbitmq": ("aio-pika", "rabbitmq", ["aiormq~=6.8.0", "pamqp~=3.3.0"]),
-    "kafka": ("confluent-kafka", "kafka", []),
-    "webhook": ("httpx", "webhook", []),
+    "nats": ("nats-py", "nats"),
+    "redis": ("redis", "valkey or redis"),
+    "rabbitmq": ("aio-pika", "rabbitmq"),
+    "kafka": ("confluent-kafka", "kafka"),
+    "webhook": ("httpx", "webhook"),
 }
 
 
@@ -67,8 +67,8 @@ def run_suite(installed: Path, only: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("extra", SUITES)
 def test_a_broker_keeps_its_promises_with_the_oldest_version_of_its_library(extra: str, tmp_path: Path) -> None:
-    library, only, older = SUITES[extra]
-    install([f"{library}=={lower_bound(extra)}", *older], tmp_path)
+    library, only = SUITES[extra]
+    install([f"{library}=={lower_bound(extra)}"], tmp_path)
     run_suite(tmp_path, only)
 
 
