@@ -72,7 +72,7 @@ class _Share:
 
 
 #: Of what follows the committed offset, no more than this can a predecessor have handed out. What lies further on is
-#: new to everybody: a long backlog is not taken for messages that killed a process.
+#: new to every member: a long backlog is not taken for messages that killed a process.
 AT_HAND_MAX = 10_000
 
 
@@ -211,7 +211,7 @@ class KafkaSubscription:
         self._consumer.subscribe(
             self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
-        # Whoever joins a group whose members are busy is taken in when they next ask: that is not waited for.
+        # A member that joins a group whose members are busy gets partitions when they next poll: not waited for.
         while not self._joined and time.monotonic() < until:
             self._poll(1, SLICE_S)
 

@@ -1,6 +1,6 @@
 """A connection to RabbitMQ that is made when it is needed and again when it was lost, and aio-pika's errors as ours.
 
-Invariant: nothing here waits without a bound, and while the server is away nobody is answered later than at once.
+Invariant: nothing here waits without a bound, and while the server is away callers get BrokerUnavailable at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aiormq.exceptions import (
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
-#: After a connection could not be made, this long nobody tries: askers are answered at once.
+#: For so long after a failed attempt to connect no other is made: callers get BrokerUnavailable at once.
 _PAUSE_S: Final = 0.25
 _CLOSE_S: Final = 5.0
 _TELLING: Final = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError, ConnectionNotAllowed)
@@ -94,7 +94,7 @@ class Line:
         host, port = address.hostname or "localhost", address.port or PORTS[address.scheme]
         try:
             async with translated(f"connecting to {host}:{port}", but=_TELLING), asyncio.timeout(self.patience_s):
-                # To knock first is quieter: the client logs an error each time that nobody is at home.
+                # A plain TCP connection first: the client logs an error for each one that is refused.
                 _, knock = await asyncio.open_connection(host, port)
                 knock.close()
                 return await aio_pika.connect(self._url, timeout=self.patience_s)
@@ -129,7 +129,7 @@ async def translated(doing: str, *, but: tuple[type[Exception], ...] = ()) -> As
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # The client cancels its own tasks when the connection is lost; whoever awaits one of them is not cancelled.
+        # The client cancels its own tasks when the connection is lost; that does not cancel a caller that awaits one.
         raise BrokerUnavailable(f"{doing}: the connection was lost") from error
     except but:
         raise
@@ -140,7 +140,7 @@ async def translated(doing: str, *, but: tuple[type[Exception], ...] = ()) -> As
 
 
 async def end(closable: AbstractChannel | AbstractConnection) -> None:
-    """Close what may be dead already: there is nobody who could do anything about a failure."""
+    """Close what may be dead already. A failure to close is ignored: no caller could do anything about it."""
     with suppress(BrokerUnavailable):
         async with translated("closing"), asyncio.timeout(_CLOSE_S):
             await closable.close()

@@ -132,7 +132,7 @@ class RedisSubscription:
             await self._set_idle(left, self._broker.lease_s)
 
     async def _read(self, limit: int, block_s: float) -> bool:
-        """What nobody of the group was given yet. COUNT holds per stream, so there may be a few more than asked for."""
+        """What no member of the group was given yet. COUNT holds per stream, so a few more than asked for may come."""
         count = -(-(limit - len(self._buffer)) // len(self._keys))
         block = ("BLOCK", max(1, int(block_s * 1000))) if block_s else ()
         command = ("XREADGROUP", "GROUP", self._group, self._reader, "COUNT", count, *block)
@@ -142,7 +142,7 @@ class RedisSubscription:
         return bool(answer)
 
     async def _take_over(self, limit: int) -> None:
-        """What somebody of the group was given, and did not settle or keep for a lease's time."""
+        """What a member of the group was given, and did not settle or keep for a lease's time."""
         lease_ms = int(self._broker.lease_s * 1000)
         for key in self._keys:
             room = limit - len(self._buffer)
@@ -155,7 +155,7 @@ class RedisSubscription:
     def _arrive(self, key: str, entries: Sequence[Any], *, redelivered: bool) -> None:
         now = time.monotonic()
         for entry, fields in entries:
-            if fields:  # an entry that somebody deleted has none
+            if fields:  # an entry that was deleted has none
                 self._buffer.append((now, _delivery(_Receipt(key, entry), fields, self._topics[key], redelivered)))
 
     async def _set_idle(self, receipts: Sequence[_Receipt], idle_s: float) -> None:

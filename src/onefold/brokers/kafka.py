@@ -40,7 +40,7 @@ Setting: TypeAlias = str | int | float | bool
 _TOPIC_CHARACTERS_MAX: Final = 249
 _TOPIC_OURS_MAX: Final = 200
 
-#: What somebody could set to lose messages, and what it must be.
+#: Settings that could lose messages, and what each must be.
 _REQUIRED: Final[Mapping[str, Setting]] = {
     "enable.idempotence": True,
     "acks": "all",
@@ -58,7 +58,7 @@ _TAKEN: Final = frozenset(
 _DEFAULTS: Final[Mapping[str, Setting]] = {
     "log_level": 0,  # What goes wrong is raised; the client's own log would repeat it every second.
     "linger.ms": 1,
-    "partitioner": "murmur2_random",  # As the Java client does: a key has one partition, whoever publishes.
+    "partitioner": "murmur2_random",  # As the Java client does: a key has one partition, from any client.
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }

@@ -1,7 +1,7 @@
 """RabbitMQ, on aio-pika: one durable topic exchange for all events, one durable queue for each consumer.
 
 Invariant: a message counts as confirmed when RabbitMQ has confirmed it and has not returned it, so at least one queue
-has it for good. What nobody is subscribed to is refused, not dropped.
+has it for good. What no consumer is subscribed to is refused, not dropped.
 
 Two connections, each made when it is first needed and again when it was lost: a RabbitMQ that is short of memory or
 disk stops reading from those that publish, and acknowledgements must not wait behind that.
@@ -103,7 +103,7 @@ class RabbitBroker:
             return []
         try:
             outlet = await self._open_outlet()
-        except ConfigurationError as error:  # It was right at the start: somebody is changing the server.
+        except ConfigurationError as error:  # It was right at the start: the server's settings have changed since.
             raise BrokerUnavailable(str(error)) from error
         answers = await asyncio.gather(*(self._send(outlet, message) for message in messages))
         if not any(isinstance(answer, _Condemned) for answer in answers):

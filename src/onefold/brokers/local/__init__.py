@@ -2,7 +2,7 @@
 
 Theory of operation. Publishing copies a message to every consumer that has subscribed to its topic; receiving leases
 rows, oldest first; acknowledging deletes them. What is leased and not acknowledged in time is given out again. A topic
-that nobody has subscribed to refuses its messages, so that they wait in the outbox instead of getting lost.
+that no consumer has subscribed to refuses its messages, so that they wait in the outbox instead of getting lost.
 
 Patterns of topics are matched here; the database copies by whole texts, those of patterns as well as of topics. A
 pattern that is subscribed to after the subscriptions were read was not there when the message was published.
@@ -32,13 +32,13 @@ __all__ = ["LocalBroker"]
 
 T = TypeVar("T")
 
-#: Is called with topics that somebody has subscribed to for the first time: their events need not wait any longer.
+#: Is called with topics that a consumer has subscribed to for the first time: their events need not wait any longer.
 Awaited: TypeAlias = Callable[[Sequence[str]], Awaitable[object]]
 
 #: How long what was received may be worked on before it is given out again, unless it is kept.
 LEASE_S: Final = 30.0
 
-#: How long a lock that somebody holds is waited for.
+#: How long a lock that another transaction holds is waited for.
 BUSY_S_MAX: Final = 10.0
 
 #: Of a consumer that is removed, rows that one statement deletes.
@@ -54,7 +54,7 @@ PAUSE_HEARD_S_MAX: Final = 2.0
 class LocalBroker:
     """Delivers to the consumers of the same database."""
 
-    #: Whoever publishes again after a crash does so within its lease; a day is generous.
+    #: A relay that publishes again after a crash does so within its lease; a day is generous.
     redelivery_s = 24 * 3600.0
 
     matches_patterns = True
@@ -176,7 +176,7 @@ class LocalBroker:
     async def _take(self, consumer: str, holder: str, limit: int) -> list[Row]:
         async def work() -> list[Row]:
             if self._sql.opens:
-                # Looking takes no lock: an idle consumer disturbs nobody. (On Postgres taking nothing locks nothing.)
+                # Looking takes no lock: an idle consumer holds up no other. (On Postgres taking nothing locks nothing.)
                 if not await Fetch(self._sql.waiting(consumer)):
                     return []
                 await Batch(self._sql.opens)
@@ -193,7 +193,7 @@ class LocalBroker:
             try:
                 return await run_async(with_connection(work), TaskExecutor(self._database))
             except StoreError as error:
-                # A lock that somebody holds (on SQLite there is only one) is no outage: it is worth waiting for.
+                # A lock that another holds (on SQLite there is only one) is no outage: it is worth waiting for.
                 if not isinstance(error, StoreBusy) or time.monotonic() >= give_up_at:
                     raise BrokerUnavailable(f"the database that carries local messages: {error}") from error
 

@@ -1,6 +1,6 @@
 """The statements of the local broker: one set, and per dialect the texts that differ.
 
-Positions come as a JSON array: one statement however many there are. A free row is one that nobody holds.
+Positions come as a JSON array: one statement however many there are. A free row is one that no consumer holds.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ STATEMENTS: Final = {
         SELECT DISTINCT topic FROM onefold_subscription CROSS JOIN told
         WHERE topic IN (SELECT topic FROM sent) OR topic ~ '[*>]'
         """,
-        # It commits by itself: who is stopped in between would keep its rows from everybody, for ever.
+        # It commits by itself: a process that is stopped in between would keep its rows from all others, for ever.
         take_free="""
         WITH t AS (SELECT position FROM onefold_delivery WHERE {free} ORDER BY position LIMIT $3::int
                    FOR UPDATE SKIP LOCKED)

@@ -3,7 +3,7 @@
 Invariant: what is confirmed is in a stream that drops nothing which a consumer has not acknowledged. Every send carries
 the message's id and source as `Nats-Msg-Id`, so what is sent twice within the stream's duplicate window is stored once.
 
-A connection that is lost is not waited for: whoever needs one next makes a new one, or is told BrokerUnavailable.
+A connection that is lost is not waited for: the next call that needs one makes a new one, or raises BrokerUnavailable.
 """
 
 from onefold.brokers.nats._broker import NatsBroker

@@ -160,7 +160,7 @@ class NatsBroker:
         return f"{self.prefix}.{topic}"
 
     def trims(self, config: StreamConfig) -> bool:
-        """Whether what is acknowledged may be purged from this stream, which somebody may have made anew meanwhile."""
+        """Whether what is acknowledged may be purged from this stream, which an operator may have made anew."""
         return is_ours(config) if self._trim is None else self._trim
 
     def unavailable(self, reason: object) -> BrokerUnavailable:
@@ -248,7 +248,7 @@ class NatsBroker:
         return MessageRefused(text) if error.get("err_code") == _TOO_LARGE else self.unavailable(text)
 
     async def _unrouted(self, link: Link) -> MessageRefused | BrokerUnavailable:
-        """Nobody listened on the subject: the stream is not there, or it has no leader at this moment."""
+        """No stream has the subject: ours is not there, or it has no leader at this moment."""
         try:
             async with asyncio.timeout(self.confirm_s):
                 config = (await link.jetstream.stream_info(self.stream)).config

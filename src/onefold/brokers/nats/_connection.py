@@ -27,7 +27,7 @@ _FLUSH_S: Final = 86_400
 CLOSE_S: Final = 5.0
 #: What a message's place holds until its confirm is there.
 OPEN: Final = object()
-#: What the client raises when it, or its connection, is in trouble.
+#: What the client raises when it, or its connection, has failed.
 TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
 
 

@@ -2,7 +2,7 @@
 
 Invariant: a durable has every subject that a process of its consumer has asked for, until that is unsubscribed. NATS
 replaces the filter of a durable as a whole and under no condition, so two processes that change one at a time could
-take away what the other has added. Who changes a durable is therefore alone with it: he holds a lock, which is a
+take away what the other has added. A process that changes a durable therefore holds a lock, which is a
 consumer of a name that NATS makes only once, and which NATS removes by itself if its holder dies.
 
 A filter must not have two subjects of which one stands for the other (`order.*` and `order.placed`): it has the widest

@@ -47,7 +47,9 @@ Refusals = Sequence[tuple[int, MessageRefused]]
 def encode(message: Message, number: int, prefix: str, reply: str, bytes_max: int) -> Outgoing:
     """Raises MessageRefused."""
     if not SUBJECT.fullmatch(message.topic):
-        raise MessageRefused(f"the topic {message.topic!r} is no NATS subject: a part of it is empty or odd")
+        raise MessageRefused(
+            f"the topic {message.topic!r} is no NATS subject: a part of it is empty, or has more than A-Z a-z 0-9 _ -"
+        )
     headers = write(message)
     headers["Nats-Msg-Id"] = name_apart(headers[f"{PREFIX}id"], message.source)
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

@@ -56,7 +56,7 @@ def check(config: StreamConfig, prefix: str) -> None:
         (
             config.retention == RetentionPolicy.INTEREST,
             "retention=interest",
-            "use limits: it drops what nobody has asked for yet",
+            "use limits: it drops what no consumer has subscribed to yet",
         ),
         (bool(config.max_age), f"max_age={config.max_age} s", "set it to 0: it drops what was not consumed"),
         (

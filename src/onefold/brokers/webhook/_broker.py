@@ -129,7 +129,7 @@ class WebhookBroker:
                 )
         if not found:
             if self._listed:
-                return None  # nobody wants it
+                return None  # no endpoint has its topic
             return MessageRefused(f"topic {message.topic!r} has no endpoint: name one, or do not publish it")
         if "." in message.id:
             return MessageRefused(

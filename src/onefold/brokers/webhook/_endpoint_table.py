@@ -110,6 +110,6 @@ class Directory:
 
 
 def made(what: str, url: str) -> Endpoint:
-    """An endpoint that was given. Its name may be read by everybody: paths and queries may be secret."""
+    """An endpoint that was given. Its name is shown, so it has no path and no query: these may be secret."""
     name = f"{urlsplit(checked_url(what, url)).hostname}#{blake2b(url.encode(), digest_size=4).hexdigest()}"
     return Endpoint(name, url)

@@ -74,7 +74,7 @@ def verify_webhook(
             raise MessageUnreadable(f"the webhook has no header {name!r}: it was not signed, or by another scheme")
     _check_time(found["webhook-timestamp"], time.time() if now_s is None else now_s, tolerance_s)
     webhook_id = found["webhook-id"]
-    if "." in webhook_id:  # the separator of what is signed: where the id ends would be anybody's choice
+    if "." in webhook_id:  # the separator of what is signed: the end of the id would be ambiguous
         raise MessageUnreadable(f"webhook-id={webhook_id[:80]!r} has a dot, which such an id must not have")
     given = [text.encode() for text in found["webhook-signature"].split(" ")]
     expected = [_signature(key, webhook_id, found["webhook-timestamp"], body).encode() for key in read_keys(secret)]
