@@ -97,7 +97,7 @@ async def test_no_more_letters_are_taken_than_asked_for(backend: Backend) -> Non
         while len(taken) < len(names):
             failed_messages = await backend.flow(take(inbox, 2))
             assert len(failed_messages) <= 2
-            taken += [failed_message.stored.id for failed_message in failed_messages]
+            taken += [failed_message.id for failed_message in failed_messages]
     assert sorted(taken) == names
 
 

@@ -13,8 +13,9 @@ import nats as nats_client
 import pytest
 
 from onefold import AsyncOnefold
-from onefold._inbox.failed_messages import FailedMessageView, listed
+from onefold._inbox.failed_messages import listed
 from onefold._inbox.redrive import Filter, redrive
+from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold._outbox.status_report import Report, discard, report
@@ -43,7 +44,7 @@ class Desk:
         async with self.once.transaction() as tx:
             return await tx.publish("placed", data, key=key)
 
-    async def failed_messages(self) -> list[FailedMessageView]:
+    async def failed_messages(self) -> list[FailedMessage]:
         return await self.once.ask(lambda dialect: listed(dialect, "desk"))
 
     async def outbox(self) -> Report:

@@ -12,9 +12,10 @@ import asyncpg
 import pytest
 
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.failed_messages import FailedMessageView, listed, take
+from onefold._inbox.failed_messages import listed, take
 from onefold._inbox.handling import Inbox
 from onefold._inbox.schema import MIGRATIONS
+from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import TaskExecutor
@@ -60,8 +61,8 @@ class Backend:
     async def ledger(self) -> list[str]:
         return [name for (name,) in await self.rows("SELECT message_id FROM onefold_inbox ORDER BY message_id")]
 
-    async def failed_messages(self, consumer: str = "billing") -> dict[str, FailedMessageView]:
-        found: list[FailedMessageView] = await self.flow(listed(self.dialect, consumer))
+    async def failed_messages(self, consumer: str = "billing") -> dict[str, FailedMessage]:
+        found: list[FailedMessage] = await self.flow(listed(self.dialect, consumer))
         return {failed_message.id: failed_message for failed_message in found}
 
     async def write(self, tx: Transaction[Any], name: str) -> None:
@@ -102,7 +103,7 @@ class Backend:
         ]:
             for failed_message in failed_messages:
                 executor, tx = self.executor()
-                events.append(await run_async(inbox.run_letter(failed_message, tx), executor))
+                events.append(await run_async(inbox.run_failed(failed_message, tx), executor))
         return events
 
     async def hours_pass(self) -> None:

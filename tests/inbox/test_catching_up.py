@@ -56,11 +56,11 @@ class Stage:
         await self.backend.hours_pass()
         failed_message: FailedMessage = (await self.backend.flow(take(self.inbox, 1)))[0]
         executor, tx = self.backend.executor()
-        assert isinstance(await run_async(self.inbox.run_letter(failed_message, tx), executor), Handled)
+        assert isinstance(await run_async(self.inbox.run_failed(failed_message, tx), executor), Handled)
         return failed_message
 
     async def take(self, last: FailedMessage) -> list[FailedMessage]:
-        taken: list[FailedMessage] = await self.backend.flow(take_run(self.inbox, last.stored))
+        taken: list[FailedMessage] = await self.backend.flow(take_run(self.inbox, last))
         return taken
 
     async def run(self, failed_messages: list[FailedMessage], database: Any = None) -> list[Any]:
@@ -75,7 +75,7 @@ async def test_successive_versions_run_in_one_transaction_and_in_their_order(bac
     stage = Stage(backend)
     await stage.park(12)
     failed_messages = await stage.take(await stage.recover())
-    assert [failed_message.stored.id for failed_message in failed_messages] == names(12, 3)
+    assert [failed_message.id for failed_message in failed_messages] == names(12, 3)
     events = await stage.run(failed_messages)
     assert [type(event) for event in events] == [Handled] * 10
     assert (backend.calls, await backend.effects(), await backend.ledger()) == (names(12, 2), names(12), names(12))
@@ -96,13 +96,13 @@ async def test_a_run_ends_at_a_gap_and_at_one_that_has_a_time_of_its_own(backend
     await backend.change("DELETE FROM onefold_letter WHERE message_id = 'k007'")
     head = await stage.recover()
     failed_messages = await stage.take(head)
-    assert [failed_message.stored.id for failed_message in failed_messages] == names(6, 3)
+    assert [failed_message.id for failed_message in failed_messages] == names(6, 3)
     await backend.flow(put_back(stage.inbox, failed_messages))
     await backend.change("UPDATE onefold_letter SET failed = 1, started = 1 WHERE message_id = 'k004'")
     later = "now() + interval '1 hour'" if backend.dialect == "postgres" else "32503680000000"
     column = "due_at" if backend.dialect == "postgres" else "due_at_ms"
     await backend.change(f"UPDATE onefold_letter SET {column} = {later} WHERE message_id = 'k004'")
-    assert [failed_message.stored.id for failed_message in await stage.take(head)] == ["k003"]
+    assert [failed_message.id for failed_message in await stage.take(head)] == ["k003"]
 
 
 async def test_if_one_of_a_run_fails_nothing_of_it_stays_and_one_by_one_only_that_one_has_failed(
@@ -117,7 +117,7 @@ async def test_if_one_of_a_run_fails_nothing_of_it_stays_and_one_by_one_only_tha
     events: list[Any] = []
     while failed_messages and not (events and isinstance(events[-1], Failed)):
         executor, tx = backend.executor()
-        events.append(await run_async(stage.inbox.run_letter(failed_messages.pop(0), tx), executor))
+        events.append(await run_async(stage.inbox.run_failed(failed_messages.pop(0), tx), executor))
     await backend.flow(put_back(stage.inbox, failed_messages))
     assert [type(event) for event in events] == [Handled, Handled, Failed]
     kept = await backend.failed_messages()
@@ -164,7 +164,7 @@ async def test_a_run_whose_turn_is_past_does_nothing_and_its_letters_are_known_o
     assert await stage.run(failed_messages) == []
     for failed_message in failed_messages:
         executor, tx = backend.executor()
-        assert isinstance(await run_async(stage.inbox.run_letter(failed_message, tx), executor), Duplicate)
+        assert isinstance(await run_async(stage.inbox.run_failed(failed_message, tx), executor), Duplicate)
     assert await backend.effects() == names(5)
 
 
@@ -173,7 +173,7 @@ async def test_letters_put_back_are_woken_if_what_they_waited_for_was_handled_me
     await stage.park(6)
     failed_messages = await stage.take(await stage.recover())
     executor, tx = backend.executor()
-    await run_async(stage.inbox.run_letter(failed_messages[0], tx), executor)
+    await run_async(stage.inbox.run_failed(failed_messages[0], tx), executor)
     await backend.flow(put_back(stage.inbox, failed_messages[1:]))
     await backend.run_due(stage.inbox)
     assert (await backend.effects(), await backend.failed_messages()) == (names(6), {})
@@ -274,7 +274,7 @@ async def test_a_letter_that_is_started_is_not_started_again_when_its_turn_comes
     inbox = backend.inbox(order="strict")
     first, second = await backend.flow(take(inbox, 10))
     executor, tx = backend.executor()
-    assert isinstance(await run_async(inbox.run_letter(first, tx), executor), Handled)
+    assert isinstance(await run_async(inbox.run_failed(first, tx), executor), Handled)
     assert await backend.flow(take(inbox, 10, suspects=True)) == []
     executor, tx = backend.executor()
-    assert isinstance(await run_async(inbox.run_letter(second, tx), executor), Handled)
+    assert isinstance(await run_async(inbox.run_failed(second, tx), executor), Handled)

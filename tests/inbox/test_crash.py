@@ -14,7 +14,7 @@ import pytest
 
 from onefold._inbox.failed_messages import give_up, take
 from onefold._inbox.handling import Inbox, _Go
-from onefold._inbox.stored_message import FailedMessage, StoredMessage
+from onefold._inbox.stored_message import StoredMessage
 from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
@@ -69,7 +69,7 @@ class Life:
         for suspects in (False, True):
             for failed_message in await run_async(take(self.inbox, 10, suspects=suspects), TaskExecutor(self.database)):
                 executor, tx = self.backend.executor(self.database)
-                await run_async(self.inbox.run_letter(failed_message, tx), executor)
+                await run_async(self.inbox.run_failed(failed_message, tx), executor)
 
 
 async def forget(backend: Backend) -> None:
@@ -167,8 +167,8 @@ async def test_control_acknowledging_before_commit_loses_messages(backend: Backe
 class LedgerApart(Inbox):
     """The ledger row commits before the handler runs."""
 
-    async def _open(self, stored: StoredMessage, failed_message: FailedMessage | None) -> Any:
-        opened = await super()._open(stored, failed_message)
+    async def _open(self, stored: StoredMessage) -> Any:
+        opened = await super()._open(stored)
         if isinstance(opened, _Go):
             await Batch((Boundary.COMMIT, Boundary.BEGIN, *self.sql.opening(60_000)))
         return opened

@@ -224,7 +224,7 @@ async def test_a_letter_is_never_written_over_by_that_of_another_source(till: Ti
     till.failing = {EU}
     await backend.deliver(inbox, sale(EU))
     [failed_message] = (await backend.failed_messages()).values()
-    late = inbox.parked(received(delivery(sale(US))), None, Early("it waits", False, None))
+    late = inbox.park(received(delivery(sale(US))), Early("it waits", False, None))
 
     async def write() -> None:
         await Batch((Boundary.BEGIN, late, Boundary.COMMIT))

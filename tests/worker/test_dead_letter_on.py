@@ -10,7 +10,8 @@ import pytest
 from faststream.nats import JStream, NatsBroker, TestNatsBroker
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
-from onefold._inbox.failed_messages import FailedMessageView, listed
+from onefold._inbox.failed_messages import listed
+from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.telemetry import DeadLettered
 from onefold._worker.faststream import handled_once
 from onefold.brokers import Delivery
@@ -19,7 +20,7 @@ from onefold.telemetry import Event
 from tests.worker.consuming import until
 
 
-async def failed_messages(once: AsyncOnefold | Onefold, consumer: str = "billing") -> list[FailedMessageView]:
+async def failed_messages(once: AsyncOnefold | Onefold, consumer: str = "billing") -> list[FailedMessage]:
     return await once.ask(lambda dialect: listed(dialect, consumer))
 
 

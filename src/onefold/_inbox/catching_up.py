@@ -56,7 +56,7 @@ async def run_in_one_go(
     by one, and it is seen why. Only some were: time was up, and the others are parked again."""
     if inbox.consumer.signature.opens:
         return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
-    stored_messages = [failed_message.stored for failed_message in failed_messages]
+    stored_messages = list(failed_messages)
     if not await checkout(lambda: _is_its_turn(inbox, stored_messages[0])):
         await rollback_and_release()
         return []
@@ -75,8 +75,8 @@ async def run_in_one_go(
 async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> None:
     """Letters that were started together and not run wait again, as if they had not been."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, _, _ = place(failed_messages[0].stored)
-    back = sql.runs.put_back(name, _ids([failed_message.stored for failed_message in failed_messages]))
+    stream, _, _ = place(failed_messages[0])
+    back = sql.runs.put_back(name, _ids(failed_messages))
 
     async def work() -> None:
         # Under the stream's lock, and the first is woken: what they wait for may have been handled by another process
@@ -109,7 +109,7 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
         await Batch((Boundary.ROLLBACK,))
         return None
     those = written(stored_messages)
-    if await Fetch(sql.taken_of_many(name, those)):
+    if await Fetch(sql.any_id_conflict(name, those)):
         await Batch((Boundary.ROLLBACK,))
         return None
     known = {message_id for (message_id,) in await Fetch(sql.runs.known(name, those))}
@@ -121,7 +121,7 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
             continue
         known.add(stored.id)
         assert isinstance(verdict, Early)
-        keeps.append(inbox.parked(stored, None, verdict))
+        keeps.append(inbox.park(stored, verdict))
         events.append(Parked(name, stored.topic))
     await Batch((*keeps, Boundary.COMMIT))
     return events

@@ -7,7 +7,6 @@ would make all of them suspects.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -22,7 +21,6 @@ from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, r
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
-from onefold._kernel.messages import Message, Origin
 from onefold._kernel.telemetry import DeadLettered, Listener, tell
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
@@ -34,30 +32,6 @@ _KILLER: Final = f"it was being handled when a process died, {DEATHS_MAX} times;
 
 #: How many of a row's columns are the message.
 _CONTENT: Final = 11
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedMessageView:
-    """A failed message as people see it."""
-
-    id: str
-    state: Literal["waiting", "dead"]
-    reason: str
-    message: Message | None
-    headers: dict[str, str]
-    """As they came from the broker; `data` too."""
-    data: bytes
-    topic: str | None
-    origin: Origin
-    """Where it lay at the broker."""
-    started: int
-    failed: int
-    history: list[dict[str, str]]
-    created_ms: int
-    due_in_s: float | None
-    """None: it waits for its predecessor, or is dead."""
-    died_ms: int | None
-    redrive: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +111,25 @@ async def listed(
     topic: str | None = None,
     after: str | None = None,
     limit: int = 100,
-) -> list[FailedMessageView]:
+) -> list[FailedMessage]:
     """Letters in the order of their ids, from behind `after` on."""
     if not 1 <= limit <= LISTED_MAX:
         raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
 
-    async def work() -> list[FailedMessageView]:
-        return [_view(*row) for row in await Fetch(STATEMENTS[dialect].listed(consumer, state, topic, after, limit))]
+    async def work() -> list[FailedMessage]:
+        return [read_row(*row) for row in await Fetch(STATEMENTS[dialect].listed(consumer, state, topic, after, limit))]
 
     return await with_connection(work)
 
 
 async def summed_up(
     dialect: str, chosen: Filter, *, state: Literal["waiting", "dead"] | None = "dead", limit: int = 100
-) -> list[FailedMessageView]:
+) -> list[FailedMessage]:
     """Letters that fit, without their data and history: dead ones in the order they died, else in that of their ids."""
     require("limit", limit, least=1, most=100_000)
 
-    async def work() -> list[FailedMessageView]:
-        return [_view(*row) for row in await Fetch(STATEMENTS[dialect].summed_up(chosen.values(), state, limit))]
+    async def work() -> list[FailedMessage]:
+        return [read_row(*row) for row in await Fetch(STATEMENTS[dialect].summed_up(chosen.values(), state, limit))]
 
     return await with_connection(work)
 
@@ -169,31 +143,26 @@ async def tallied(dialect: str) -> list[Tally]:
     return await with_connection(work)
 
 
-def _failed_message(consumer: Consumer, *row: Any) -> FailedMessage:
-    """What could not be read is read again: the consumer may know more by now."""
+def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
+    """What could not be read when it came is read again for its consumer, which may know more by now."""
     stored = restored(*row[:_CONTENT])
-    name = stored.id
-    if stored.message is None:
+    row_id = stored.id
+    if consumer is not None and stored.message is None:
         stored = reread(consumer, stored)
-    started, failed, history = row[_CONTENT:]
-    return FailedMessage(stored, started, failed, history, name)
-
-
-def _view(*row: Any) -> FailedMessageView:
-    stored = restored(*row[:_CONTENT])
     started, failed, history, state, reason, created_ms, due_in_ms, died_ms, redrive = row[_CONTENT:]
-    return FailedMessageView(
+    return FailedMessage(
         id=stored.id,
+        headers=stored.headers,
+        data=stored.data,
+        message=stored.message,
+        problem=stored.problem,
+        origin=stored.origin,
+        row_id=row_id,
         state=state,
         reason=reason,
-        message=stored.message,
-        headers=dict(stored.headers),
-        data=stored.data,
-        topic=None if stored.topic == "?" else stored.topic,
-        origin=stored.origin,
         started=started,
         failed=failed,
-        history=json.loads(history),
+        history_json=history,
         created_ms=created_ms,
         due_in_s=None if due_in_ms is None else due_in_ms / 1000,
         died_ms=died_ms,
@@ -202,12 +171,12 @@ def _view(*row: Any) -> FailedMessageView:
 
 
 def _started(consumer: Consumer, rows: list[Any]) -> list[FailedMessage]:
-    failed_messages = [_failed_message(consumer, *row) for row in rows]
+    failed_messages = [read_row(*row, consumer=consumer) for row in rows]
     return sorted(failed_messages, key=_in_order)  # RETURNING keeps no order
 
 
 def _in_order(failed_message: FailedMessage) -> tuple[bytes, int, int]:
-    message = failed_message.stored.message
+    message = failed_message.message
     if message is None:
         return b"", 0, 0
-    return failed_message.stored.stream or b"", message.epoch or 0, message.version or 0
+    return failed_message.stream or b"", message.epoch or 0, message.version or 0

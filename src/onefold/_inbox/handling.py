@@ -13,6 +13,7 @@ is looked up; what cannot be looked up is given back, and the ledger knows when 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +69,7 @@ class _Go:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _IdConflict:
     """Its id is that of another source's message, which came first: it is to be named apart."""
 
 
@@ -109,10 +110,10 @@ class Inbox:
         stored = received(delivery)
         problem = find_problem(self.consumer, stored)
         if problem is not None:
-            return self.report(await with_connection(lambda: self._refuse(stored, problem, None)))
+            return self.report(await with_connection(lambda: self._refuse(stored, problem)))
         if delivery.redelivered:
             return await self._again(stored, tx)
-        return self.report(await self._attempt(stored, None, tx))
+        return self.report(await self._attempt(stored, tx))
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: Transaction[Any]) -> list[InboxEvent] | None:
         """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
@@ -143,37 +144,35 @@ class Inbox:
             events.append(self.report(event(self._name, stored.topic)))
         return events
 
-    async def run_letter(self, failed_message: FailedMessage, tx: Transaction[Any]) -> InboxEvent:
+    async def run_failed(self, failed_message: FailedMessage, tx: Transaction[Any]) -> InboxEvent:
         """Handle a failed message that `take` started."""
-        problem = find_problem(self.consumer, failed_message.stored)
+        problem = find_problem(self.consumer, failed_message)
         try:
-            if failed_message.name != failed_message.stored.id:
+            if failed_message.row_id != failed_message.id:
                 renamed = await with_connection(lambda: self._rename(failed_message))
                 if renamed is None:
-                    return self.report(Duplicate(self._name, failed_message.stored.topic))
+                    return self.report(Duplicate(self._name, failed_message.topic))
                 failed_message = renamed
             if problem is not None:
-                return self.report(
-                    await with_connection(lambda: self._refuse(failed_message.stored, problem, failed_message))
-                )
-            return self.report(await self._attempt(failed_message.stored, failed_message, tx))
+                return self.report(await with_connection(lambda: self._refuse(failed_message, problem)))
+            return self.report(await self._attempt(failed_message, tx))
         except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
-            self.unfinished.add(failed_message.name)
+            self.unfinished.add(failed_message.row_id)
             raise
 
     async def _rename(self, failed_message: FailedMessage) -> FailedMessage | None:
-        """A failed message goes on under its stored message's name: it can be read now, or is to be named apart. None:
-        what is called so was handled, or is kept."""
-        sql, name, stored = self.sql, self._name, failed_message.stored
+        """Its row gets its id: it can be read now, or is to be named apart. None: a message of that id was handled, or
+        is kept."""
+        sql, name, row_id = self.sql, self._name, failed_message.row_id
         await Batch((Boundary.BEGIN,))
-        if not await Batch((sql.rename(name, failed_message.name, stored.values(), stored.identity.apart),)):
-            if not await Fetch(sql.taken(name, stored.identity)):
-                await Batch((sql.drop(name, failed_message.name), _COMMIT))
+        if not await Batch((sql.rename(name, row_id, failed_message.values(), failed_message.identity.apart),)):
+            if not await Fetch(sql.id_conflict(name, failed_message.identity)):
+                await Batch((sql.drop(name, row_id), _COMMIT))
                 return None
-            stored = stored.set_apart()
-            await Batch((sql.rename(name, failed_message.name, stored.values(), stored.id),))
+            failed_message = failed_message.set_apart()
+            await Batch((sql.rename(name, row_id, failed_message.values(), failed_message.id),))
         await Batch((_COMMIT,))
-        return replace(failed_message, stored=stored, name=stored.id)
+        return replace(failed_message, row_id=failed_message.id)
 
     # --- one attempt -------------------------------------------------------------------------------------
 
@@ -182,57 +181,60 @@ class Inbox:
         apart, lease_ms = stored.identity.apart, 2 * self.lease_ms
         keep = self.sql.keep_new(self._name, stored.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
         if await with_connection(lambda: _count(keep)) == 0:
-            if await with_connection(lambda: _count(self.sql.taken(self._name, stored.identity))):
+            if await with_connection(lambda: _count(self.sql.id_conflict(self._name, stored.identity))):
                 return await self._again(stored.set_apart(), tx)
             return self.report(Duplicate(self._name, stored.topic))
-        return await self.run_letter(FailedMessage(stored, 1, 0, "[]", stored.id), tx)
+        return await self.run_failed(
+            FailedMessage(
+                id=stored.id, headers=stored.headers, data=stored.data, message=stored.message, origin=stored.origin,
+                row_id=stored.id, state="waiting", reason=_REDELIVERED, started=1, failed=0, history_json="[]",
+                created_ms=self._now_ms(), due_in_s=lease_ms / 1000, died_ms=None, redrive=None,
+            ),
+            tx,
+        )  # fmt: skip
 
-    async def _attempt(
-        self, stored: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
-    ) -> InboxEvent:
-        opened = await checkout(lambda: self._open(stored, failed_message))
-        if isinstance(opened, _Taken):
+    async def _attempt(self, stored: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
+        opened = await checkout(lambda: self._open(stored))
+        if isinstance(opened, _IdConflict):
             await Release()
-            return await self._attempt_apart(stored.set_apart(), failed_message, tx)
+            return await self._attempt_apart(stored.set_apart(), tx)
         if not isinstance(opened, _Go):
             await Release()
             return opened
         error = await self._run([stored], tx, opened.after)
         if error is None:
-            if failed_message is None and self.behind and stored.stream is not None:
+            if self.behind and stored.stream is not None and not isinstance(stored, FailedMessage):
                 self.behind.discard(stored.stream)
             return Handled(self._name, stored.topic)
         return await with_connection(lambda: self._fail(stored, error))
 
-    async def _attempt_apart(
-        self, stored: StoredMessage, failed_message: FailedMessage | None, tx: Transaction[Any]
-    ) -> InboxEvent:
+    async def _attempt_apart(self, stored: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
         """Its id is that of another source's message: the same again, under a name of its own."""
-        if failed_message is not None:
-            apart = replace(failed_message, stored=stored)
-            failed_message = await with_connection(lambda: self._rename(apart))
-            if failed_message is None:
+        if isinstance(stored, FailedMessage):
+            renamed = await with_connection(functools.partial(self._rename, stored))
+            if renamed is None:
                 return Duplicate(self._name, stored.topic)
-        return await self._attempt(stored, failed_message, tx)
+            stored = renamed
+        return await self._attempt(stored, tx)
 
-    async def _open(self, stored: StoredMessage, failed_message: FailedMessage | None) -> _Go | _Taken | InboxEvent:
+    async def _open(self, stored: StoredMessage) -> _Go | _IdConflict | InboxEvent:
         """Begin, and write the ledger row if the message is ours to handle now."""
         sql, name, order = self.sql, self._name, self.consumer.order
-        done = () if failed_message is None else (sql.drop(name, stored.id),)
+        kept = isinstance(stored, FailedMessage)
+        done = (sql.drop(name, stored.id),) if kept else ()
         begin: tuple[Step, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
-        kept = failed_message is not None
         if order == "none":
             if await Batch((*begin, sql.claim(order, name, stored.identity, None, kept=kept))):
                 return _Go(done)
-            if await Fetch(sql.taken(name, stored.identity, kept=kept)):
+            if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
                 await Batch((Boundary.ROLLBACK,))
-                return _Taken()
+                return _IdConflict()
             return await self._known(stored, done)
         stream, epoch, version = place(stored)
         first = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
         claim = sql.claim(order, name, stored.identity, (stream, epoch, version), kept=kept)
         if not await Batch((*begin, *first, claim)):
-            not_yet = await self._judge(stored, failed_message, done)
+            not_yet = await self._judge(stored, done)
             if not_yet is not None:
                 return not_yet
         return _Go((*done, *self._progress(stream, epoch, version)))
@@ -243,18 +245,16 @@ class Inbox:
             return (advance,)
         return (advance, self.sql.wake(self._name, stream, epoch, version + 1))
 
-    async def _judge(
-        self, stored: StoredMessage, failed_message: FailedMessage | None, done: tuple[Statement, ...]
-    ) -> _Taken | InboxEvent | None:
+    async def _judge(self, stored: StoredMessage, done: tuple[Statement, ...]) -> _IdConflict | InboxEvent | None:
         """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
         sql, name = self.sql, self._name
         stream, epoch, version = place(stored)
-        [(*row, handled, kept, taken)] = await Fetch(sql.look(name, stream, epoch, stored.identity))
-        if handled or (kept and failed_message is None):
+        [(*row, handled, kept, conflict)] = await Fetch(sql.look(name, stream, epoch, stored.identity))
+        if handled or (kept and not isinstance(stored, FailedMessage)):
             return await self._known(stored, done)
-        if taken:
+        if conflict:
             await Batch((Boundary.ROLLBACK,))
-            return _Taken()
+            return _IdConflict()
         stand = Stand(*row)
         claim = sql.claim("none", name, stored.identity, None, kept=True)
         if self.consumer.order == "latest":
@@ -268,17 +268,11 @@ class Inbox:
             case Turn():
                 return None if await Batch((claim,)) else await self._known(stored, done)
             case Early():
-                await Batch(
-                    (
-                        *self._waiting(stand, stored, verdict),
-                        self.parked(stored, failed_message, verdict),
-                        _COMMIT,
-                    )
-                )
+                await Batch((*self._waiting(stand, stored, verdict), self.park(stored, verdict), _COMMIT))
                 self.behind.note(stream)
                 return Parked(name, stored.topic)
             case Late(reason):
-                await Batch((self._dead(stored, reason, failed_message), _COMMIT))
+                await Batch((self._keep(stored, "dead", reason, None), _COMMIT))
                 return DeadLettered(name, stored.topic, reason, stored.id)
 
     def _waiting(self, stand: Stand, stored: StoredMessage, early: Early) -> tuple[Statement, ...]:
@@ -289,20 +283,15 @@ class Inbox:
         # What is parked of the epoch that ends here will never have its turn.
         return (wait, self.sql.wake(self._name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)
 
-    def parked(self, stored: StoredMessage, earlier: FailedMessage | None, early: Early) -> Statement:
+    def park(self, stored: StoredMessage, early: Early) -> Statement:
         """It waits for its turn. That it was started to find this out does not count."""
-        if earlier is not None:
-            earlier = replace(earlier, started=earlier.started - 1)
-        return self._keep(stored, earlier, "waiting", early.reason, early.due_in_ms)
+        if isinstance(stored, FailedMessage):
+            stored = replace(stored, started=stored.started - 1)
+        return self._keep(stored, "waiting", early.reason, early.due_in_ms)
 
-    def _dead(self, stored: StoredMessage, reason: str, earlier: FailedMessage | None) -> Statement:
-        return self._keep(stored, earlier, "dead", reason, None)
-
-    def _keep(
-        self, stored: StoredMessage, earlier: FailedMessage | None, state: str, reason: str, due_ms: int | None
-    ) -> Statement:
+    def _keep(self, stored: StoredMessage, state: str, reason: str, due_ms: int | None) -> Statement:
         started, failed, history = (
-            (0, 0, "[]") if earlier is None else (earlier.started, earlier.failed, earlier.history)
+            (stored.started, stored.failed, stored.history_json) if isinstance(stored, FailedMessage) else (0, 0, "[]")
         )
         return self.sql.keep(
             self._name, stored.values(), state=state, reason=reason,
@@ -320,7 +309,7 @@ class Inbox:
         those = written(stored_messages)
         fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, those))}
         new = all((stored.id, stored.source) in fresh for stored in stored_messages)
-        return fresh if new or not await Fetch(self.sql.taken_of_many(self._name, those)) else None
+        return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, those)) else None
 
     async def _run(
         self, stored_messages: Sequence[StoredMessage], tx: Transaction[Any], after: tuple[Statement, ...]
@@ -351,7 +340,7 @@ class Inbox:
             stream, epoch, _ = place(stored)
             first = (sql.ensure(name, stream, epoch),)
         await Batch((Boundary.BEGIN, *first))
-        if await Fetch(sql.taken(name, stored.identity)):
+        if await Fetch(sql.id_conflict(name, stored.identity)):
             stored = stored.set_apart()
         kept = await Fetch(sql.known(name, stored.id))
         state, started, failed, history = kept[0] if kept else ("waiting", 1, 0, "[]")
@@ -380,11 +369,12 @@ class Inbox:
             return DeadLettered(name, stored.topic, reason, stored.id)
         return Failed(name, stored.topic, reason, failed, stored.id)
 
-    async def _refuse(self, stored: StoredMessage, problem: str, failed_message: FailedMessage | None) -> InboxEvent:
+    async def _refuse(self, stored: StoredMessage, problem: str) -> InboxEvent:
         await Batch((Boundary.BEGIN,))
-        if failed_message is None and await Fetch(self.sql.taken(self._name, stored.identity)):
+        kept = isinstance(stored, FailedMessage)
+        if not kept and await Fetch(self.sql.id_conflict(self._name, stored.identity)):
             stored = stored.set_apart()
-        await Batch((self._dead(stored, problem, failed_message), _COMMIT))
+        await Batch((self._keep(stored, "dead", problem, None), _COMMIT))
         return DeadLettered(self._name, stored.topic, problem, stored.id)
 
     def report(self, event: InboxEvent) -> InboxEvent:

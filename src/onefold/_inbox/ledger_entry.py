@@ -122,7 +122,7 @@ class Entry:
         claim = sql.claim("none", name, who, None, kept=False)
         if await Batch((self._begin, *sql.opening(self._lease_ms), claim)):
             return True
-        if who.source is None or not await Fetch(sql.taken(name, who)):
+        if who.source is None or not await Fetch(sql.id_conflict(name, who)):
             return False
         self._who = who.set_apart()
         return await Batch((sql.claim("none", name, self._who, None, kept=False),)) > 0

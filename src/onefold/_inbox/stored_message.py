@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Literal, Self
 
 from onefold._inbox.message_identity import Identity, identity_of
 from onefold._kernel.effects import Value
@@ -58,7 +58,7 @@ class StoredMessage:
             return Identity(self.id, self.id, None)
         return replace(identity_of(self.message.id, self.message.source), name=self.id)
 
-    def set_apart(self) -> StoredMessage:
+    def set_apart(self) -> Self:
         """The same under the name that it has where another source's message has its id."""
         return replace(self, id=self.identity.apart)
 
@@ -88,16 +88,28 @@ class StoredMessage:
         return (self.id, _written(self.headers), self.data, body, json.dumps(envelope), *called)
 
 
-@dataclass(frozen=True, slots=True)
-class FailedMessage:
-    """A message that is kept, and was started by us. `name` is what its row is called: another name than its message's
-    own where that could not be read when it came."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMessage(StoredMessage):
+    """A message that was not handled and is no longer at the broker: it is in `onefold_letter`."""
 
-    stored: StoredMessage
+    row_id: str
+    """What its row is called: another name than its own where that could not be read when it came."""
+    state: Literal["waiting", "dead"]
+    reason: str
     started: int
     failed: int
-    history: str
-    name: str
+    history_json: str
+    created_ms: int
+    due_in_s: float | None
+    """None: it waits for its predecessor, or is dead."""
+    died_ms: int | None
+    redrive: str | None
+
+    @property
+    def history(self) -> list[dict[str, str]]:
+        """Its last failures: at, error, traceback."""
+        failures: list[dict[str, str]] = json.loads(self.history_json)
+        return failures
 
 
 def place(stored: StoredMessage) -> tuple[bytes, int, int]:

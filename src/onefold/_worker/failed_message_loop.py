@@ -81,7 +81,7 @@ class FailedMessageLoop:
             await ended(started, grace_s)
         finally:
             self._inbox.unfinished.update(
-                failed_message.name for task, failed_message in started.items() if task.cancelled()
+                failed_message.row_id for task, failed_message in started.items() if task.cancelled()
             )
         if self._inbox.unfinished:
             with suppress(OnefoldError, TimeoutError):
@@ -123,11 +123,11 @@ class FailedMessageLoop:
         return len(failed_messages)
 
     async def _run(self, failed_message: FailedMessage) -> None:
-        async with self._partitions.named(failed_message.stored.stream).turn:
+        async with self._partitions.named(failed_message.stream).turn:
             try:
-                event = await self._performer.handle(functools.partial(self._inbox.run_letter, failed_message))
+                event = await self._performer.handle(functools.partial(self._inbox.run_failed, failed_message))
                 if self._inbox.consumer.order == "strict" and isinstance(event, Handled):
-                    await self._catch_up(failed_message.stored)
+                    await self._catch_up(failed_message)
             except Exception as error:
                 self._troubles.note("handling", error)
 
@@ -142,10 +142,10 @@ class FailedMessageLoop:
             try:
                 events = await self._performer.handle(functools.partial(run_in_one_go, self._inbox, failed_messages))
                 if events:
-                    last = failed_messages[len(events) - 1].stored
+                    last = failed_messages[len(events) - 1]
                     continue
                 while left:
-                    event = await self._performer.handle(functools.partial(self._inbox.run_letter, left[0]))
+                    event = await self._performer.handle(functools.partial(self._inbox.run_failed, left[0]))
                     left = left[1:]
                     if not isinstance(event, Handled | Duplicate):
                         break
@@ -153,5 +153,5 @@ class FailedMessageLoop:
                     await self._performer.perform(put_back(self._inbox, left))
                 return
             except BaseException:
-                self._inbox.unfinished.update(failed_message.name for failed_message in left)
+                self._inbox.unfinished.update(failed_message.row_id for failed_message in left)
                 raise

@@ -21,8 +21,9 @@ from onefold._cli.options import DATABASE, JSON, TOPIC
 from onefold._cli.output import answer, harmless, moment, printed
 from onefold._cli.session import Session, session
 from onefold._cli.times import moment_of
-from onefold._inbox.failed_messages import FailedMessageView, summed_up, tallied
+from onefold._inbox.failed_messages import summed_up, tallied
 from onefold._inbox.redrive import Filter
+from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
 from onefold.errors import ConfigurationError
 
 
@@ -119,14 +120,14 @@ def show_command(
         _print(name, failed_message)
 
 
-def _summary(consumer: str, failed_message: FailedMessageView) -> dict[str, Any]:
+def _summary(consumer: str, failed_message: FailedMessage) -> dict[str, Any]:
     message = failed_message.message
     return {
         "id": failed_message.id,
         "consumer": consumer,
         "state": failed_message.state,
         "source": message.source if message else None,
-        "topic": failed_message.topic,
+        "topic": None if failed_message.topic == UNKNOWN_TOPIC else failed_message.topic,
         "key": message.key if message else failed_message.origin.key,
         "version": message.version if message else None,
         "reason": failed_message.reason,
@@ -139,7 +140,7 @@ def _summary(consumer: str, failed_message: FailedMessageView) -> dict[str, Any]
     }
 
 
-def _data(failed_message: FailedMessageView) -> dict[str, Any]:
+def _data(failed_message: FailedMessage) -> dict[str, Any]:
     """The data as what it is: JSON, text, or bytes."""
     try:
         text = failed_message.data.decode()
@@ -151,7 +152,7 @@ def _data(failed_message: FailedMessageView) -> dict[str, Any]:
         return {"data_text": text}
 
 
-def _print(consumer: str, failed_message: FailedMessageView) -> None:
+def _print(consumer: str, failed_message: FailedMessage) -> None:
     for name, value in _summary(consumer, failed_message).items():
         if value is not None:
             typer.echo(f"{name + ':':<10} {harmless(str(value))}")

@@ -8,7 +8,8 @@ from typing import Final, Literal
 import typer
 
 from onefold._cli.session import Session
-from onefold._inbox.failed_messages import FailedMessageView, listed, tallied
+from onefold._inbox.failed_messages import listed, tallied
+from onefold._inbox.stored_message import FailedMessage
 from onefold.errors import ConfigurationError
 
 CONSUMER = typer.Option("--consumer", "-c", help="Whose letters. May be left out where only one consumer has any.")
@@ -43,7 +44,7 @@ def failed_messages(
     state: Literal["waiting", "dead"] | None = None,
     topic: str | None = None,
     after: str | None = None,
-) -> Iterator[FailedMessageView]:
+) -> Iterator[FailedMessage]:
     """All failed messages of a consumer, page by page, in the order of their ids."""
     while True:
         page = session.ask(listed(session.dialect, consumer, state=state, topic=topic, after=after, limit=PAGE))
@@ -53,7 +54,7 @@ def failed_messages(
         after = page[-1].id
 
 
-def failed_message_of(session: Session, consumer: str, message_id: str) -> FailedMessageView | None:
+def failed_message_of(session: Session, consumer: str, message_id: str) -> FailedMessage | None:
     """One failed message. Its id without the last character comes before it in every collation, and not long before."""
     for failed_message in failed_messages(session, consumer, after=message_id[:-1]):
         if failed_message.id == message_id:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from onefold._inbox.sql.dialect import Dialect, mine
+from onefold._inbox.sql.dialect import Dialect, failed_columns, mine
 from onefold._kernel.effects import Statement
 
 
 class Runs:
-    """The statements of one dialect; `content` names a failed message's columns."""
+    """The statements of one dialect."""
 
-    def __init__(self, d: Dialect, content: str) -> None:
+    def __init__(self, d: Dialect) -> None:
         these = f"consumer = $1::text AND message_id IN (SELECT item FROM {d.items('$2::text')})"
         stream = "consumer = $1::text AND stream = $2::bytea"
         self._stands = d.text(f"""
@@ -29,7 +29,7 @@ class Runs:
                 SELECT message_id FROM (
                     SELECT message_id, version, row_number() OVER (ORDER BY version) AS place FROM free
                 ) AS placed WHERE version = ($4::bigint + place))
-            RETURNING {content}, started, failed, history
+            RETURNING {failed_columns(d)}
         """)
         self._put_back = d.text(f"""
             UPDATE onefold_letter SET started = started - 1, due_at = NULL

@@ -39,6 +39,16 @@ CONTENT_VALUES = (
     "$2::text, $3::text, $4::bytea, $5::bytea, $6::text, $7::text, $8::text, $9::text, $10::bytea, "
     "$11::bigint, $12::bigint"
 )
+
+
+def failed_columns(d: Dialect) -> str:
+    """A failed message's row, as `failed_messages.read_row` reads it."""
+    return (
+        f"{CONTENT}, started, failed, history, state, reason, {d.epoch_ms('created_at')}, {d.until('due_at')}, "
+        f"{d.epoch_ms('died_at')}, redrive"
+    )
+
+
 #: An identity as statements have it, unless they say otherwise.
 _OWN: Final = ("$2::text", "$3::text", "$4::text")
 

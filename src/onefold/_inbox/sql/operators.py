@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold._inbox.sql.dialect import CONTENT, THIS, Dialect
+from onefold._inbox.sql.dialect import THIS, Dialect, failed_columns
 from onefold._kernel.effects import Statement, Value
 
 #: After everything that has died: the last second of the year 9999.
@@ -111,9 +111,7 @@ class OperatorStatements:
         """)
         self._mark = d.text(f"UPDATE onefold_letter SET reason = $3::text WHERE {THIS}")
         self._listed = d.text(f"""
-            SELECT {CONTENT}, started, failed, history, state, reason, {d.epoch_ms("created_at")},
-                   {d.until("due_at")}, {d.epoch_ms("died_at")}, redrive
-            FROM onefold_letter
+            SELECT {failed_columns(d)} FROM onefold_letter
             WHERE consumer = $1::text AND ($2::text IS NULL OR state = $2::text)
               AND ($3::text IS NULL OR topic = $3::text) AND ($4::text IS NULL OR message_id > $4::text)
             ORDER BY message_id LIMIT $5::int

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from onefold._inbox.message_identity import Identity
 from onefold._inbox.sql.catching_up import Runs
-from onefold._inbox.sql.dialect import CONTENT, CONTENT_VALUES, STREAM, THIS, Dialect, mine, others
+from onefold._inbox.sql.dialect import CONTENT, CONTENT_VALUES, STREAM, THIS, Dialect, failed_columns, mine, others
 from onefold._inbox.sql.operators import OperatorStatements
 from onefold._inbox.sql.registry import MemberStatements
 from onefold._kernel.effects import Statement, Value
@@ -26,7 +26,7 @@ class Statements(OperatorStatements):
         self.opening = d.opening
         self.proof = d.proof
         self.ended = d.ended
-        self.runs = Runs(d, CONTENT)
+        self.runs = Runs(d)
         self.members = MemberStatements(d)
         self._handling(d)
         self._ordering(d)
@@ -52,7 +52,7 @@ class Statements(OperatorStatements):
             for kept in (False, True)
         }
         ledger, failed_message = "onefold_inbox", "onefold_letter"
-        self._taken = {
+        self._id_conflict = {
             True: d.text(f"SELECT 1 WHERE {others(ledger)} AND NOT {mine(ledger)}"),
             False: d.text(f"""
                 SELECT 1 WHERE ({others(ledger)} OR {others(failed_message)}) AND NOT ({mine(ledger)} OR
@@ -60,7 +60,7 @@ class Statements(OperatorStatements):
             """),
         }
         each = ("each.name", "each.apart", "each.source")
-        self._taken_of_many = d.text(f"""
+        self._any_id_conflict = d.text(f"""
             SELECT 1 FROM {d.identities("$2::text")}
             WHERE ({others(ledger, each)} OR {others(failed_message, each)})
               AND NOT ({mine(ledger, each)} OR {mine(failed_message, each)})
@@ -93,17 +93,17 @@ class Statements(OperatorStatements):
         """One row: the message is ours to handle, and in its turn. `kept`: it is a failed message, and may be one."""
         return Statement(self._claim[order, kept], (consumer, who.name, who.apart, who.source, *(at or ())))
 
-    def taken(self, consumer: str, who: Identity, *, kept: bool = False) -> Statement:
+    def id_conflict(self, consumer: str, who: Identity, *, kept: bool = False) -> Statement:
         """One row: its name is that of another source's message, and it was not handled itself, nor is it kept."""
-        return Statement(self._taken[kept], (consumer, who.name, who.apart, who.source))
+        return Statement(self._id_conflict[kept], (consumer, who.name, who.apart, who.source))
 
     def claim_many(self, consumer: str, those: str) -> Statement:
         """Name and source of those, of a JSON array of identities, that are ours to handle."""
         return Statement(self._claim_many, (consumer, those))
 
-    def taken_of_many(self, consumer: str, those: str) -> Statement:
-        """One row if one of them is `taken`."""
-        return Statement(self._taken_of_many, (consumer, those))
+    def any_id_conflict(self, consumer: str, those: str) -> Statement:
+        """One row if one of them has such a conflict."""
+        return Statement(self._any_id_conflict, (consumer, those))
 
     def handled(self, consumer: str, who: Identity) -> Statement:
         """One row: it was handled under this name."""
@@ -231,7 +231,7 @@ class Statements(OperatorStatements):
                     ORDER BY due_at, stream, epoch, version LIMIT $3::int {d.lock_free})
                 UPDATE onefold_letter SET started = started + 1, due_at = {d.in_ms("$2::bigint")}
                 WHERE consumer = $1::text AND message_id IN (SELECT message_id FROM picked)
-                RETURNING {CONTENT}, started, failed, history
+                RETURNING {failed_columns(d)}
             """)
             for suspects, sign in ((False, "<="), (True, ">"))
         }
