@@ -23,8 +23,8 @@ from onefold._kernel.effects import Statement
 from onefold._kernel.executors import BrokerExecutor
 from onefold._kernel.runners import run_async
 from onefold._outbox.claimed_rows import START, Limits
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
-from onefold._outbox.relay_settings import Settings
 from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
 from onefold.db._connect import async_database
 
@@ -170,8 +170,8 @@ async def _fill(pool: Pool, kept: int) -> None:
 
 
 async def _enter(pool: Pool) -> None:
-    carrier = RelaySession(RELAY, "postgres", Settings(lease_s=3600), lambda: 0.5)
-    await run_async(carrier.enter(), BrokerExecutor(async_database(pool), NullBroker()))
+    session = RelaySession(RELAY, "postgres", RelayConfig(lease_s=3600), lambda: 0.5)
+    await run_async(session.enter(), BrokerExecutor(async_database(pool), NullBroker()))
 
 
 @asynccontextmanager

@@ -44,8 +44,8 @@ from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
-from onefold._outbox.relay_settings import Settings
 from onefold.db._connect import async_database
 
 WARM_UP: Final = 100
@@ -298,24 +298,24 @@ class _Relay:
 
     def __init__(self, database: AsyncDatabase[Any], batch: int) -> None:
         self._database = database
-        settings = Settings(lease_s=3600, batch_max=batch)
-        self._carrier = RelaySession(f"relay-{batch}", database.dialect, settings, lambda: 0.5)
+        settings = RelayConfig(lease_s=3600, batch_max=batch)
+        self._session = RelaySession(f"relay-{batch}", database.dialect, settings, lambda: 0.5)
 
     async def enter(self) -> None:
-        await run_async(self._carrier.enter(), self._executor())
+        await run_async(self._session.enter(), self._executor())
 
     async def send(self, rows: int) -> int:
         """At least so many, as far as claims bring them; how many it were."""
         total = 0
         while total < rows:
-            sent = await run_async(self._carrier.tick(), self._executor())
+            sent = await run_async(self._session.tick(), self._executor())
             if not sent.confirmed:
                 raise SystemExit(f"the relay found nothing to send, and {rows - total} rows should be there")
             total += len(sent.confirmed)
         return total
 
     async def leave(self) -> None:
-        await run_async(self._carrier.leave(), self._executor())
+        await run_async(self._session.leave(), self._executor())
 
     def _executor(self) -> BrokerExecutor[Any]:
         return BrokerExecutor(self._database, NullBroker())

@@ -23,8 +23,8 @@ from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
-from onefold._outbox.relay_settings import Settings
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold.brokers.local import LocalBroker
 
@@ -89,23 +89,23 @@ class _Way:
     def __init__(self, database: AsyncDatabase[Any], name: str) -> None:
         self._database = database
         self._broker = LocalBroker(database)
-        self._carrier = RelaySession(f"relay of {name}", database.dialect, Settings(lease_s=3600), lambda: 0.5)
+        self._session = RelaySession(f"relay of {name}", database.dialect, RelayConfig(lease_s=3600), lambda: 0.5)
         consumer = Consumer(name="counted", topics=(TOPIC,), handler=_handle)
         self._inbox = Inbox(consumer, database.dialect, draw=lambda: 0.5)
 
     async def open(self) -> None:
         self._subscription = await self._broker.subscribe(self._inbox.consumer.name, [TOPIC])
-        await run_async(self._carrier.enter(), self._executor())
+        await run_async(self._session.enter(), self._executor())
 
     async def go(self) -> None:
-        await run_async(self._carrier.tick(), self._executor())
+        await run_async(self._session.tick(), self._executor())
         [delivery] = await self._subscription.receive(10, 0.0)
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
         await run_async(self._inbox.handle(self._inbox.read(delivery), Transaction(executor)), executor)
         await self._subscription.ack([delivery])
 
     async def close(self) -> None:
-        await run_async(self._carrier.leave(), self._executor())
+        await run_async(self._session.leave(), self._executor())
         await self._broker.unsubscribe(self._inbox.consumer.name, [TOPIC])
         await self._subscription.close()
 

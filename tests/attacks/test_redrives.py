@@ -14,7 +14,7 @@ from onefold._inbox.failed_messages import take
 from onefold._inbox.redrive import Filter, Job, job_of, redrive
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from tests.inbox.backends import Backend, message, world_of
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, running, until
@@ -52,12 +52,12 @@ async def redriven(backend: Backend, **chosen: Any) -> Job:
 
 def consuming(
     backend: Backend, broker: MemoryBroker, handler: Any, *, grace_s: float = 30.0, **settings: Any
-) -> Consumers:
-    return Consumers(
+) -> ConsumerRunner:
+    return ConsumerRunner(
         backend.database,
         broker,
         [backend.consumer(handler, **settings)],
-        transaction=lambda executor: Transaction(executor, backend.outbox.outgoing),
+        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
         grace_s=grace_s,
     )
 

@@ -13,7 +13,7 @@ import nats as nats_client
 import pytest
 
 from onefold import AsyncOnefold
-from onefold._inbox.failed_messages import listed
+from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.messages import Message
@@ -45,7 +45,7 @@ class Desk:
             return await tx.publish("placed", data, key=key)
 
     async def failed_messages(self) -> list[FailedMessage]:
-        return await self.once.ask(lambda dialect: listed(dialect, "desk"))
+        return await self.once.ask(lambda dialect: list_failed(dialect, "desk"))
 
     async def outbox(self) -> Report:
         return await self.once.ask(report)

@@ -84,7 +84,9 @@ def test_a_dead_letter_is_listed_shown_redriven_and_handled(shop: Shop) -> None:
     assert shop.rows("SELECT actor, action FROM onefold_audit") == [("ann", "redrive")]
 
 
-def test_letters_that_die_again_make_a_waiting_redrive_fail(shop: Shop, buried: Callable[..., list[str]]) -> None:
+def test_failed_messages_that_die_again_make_a_waiting_redrive_fail(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
     buried(*placed("a"))
     shop.put("broken")
     with shop.started("consume", "shop:once"):
@@ -138,7 +140,9 @@ def test_a_time_without_a_zone_is_refused(shop: Shop) -> None:
     assert "is no time with a zone" in " ".join(answer.stderr.split())
 
 
-def test_people_see_every_letter_and_no_control_characters(shop: Shop, buried: Callable[..., list[str]]) -> None:
+def test_people_see_every_failed_message_and_no_control_characters(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
     [event_id] = buried(("order.packed", "one", {"order": "\x1b[2J"}))
     listed = shop.onefold("dlq", "list", *D).stdout
     shown = shop.onefold("dlq", "show", event_id, *D).stdout
@@ -169,7 +173,7 @@ def test_a_dry_run_counts_by_topic_and_reason_and_changes_nothing(shop: Shop, bu
         {"topic": "order.placed", "reason": "RuntimeError: the printer is on fire", "failed_messages": 2, "unfit": 0}
     ]
     assert sorted(found["first"]) == sorted(ids)
-    assert "would redrive 2 failed messages of ship" in shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
+    assert "would redrive 2 dead letters of ship" in shop.onefold("dlq", "redrive", *D, "--dry-run").stdout
     assert set(states(shop).values()) == {"dead"}
     assert told(shop.onefold("dlq", "jobs", *D, "--json")) == []
 
@@ -224,7 +228,9 @@ def test_skip_lets_a_key_go_on_without_its_dead_head(shop: Shop, buried: Callabl
     assert told(shop.onefold("dlq", "list", *D, "--json"))[0]["reason"] == "skipped by ann"
 
 
-def test_resume_goes_on_with_a_letter_whose_predecessor_is_gone(shop: Shop, buried: Callable[..., list[str]]) -> None:
+def test_resume_goes_on_with_a_failed_message_whose_predecessor_is_gone(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
     head, behind = buried(("order.packed", "one", 1), ("order.packed", "one", 2))
     shop.onefold("dlq", "discard", head, *D, "--yes")
     assert told(shop.onefold("dlq", "resume", behind, *D, "--yes", "--json")) == {"consumer": "pack", "resumed": behind}
@@ -232,19 +238,21 @@ def test_resume_goes_on_with_a_letter_whose_predecessor_is_gone(shop: Shop, buri
         until(lambda: states(shop) == {})
 
 
-def test_where_several_consumers_have_letters_one_must_be_named(shop: Shop, buried: Callable[..., list[str]]) -> None:
+def test_where_several_consumers_have_failed_messages_one_must_be_named(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
     buried(*placed("a"), ("order.packed", "one", {}))
     line = one_line(shop.onefold("dlq", "redrive", *D))
-    assert "several consumers have letters (pack, ship): name one with --consumer" in line
+    assert "several consumers have failed messages (pack, ship): name one with --consumer" in line
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("show", "nothing"), "there is no letter 'nothing'"),
-        (("redrive",), "there are no letters"),
+        (("show", "nothing"), "there is no failed message 'nothing'"),
+        (("redrive",), "there are no failed messages"),
         (("cancel", "nothing"), "there is no redrive job 'nothing'"),
-        (("skip", "nothing", "--consumer", "ship", "--yes"), "there is no letter 'nothing'"),
+        (("skip", "nothing", "--consumer", "ship", "--yes"), "there is no failed message 'nothing'"),
         (("redrive", "--consumer", "ship", "--rate", "0"), "per_second"),
         (("discard", "x", "--consumer", "ship", "--yes", "--actor", " "), "must say who does this"),
     ],
@@ -253,7 +261,9 @@ def test_what_is_not_there_is_told_in_one_line(shop: Shop, words: tuple[str, ...
     assert message in one_line(shop.onefold("dlq", *words, *D))
 
 
-def test_on_postgres_a_letter_is_found_by_its_id_and_redriven(postgres: PrivatePostgres, tmp_path: Path) -> None:
+def test_on_postgres_a_failed_message_is_found_by_its_id_and_redriven(
+    postgres: PrivatePostgres, tmp_path: Path
+) -> None:
     dsn = postgres.fresh_database()
     new_shop(tmp_path)
     onefold("migrate", "-d", dsn)

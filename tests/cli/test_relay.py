@@ -85,9 +85,9 @@ def test_it_says_when_it_pauses_and_when_it_goes_on(shop: Shop) -> None:
     shop.put("down")
     shop.place("a")
     with shop.started("relay", "depot:once") as relay:
-        relay.until_said("onefold: the relay pauses, because the broker does not take part: the depot is closed\n")
+        relay.until_said("paused (the broker): the depot is closed; it tries again\n")
         shop.remove("down")
-        relay.until_said("onefold: the relay goes on: the broker takes part again\n")
+        relay.until_said("resumed: the broker is back\n")
         until(lambda: published(shop) == ["a"])
         relay.tell(signal.SIGINT)
         assert relay.ended() == 0

@@ -25,8 +25,8 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
 from onefold._kernel.transaction import Transaction
 from onefold._outbox import status_report
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession, release_due
-from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import forget as forget_published
 from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS
@@ -125,16 +125,16 @@ async def relay(database: AsyncDatabase[Any], broker: LocalBroker | None = None)
     async def live(flow: Flow[Any]) -> Any:
         return await run_async(flow, BrokerExecutor(database, broker))
 
-    dead = RelaySession("a", "postgres", Settings(), random.random)
+    dead = RelaySession("a", "postgres", RelayConfig(), random.random)
     await live(dead.enter())
     assert await live(with_connection(lambda: dead._claim(2)))
     assert await live(with_connection(lambda: _count(STATEMENTS["postgres"].renew("a", 0.0))))
-    carrier = RelaySession("b", "postgres", Settings(keep_published_s=1), random.random)
-    await live(carrier.enter())
-    assert (await live(carrier.renew_and_rebalance())).buckets == 64
+    session = RelaySession("b", "postgres", RelayConfig(keep_published_s=1), random.random)
+    await live(session.enter())
+    assert (await live(session.renew_and_rebalance())).buckets == 64
     await live(release_due("postgres"))
     failures = 0
-    while (sent := await live(carrier.tick())).claimed:
+    while (sent := await live(session.tick())).claimed:
         failures += len(sent.failures)
     assert failures
     found = await live(status_report.report("postgres"))
@@ -142,15 +142,15 @@ async def relay(database: AsyncDatabase[Any], broker: LocalBroker | None = None)
         if "StatementRefused" in (stopped.error or ""):
             raise StatementRefused(stopped.error)  # it would count as the broker's refusal of an event
     assert await live(status_report.retry("postgres", [found.stopped[0].id])) == 1
-    await live(carrier.tick())
+    await live(session.tick())
     assert await live(status_report.retry_topics("postgres", ["unheard"])) == 1
-    plain = RelaySession("b", "postgres", Settings(), random.random)
+    plain = RelaySession("b", "postgres", RelayConfig(), random.random)
     await live(plain.tick())
     found = await live(status_report.report("postgres"))
     assert await live(status_report.discard("postgres", [found.stopped[0].id])) == 1
     assert await live(plain.tick())
     assert await live(forget_published("postgres", keep_s=0.0))
-    await live(carrier.leave())
+    await live(session.leave())
 
 
 async def subscriber(database: AsyncDatabase[Any], *others: str) -> None:
@@ -181,7 +181,7 @@ async def consumers(database: AsyncDatabase[Any]) -> None:
     for process in ("a", "b"):
         await _run(database, registry.register("postgres", "strict", process, ["t"]))
     await _run(database, registry.leave("postgres", "strict", "a"))
-    standing = registry.judge(await _run(database, registry.members("postgres", "strict")))
+    standing = registry.judge(await _run(database, registry.list_processes("postgres", "strict")))
     await _run(database, registry.forget("postgres", "strict", standing.outdated))
 
 
@@ -199,7 +199,7 @@ async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
 
     async def hand(flow: Callable[[Transaction[Any]], Flow[InboxEvent]]) -> None:
         executor: TaskExecutor[Any] = TaskExecutor(database)
-        found = await run_async(flow(Transaction(executor, outbox.outgoing)), executor)
+        found = await run_async(flow(Transaction(executor, outbox.new_buffer)), executor)
         if isinstance(found, Failed | DeadLettered) and "StatementRefused" in found.reason:
             raise StatementRefused(found.reason)  # it would count as the handler's own failure
 
@@ -217,7 +217,7 @@ async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
         for failed_message in await _run(database, failed_messages.take(inbox, 10, suspects=suspects)):
             await hand(lambda tx, failed_message=failed_message: inbox.run_failed(failed_message, tx))  # type: ignore[misc]
     await _run(database, with_connection(lambda: _count(inbox.sql.unstart(order, "m2"))))
-    await _run(database, with_connection(lambda: _count(inbox.sql.bury(order, "died", 0))))
+    await _run(database, with_connection(lambda: _count(inbox.sql.kill_suspects(order, "died", 0))))
     await _run(database, reap("postgres", consumer.name, consumer.retention_s))
     await _run(database, pausing.pauses("postgres", consumer.name))
 
@@ -234,8 +234,10 @@ async def _batches(database: AsyncDatabase[Any]) -> None:
 async def operators(database: AsyncDatabase[Any]) -> None:
     """What people do with dead letters. There are some, of the consumer `strict`."""
     chosen = redrive.Filter(consumer="strict", topic="order.placed", reason="m", since=datetime(2020, 1, 1, tzinfo=UTC))
-    await _run(database, failed_messages.tallied("postgres"))
-    dead = [failed_message.id for failed_message in await _run(database, failed_messages.listed("postgres", "strict"))]
+    await _run(database, failed_messages.count_failed("postgres"))
+    dead = [
+        failed_message.id for failed_message in await _run(database, failed_messages.list_failed("postgres", "strict"))
+    ]
     assert dead
     await _run(database, redrive.preview("postgres", chosen))
     job = await _run(database, redrive.redrive("postgres", chosen, actor="ada"))
@@ -243,15 +245,15 @@ async def operators(database: AsyncDatabase[Any]) -> None:
     await _run(database, redrive.cancel("postgres", job.id, actor="ada"))
     await _run(database, redrive.skip("postgres", "strict", "m2", actor="ada"))
     await _run(database, redrive.discard("postgres", "strict", tuple(dead), actor="ada", force=True))
-    assert await _run(database, redrive.audited("postgres"))
+    assert await _run(database, redrive.list_audit("postgres"))
 
 
 async def administrators(database: AsyncDatabase[Any]) -> None:
     """The end of a consumer. There is one, `none`."""
     assert await _run(database, pausing.pause("postgres", "strict", "ada"))
     assert await _run(database, pausing.resume("postgres", "strict", "ada"))
-    await _run(database, registry.members("postgres"))
-    assert "strict" in await _run(database, registry.named("postgres"))
+    await _run(database, registry.list_processes("postgres"))
+    assert "strict" in await _run(database, registry.list_consumers("postgres"))
     await _run(database, registry.end("postgres", "none", "ada", "by the test"))
 
 

@@ -67,7 +67,7 @@ async def settled(database: AsyncDatabase[Any], execute: Any, ask: Ask, *stateme
     assert isinstance(claim, Run)
     for sql in statements:
         await execute(executor.connection.handle, sql)
-    outgoing = Outbox(dialect="postgres", source="shop").outgoing()
+    outgoing = Outbox(dialect="postgres", source="shop").new_buffer()
     for key in ("hunter2-stream", None):
         outgoing.add("paid", {"x": "hunter2-event"}, key=key, headers={}, content_type=None, not_before=None)
     return await run_async(LockedStore().settle(ask, claim, ANSWER, keep_rows=True, also=outgoing.flush()), executor)

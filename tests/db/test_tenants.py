@@ -136,7 +136,7 @@ async def request(database: AsyncDatabase[Any], execute: Execute, *statements: s
         return claim
     for sql in statements:
         await execute(executor.connection.handle, sql)
-    outgoing = Outbox(dialect="postgres", source="shop").outgoing()
+    outgoing = Outbox(dialect="postgres", source="shop").new_buffer()
     outgoing.add("paid", {}, key="k", headers={}, content_type=None, not_before=None)
     return await run_async(store.settle(ASK, claim, ANSWER, keep_rows=True, also=outgoing.flush()), executor)
 
@@ -227,7 +227,7 @@ async def test_a_consumer_s_handler_may_take_a_role_and_a_path(house: House, dri
         )
         for number in (1, 2):
             executor: TaskExecutor[Any] = TaskExecutor(database)
-            tx = Transaction(executor, Outbox(dialect="postgres", source="shop").outgoing)
+            tx = Transaction(executor, Outbox(dialect="postgres", source="shop").new_buffer)
             given = delivery(message(f"m{number}", key="k", version=number))
             assert isinstance(await run_async(inbox.handle(given, tx), executor), Handled)
     assert house.rows("SELECT DISTINCT who FROM tenant.payment") == [(house.tenant,)]

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.failed_messages import listed, take
+from onefold._inbox.failed_messages import list_failed, take
 from onefold._inbox.handling import Inbox
 from onefold._inbox.schema import MIGRATIONS
 from onefold._inbox.stored_message import FailedMessage
@@ -62,7 +62,7 @@ class Backend:
         return [name for (name,) in await self.rows("SELECT message_id FROM onefold_inbox ORDER BY message_id")]
 
     async def failed_messages(self, consumer: str = "billing") -> dict[str, FailedMessage]:
-        found: list[FailedMessage] = await self.flow(listed(self.dialect, consumer))
+        found: list[FailedMessage] = await self.flow(list_failed(self.dialect, consumer))
         return {failed_message.id: failed_message for failed_message in found}
 
     async def write(self, tx: Transaction[Any], name: str) -> None:
@@ -85,7 +85,7 @@ class Backend:
 
     def executor(self, database: AsyncDatabase[Any] | None = None) -> tuple[TaskExecutor[Any], Transaction[Any]]:
         executor: TaskExecutor[Any] = TaskExecutor(database or self.database)
-        return executor, Transaction(executor, self.outbox.outgoing)
+        return executor, Transaction(executor, self.outbox.new_buffer)
 
     async def deliver(self, inbox: Inbox, message: Message, *, redelivered: bool = False) -> InboxEvent:
         return await self.hand(inbox, delivery(message, redelivered=redelivered))

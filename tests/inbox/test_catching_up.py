@@ -9,7 +9,7 @@ import pytest
 from onefold._inbox import handling
 from onefold._inbox.catching_up import put_back, run_in_one_go
 from onefold._inbox.failed_messages import take, take_run
-from onefold._inbox.stored_message import FailedMessage, received
+from onefold._inbox.stored_message import FailedMessage, stored_from_delivery
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Duplicate, Failed, Handled, Parked
@@ -153,7 +153,9 @@ async def test_what_there_was_no_time_for_is_parked_again_and_runs_next(
     assert (backend.calls, await backend.failed_messages()) == (names(6, 2), {})
 
 
-async def test_a_run_whose_turn_is_past_does_nothing_and_its_letters_are_known_one_by_one(backend: Backend) -> None:
+async def test_a_run_whose_turn_is_past_does_nothing_and_its_failed_messages_are_known_one_by_one(
+    backend: Backend,
+) -> None:
     """Its lease ran out, and another process has handled them meanwhile."""
     stage = Stage(backend)
     await stage.park(5)
@@ -168,7 +170,9 @@ async def test_a_run_whose_turn_is_past_does_nothing_and_its_letters_are_known_o
     assert await backend.effects() == names(5)
 
 
-async def test_letters_put_back_are_woken_if_what_they_waited_for_was_handled_meanwhile(backend: Backend) -> None:
+async def test_failed_messages_put_back_are_woken_if_what_they_waited_for_was_handled_meanwhile(
+    backend: Backend,
+) -> None:
     stage = Stage(backend)
     await stage.park(6)
     failed_messages = await stage.take(await stage.recover())
@@ -183,7 +187,7 @@ async def test_what_arrives_behind_a_key_that_stands_is_parked_in_one_transactio
     stage = Stage(backend)
     for number in (1, 2, 3):
         await backend.deliver(stage.inbox, version(number))
-    assert stage.inbox.behind == {received(delivery(version(3))).stream}
+    assert stage.inbox.behind == {stored_from_delivery(delivery(version(3))).stream}
     given = [delivery(version(number)) for number in (3, 4, 5, 5, 7)]
     executor, tx = backend.executor()
     events = await run_async(stage.inbox.handle_batch(given, tx), executor)
@@ -260,7 +264,7 @@ async def test_control_a_run_that_leaves_its_ledger_rows_out_is_found(
     assert await backend.ledger() != names(5)
 
 
-async def test_a_letter_that_is_started_is_not_started_again_when_its_turn_comes(backend: Backend) -> None:
+async def test_a_failed_message_that_is_started_is_not_started_again_when_its_turn_comes(backend: Backend) -> None:
     """Two of one key are started together, as when both were made due: the first one's end must not take the second
     one's lease, which would start it once more, as what its process has died of."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold._inbox.redrive import Filter, audited, cancel, preview, redrive, skip
+from onefold._inbox.redrive import Filter, cancel, list_audit, preview, redrive, skip
 from onefold._inbox.retention import reap
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
@@ -63,13 +63,13 @@ async def test_messages_are_handled_parked_failed_and_redriven(backend: Backend)
     await backend.flow(cancel(backend.dialect, job.id, actor="ada"))
     assert (await backend.failed_messages())["k2"].state == "dead"
     await backend.flow(skip(backend.dialect, "billing", "k2", actor="ada"))
-    assert len(await backend.flow(audited(backend.dialect))) == 3
+    assert len(await backend.flow(list_audit(backend.dialect))) == 3
     assert [type(event) for event in await backend.run_due(inbox)] == [Handled]
     assert await backend.effects() == ["k1", "k3"]
     assert await backend.flow(reap(backend.dialect, inbox.consumer.name, inbox.consumer.retention_s)) == 0
 
 
-async def test_batches_and_letters(backend: Backend) -> None:
+async def test_batches_and_failed_messages(backend: Backend) -> None:
     async def handler(given: list[Message], tx: Transaction[Any]) -> None:
         for one in given:
             await backend.handler(one, tx)

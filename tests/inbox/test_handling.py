@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onefold._inbox.handling import Inbox
-from onefold._inbox.stored_message import HISTORY_MAX, received, restored
+from onefold._inbox.stored_message import HISTORY_MAX, stored_from_delivery, stored_from_row
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import DeadLettered, Duplicate, Failed, Handled
@@ -80,7 +80,7 @@ async def test_who_waits_for_one_that_fails_handles_it_itself(on_postgres: Backe
     assert (await backend.effects(), await backend.failed_messages()) == (["m1"], {})
 
 
-async def test_a_failure_rolls_everything_back_and_leaves_a_letter_with_its_history(backend: Backend) -> None:
+async def test_a_failure_rolls_everything_back_and_leaves_a_failed_message_with_its_history(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         await backend.write(tx, given.id)
         await tx.publish("invoice.sent", {})
@@ -97,7 +97,7 @@ async def test_a_failure_rolls_everything_back_and_leaves_a_letter_with_its_hist
     assert await backend.rows("SELECT 1 FROM onefold_outbox") == []
 
 
-async def test_a_letter_is_tried_until_it_is_handled_and_then_it_is_gone(backend: Backend) -> None:
+async def test_a_failed_message_is_tried_until_it_is_handled_and_then_it_is_gone(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         backend.calls.append(given.id)
         await backend.write(tx, given.id)
@@ -115,7 +115,9 @@ async def test_a_letter_is_tried_until_it_is_handled_and_then_it_is_gone(backend
     assert isinstance(await backend.deliver(inbox, message()), Duplicate)
 
 
-async def test_when_the_attempts_are_used_up_the_letter_is_dead_and_keeps_the_last_failures(backend: Backend) -> None:
+async def test_when_the_attempts_are_used_up_the_failed_message_is_dead_and_keeps_the_last_failures(
+    backend: Backend,
+) -> None:
     async def handler(given: Message) -> None:
         raise RuntimeError("x" * 10_000)
 
@@ -270,8 +272,12 @@ async def test_an_id_that_no_database_takes_makes_a_dead_letter_and_no_endless_l
 def test_a_parcel_is_the_same_when_it_comes_back_from_its_row() -> None:
     given = message(key="k", version=7, time="2026-01-01T00:00:00Z", headers={"a": "b"}, content_type="text/plain")
     structured = Delivery(data=b'{"all": "of it"}', headers={"h": "1"}, message=given)
-    for stored in (received(delivery(given)), received(structured), received(delivery(message()))):
-        assert restored(*stored.values()) == stored  # type: ignore[arg-type]
+    for stored in (
+        stored_from_delivery(delivery(given)),
+        stored_from_delivery(structured),
+        stored_from_delivery(delivery(message())),
+    ):
+        assert stored_from_row(*stored.values()) == stored  # type: ignore[arg-type]
 
 
 # --- what kills its process ----------------------------------------------------------------------------------
@@ -336,7 +342,9 @@ async def test_a_batch_is_one_call_and_one_transaction(backend: Backend) -> None
     assert {type(event) for event in events} == {Duplicate}
 
 
-async def test_a_batch_that_fails_leaves_nothing_and_what_is_kept_as_a_letter_takes_no_part(backend: Backend) -> None:
+async def test_a_batch_that_fails_leaves_nothing_and_what_is_kept_as_a_failed_message_takes_no_part(
+    backend: Backend,
+) -> None:
     async def handler(given: list[Message], tx: Transaction[Any]) -> None:
         for one in given:
             await backend.write(tx, one.id)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from onefold._inbox.handling import Inbox
-from onefold._inbox.redrive import FailedMessageNotFit, audited, discard, resume_at, skip
+from onefold._inbox.redrive import FailedMessageNotFit, discard, list_audit, resume_at, skip
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.version_order import Early, Late, Stand, Turn, judged
+from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
@@ -54,7 +54,7 @@ async def progress(backend: Backend) -> list[tuple[Any, ...]]:
     ],
 )
 def test_the_judgement(stand: Stand, at: tuple[int, int], verdict: type) -> None:
-    assert isinstance(judged(stand, *at, wait_ms=5000), verdict)
+    assert isinstance(decide_turn(stand, *at, wait_ms=5000), verdict)
 
 
 # --- strict --------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ async def test_a_later_epoch_seen_in_its_middle_waits_too(backend: Backend) -> N
     ("given", "missing"),
     [(message("m", version=1), "no key"), (message("m", key="k"), "no version"), (version(0), "no version")],
 )
-async def test_without_key_or_version_there_is_no_order_and_the_letter_says_so(
+async def test_without_key_or_version_there_is_no_order_and_the_failed_message_says_so(
     backend: Backend, order: str, given: Message, missing: str
 ) -> None:
     event = await backend.deliver(backend.inbox(order=order), given)
@@ -243,7 +243,7 @@ async def test_latest_drops_what_is_older_and_says_so(backend: Backend) -> None:
     assert isinstance(await backend.deliver(inbox, version(7)), Dropped)
 
 
-async def test_a_letter_that_became_stale_is_dropped(backend: Backend) -> None:
+async def test_a_failed_message_that_became_stale_is_dropped(backend: Backend) -> None:
     async def handler(given: Message) -> None:
         if given.id == "k1":
             raise RuntimeError
@@ -281,7 +281,7 @@ async def test_a_dead_head_is_skipped_only_when_a_person_says_so_and_that_is_wri
     assert backend.calls == ["k1", "k2", "k3", "k4"]
     failed_messages = await backend.failed_messages()
     assert {name: failed_message.reason for name, failed_message in failed_messages.items()} == {"k2": "skipped by ada"}
-    [line] = await backend.flow(audited(backend.dialect))
+    [line] = await backend.flow(list_audit(backend.dialect))
     assert (line["actor"], line["action"], line["details"]["version"]) == ("ada", "skip", 2)
 
 
@@ -290,7 +290,7 @@ async def test_only_a_dead_head_can_be_skipped(backend: Backend, name: str) -> N
     await dead_head(backend)
     with pytest.raises(FailedMessageNotFit, match=name):
         await backend.flow(skip(backend.dialect, "billing", name, actor="ada"))
-    assert await backend.flow(audited(backend.dialect)) == []
+    assert await backend.flow(list_audit(backend.dialect)) == []
 
 
 async def test_what_never_arrives_is_given_up_only_when_a_person_says_so(backend: Backend) -> None:

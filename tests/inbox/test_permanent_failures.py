@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy.exc
 
 from onefold._inbox.handling import Inbox
-from onefold._inbox.permanent_failures import checked_classes, is_final
+from onefold._inbox.permanent_failures import check_classes, is_final
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import DeadLettered, Failed
 from onefold._kernel.transaction import Transaction
@@ -115,7 +115,7 @@ async def test_what_is_no_class_of_exceptions_is_refused_at_definition(backend: 
 )
 def test_what_an_outage_would_raise_is_refused_at_definition(given: type[Exception]) -> None:
     with pytest.raises(ConfigurationError, match=r"a busy or lost\s+database raises.*attempts=1"):
-        checked_classes("billing", (given,))
+        check_classes("billing", (given,))
 
 
 REFUSALS = (sqlite3.IntegrityError, psycopg.IntegrityError, psycopg.errors.CheckViolation, psycopg.DataError)
@@ -125,7 +125,7 @@ REFUSALS = (sqlite3.IntegrityError, psycopg.IntegrityError, psycopg.errors.Check
     "given", [*REFUSALS, asyncpg.DataError, asyncpg.UniqueViolationError, sqlalchemy.exc.IntegrityError, psycopg.Error]
 )
 def test_what_a_database_refuses_may_be_named(given: type[Exception]) -> None:
-    assert checked_classes("billing", (given,)) == (given,)
+    assert check_classes("billing", (given,)) == (given,)
 
 
 class Invalidated(sqlalchemy.exc.DBAPIError):
@@ -157,7 +157,7 @@ def test_no_message_dies_of_a_lost_connection_because_all_errors_of_a_driver_wer
     error: Exception, is_dead: bool
 ) -> None:
     named = (psycopg.Error, asyncpg.PostgresError, sqlite3.Error, sqlalchemy.exc.SQLAlchemyError)
-    assert is_final(error, checked_classes("billing", named)) is is_dead
+    assert is_final(error, check_classes("billing", named)) is is_dead
 
 
 async def test_one_class_needs_no_tuple(backend: Backend) -> None:

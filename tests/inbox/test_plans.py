@@ -36,7 +36,7 @@ PLANS = [
     (SQL.next_due("billing"), "onefold_letter_due"),
     (SQL.take("billing", 1000, 4, suspects=False), "onefold_letter_due"),
     (SQL.take("billing", 1000, 1, suspects=True), "onefold_letter_due"),
-    (SQL.bury("billing", "", 3), "onefold_letter_due"),
+    (SQL.kill_suspects("billing", "", 3), "onefold_letter_due"),
     (SQL.wake("billing", STREAM, 1, 7), "onefold_letter_stream"),
     (SQL.look("billing", STREAM, 1, WHO), "onefold_letter_stream"),
     (SQL.reap("billing", 1000, 10), "onefold_inbox_handled_at"),
@@ -66,7 +66,7 @@ async def test_dead_letters_are_listed_and_discarded_by_time_and_reason_from_the
     await on_postgres.change(f"UPDATE onefold_letter SET {one}")
     await on_postgres.change("ANALYZE onefold_letter")
     chosen = Filter(consumer="billing", reason="odd", since=datetime.now(UTC) + timedelta(minutes=30))
-    for statement in (SQL.summed_up(chosen.values(), "dead", 100), SQL.discard_some(chosen.values(), 100)):
+    for statement in (SQL.list_summaries(chosen.values(), "dead", 100), SQL.discard_some(chosen.values(), 100)):
         [(told,)] = await on_postgres.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {rendered(statement)}")
         [plan] = json.loads(told)
         assert plan["Plan"]["Actual Rows"] == 1

@@ -39,7 +39,7 @@ async def redriven(backend: Backend, inbox: Inbox) -> list[Any]:
     return [type(event) for event in await backend.run_due(inbox)]
 
 
-async def test_a_letter_without_an_id_keeps_what_its_broker_calls_it(backend: Backend) -> None:
+async def test_a_failed_message_without_an_id_keeps_what_its_broker_calls_it(backend: Backend) -> None:
     inbox = backend.inbox()
     for redelivered in (False, True):
         event = await hand(backend, inbox, foreign(redelivered=redelivered))
@@ -55,7 +55,7 @@ async def test_a_letter_without_an_id_keeps_what_its_broker_calls_it(backend: Ba
     assert len(await backend.failed_messages()) == 2, "alike, but another message"
 
 
-async def test_where_the_broker_has_no_id_a_first_delivery_is_a_letter_of_its_own(backend: Backend) -> None:
+async def test_where_the_broker_has_no_id_a_first_delivery_is_a_failed_message_of_its_own(backend: Backend) -> None:
     inbox, nameless = backend.inbox(), replace(ORIGIN, id=None)
     for tag in ("1", "2"):
         await hand(backend, inbox, foreign(origin=nameless, tag=tag))
@@ -80,7 +80,7 @@ async def test_a_redrive_reads_again_with_what_the_consumer_knows_now(backend: B
     assert isinstance(await hand(backend, inbox, foreign()), Duplicate)
 
 
-async def test_a_letter_that_is_read_and_fails_goes_on_under_its_own_id(backend: Backend) -> None:
+async def test_a_failed_message_that_is_read_and_fails_goes_on_under_its_own_id(backend: Backend) -> None:
     async def failing(given: Message) -> None:
         raise RuntimeError("no")
 
@@ -100,7 +100,7 @@ async def test_a_letter_that_is_read_and_fails_goes_on_under_its_own_id(backend:
 
 
 @pytest.mark.parametrize("handled", [True, False])
-async def test_a_letter_whose_message_was_handled_or_is_kept_under_its_own_id_is_a_duplicate(
+async def test_a_failed_message_whose_message_was_handled_or_is_kept_under_its_own_id_is_a_duplicate(
     backend: Backend, handled: bool
 ) -> None:
     async def failing(given: Message) -> None:
@@ -130,7 +130,7 @@ async def test_a_strict_consumer_reads_versions_again_and_keeps_their_order(back
     assert (await backend.flow(job_of(backend.dialect, job.id))).waiting == 0
 
 
-async def test_a_letter_of_an_earlier_release_is_read_for_the_consumers_one_topic(backend: Backend) -> None:
+async def test_a_failed_message_of_an_earlier_release_is_read_for_the_consumers_one_topic(backend: Backend) -> None:
     await hand(backend, backend.inbox(), foreign())
     await backend.change("UPDATE onefold_letter SET envelope = '{}', topic = NULL")
     assert await redriven(backend, backend.inbox(id_of=order_of)) == [Handled]

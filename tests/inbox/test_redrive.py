@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
-from onefold._inbox.failed_messages import tallied
+from onefold._inbox.failed_messages import count_failed
 from onefold._inbox.handling import Inbox
-from onefold._inbox.redrive import FailedMessageNotFit, Filter, Job, audited, cancel, discard, job_of, preview, redrive
+from onefold._inbox.redrive import (
+    FailedMessageNotFit,
+    Filter,
+    Job,
+    cancel,
+    discard,
+    job_of,
+    list_audit,
+    preview,
+    redrive,
+)
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import Handled, Redriven
 from onefold._kernel.transaction import Transaction
@@ -95,7 +105,7 @@ async def test_what_is_tried_again_may_fail_again_and_its_history_goes_on(shop: 
     assert (await shop.backend.flow(job_of(shop.backend.dialect, job.id))).dead == 1
 
 
-async def test_letters_become_due_at_the_rate_and_in_the_order_of_their_streams(backend: Backend) -> None:
+async def test_failed_messages_become_due_at_the_rate_and_in_the_order_of_their_streams(backend: Backend) -> None:
     async def handler(given: Message) -> None:
         raise RuntimeError
 
@@ -109,8 +119,8 @@ async def test_letters_become_due_at_the_rate_and_in_the_order_of_their_streams(
         assert expected_s - 5 < wait_s <= expected_s
 
 
-async def test_a_job_takes_no_more_letters_than_it_may(shop: Shop) -> None:
-    assert (await shop.redrive(letters_max=2)).failed_messages == 2
+async def test_a_job_takes_no_more_failed_messages_than_it_may(shop: Shop) -> None:
+    assert (await shop.redrive(limit=2)).failed_messages == 2
     assert sorted((await shop.states()).items())[:3] == [("m1", "waiting"), ("m2", "waiting"), ("m3", "dead")]
 
 
@@ -128,7 +138,7 @@ async def test_a_cancelled_job_leaves_dead_what_it_has_not_run(shop: Shop) -> No
     assert (await shop.redrive()).failed_messages == 5, "and can be tried again"
 
 
-async def test_a_cancelled_letter_that_was_parked_meanwhile_can_be_redriven_again(backend: Backend) -> None:
+async def test_a_cancelled_failed_message_that_was_parked_meanwhile_can_be_redriven_again(backend: Backend) -> None:
     inbox = backend.inbox(order="strict")
     for number in (1, 3):
         await backend.deliver(inbox, message(f"k{number}", key="k", version=number))
@@ -148,7 +158,7 @@ async def test_everything_is_audited_with_who_did_it(shop: Shop) -> None:
     job = await shop.redrive()
     await backend.flow(cancel(backend.dialect, job.id, actor="grace"))
     await backend.flow(discard(backend.dialect, "billing", ("m1",), actor="joan"))
-    lines = await backend.flow(audited(backend.dialect))
+    lines = await backend.flow(list_audit(backend.dialect))
     assert [(line["actor"], line["action"]) for line in lines] == [
         ("joan", "discard"),
         ("grace", "cancel"),
@@ -159,7 +169,7 @@ async def test_everything_is_audited_with_who_did_it(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-async def test_a_waiting_letter_is_discarded_only_by_force(shop: Shop, force: bool) -> None:
+async def test_a_waiting_failed_message_is_discarded_only_by_force(shop: Shop, force: bool) -> None:
     backend = shop.backend
     await shop.redrive(chosen=Filter(consumer="billing", ids=("m1",)))
     gone = await backend.flow(discard(backend.dialect, "billing", ("m1", "m2"), actor="ada", force=force))
@@ -180,9 +190,9 @@ async def test_what_is_too_old_is_not_redriven(shop: Shop) -> None:
     assert (await shop.redrive()).failed_messages == 1
 
 
-async def test_letters_are_counted_by_topic_and_state(shop: Shop) -> None:
+async def test_failed_messages_are_counted_by_topic_and_state(shop: Shop) -> None:
     await shop.redrive(chosen=Filter(consumer="billing", ids=("m1",)))
-    found = await shop.backend.flow(tallied(shop.backend.dialect))
+    found = await shop.backend.flow(count_failed(shop.backend.dialect))
     assert [(one.topic, one.state, one.failed_messages) for one in found] == [
         ("order.paid", "dead", 2),
         ("order.placed", "dead", 3),

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 
 from onefold._inbox.handling import Inbox
-from onefold._inbox.ledger_entry import Entry
+from onefold._inbox.ledger_entry import LedgerEntry
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.retention import reap
-from onefold._inbox.stored_message import received
+from onefold._inbox.stored_message import stored_from_delivery
 from onefold._inbox.version_order import Early
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary
@@ -82,7 +82,7 @@ async def test_ordered_consumers_tell_sources_apart_too(till: Till, order: Liter
     assert len(await backend.effects()) == 4
 
 
-async def test_what_fails_of_two_sources_are_two_letters_and_each_is_handled(till: Till) -> None:
+async def test_what_fails_of_two_sources_are_two_failed_messages_and_each_is_handled(till: Till) -> None:
     backend, inbox = till.backend, till.inbox()
     till.failing = {EU, US}
     for source in (EU, US):
@@ -109,7 +109,7 @@ async def test_what_fails_of_two_sources_are_two_letters_and_each_is_handled(til
         assert isinstance(await backend.deliver(inbox, sale(source)), Duplicate)
 
 
-async def test_a_letter_does_not_hold_back_the_message_of_another_source(till: Till) -> None:
+async def test_a_failed_message_does_not_hold_back_the_message_of_another_source(till: Till) -> None:
     backend, inbox = till.backend, till.inbox(attempts=1)
     till.failing = {EU}
     await backend.deliver(inbox, sale(EU))
@@ -121,7 +121,7 @@ async def test_a_letter_does_not_hold_back_the_message_of_another_source(till: T
     assert (await backend.effects(), await backend.failed_messages()) == ([f"{EU} 1001", f"{US} 1001"], {})
 
 
-async def test_a_letter_whose_id_another_source_took_meanwhile_is_handled(till: Till) -> None:
+async def test_a_failed_message_whose_id_another_source_took_meanwhile_is_handled(till: Till) -> None:
     """A failure is written down after its transaction: in between the id is free."""
     backend, inbox = till.backend, till.inbox()
     till.failing = {EU}
@@ -194,7 +194,7 @@ async def test_what_came_without_a_source_is_known_by_its_id_alone(till: Till) -
 
     async def begins(name: str, source: str | None) -> bool:
         executor, _ = backend.executor()
-        entry = Entry(backend.dialect, "billing", name, source=source, lease_s=60)
+        entry = LedgerEntry(backend.dialect, "billing", name, source=source, lease_s=60)
         new = await run_async(entry.begin(), executor)
         if new:
             await run_async(entry.commit(()), executor)
@@ -218,13 +218,13 @@ async def test_ids_and_sources_of_any_length_are_kept(till: Till) -> None:
     assert len(await backend.failed_messages()) == 2
 
 
-async def test_a_letter_is_never_written_over_by_that_of_another_source(till: Till) -> None:
+async def test_a_failed_message_is_never_written_over_by_that_of_another_source(till: Till) -> None:
     """Two that fail at the same moment find the name free; the database refuses the second, which comes again."""
     backend, inbox = till.backend, till.inbox()
     till.failing = {EU}
     await backend.deliver(inbox, sale(EU))
     [failed_message] = (await backend.failed_messages()).values()
-    late = inbox.park(received(delivery(sale(US))), Early("it waits", False, None))
+    late = inbox.park(stored_from_delivery(delivery(sale(US))), Early("it waits", False, None))
 
     async def write() -> None:
         await Batch((Boundary.BEGIN, late, Boundary.COMMIT))

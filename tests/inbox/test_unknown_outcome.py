@@ -9,7 +9,7 @@ import pytest
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import perform_here
-from onefold._inbox.handler_transaction import HandlerTookTooLong, Handling
+from onefold._inbox.handler_transaction import HandlerTookTooLong, HandlerTransaction
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.effects import Acquire, Batch, Call, Discard, Fetch, Now, Release
@@ -40,7 +40,7 @@ def run(path: Path, heard: list[str], script: list[Turn]) -> Exception | None:
     tx = Transaction(ThreadExecutor(SqliteDatabase(path)))
     sql = STATEMENTS["postgres"]
     known = sql.handled("billing", identity_of("m1", "shop"))
-    return play(Handling(consumer, sql, perform_here).run(known, [message()], tx, ()), script)
+    return play(HandlerTransaction(consumer, sql, perform_here).run(known, [message()], tx, ()), script)
 
 
 def test_where_the_ledger_cannot_be_asked_neither_hook_is_called_and_the_message_comes_again(

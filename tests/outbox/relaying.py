@@ -18,8 +18,8 @@ from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.runners import run_async
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
-from onefold._outbox.relay_settings import Settings
 from onefold._outbox.schema import MIGRATIONS
 from onefold._outbox.write import Outbox
 from onefold.db._migrations import migrate
@@ -105,7 +105,7 @@ class Stage:
 
     async def write(self, *events: tuple[str, str | None], topic: str = "t", **more: Any) -> list[str]:
         """Events of (data, key) in one transaction; their ids."""
-        outgoing = self.outbox.outgoing()
+        outgoing = self.outbox.new_buffer()
         given: dict[str, Any] = {"headers": {}, "content_type": "text/plain", "not_before": None} | more
         ids = [outgoing.add(topic, data.encode(), key=key, **given) for data, key in events]
         await self.batch(Boundary.BEGIN, *outgoing.flush(), Boundary.COMMIT)
@@ -135,7 +135,7 @@ class Stage:
 
     def session(self, *, seed: int = 0, **settings: Any) -> RelaySession:
         draw = random.Random(seed).random
-        return RelaySession(new_id(wall_ms()), self.dialect, Settings(**settings), draw)
+        return RelaySession(new_id(wall_ms()), self.dialect, RelayConfig(**settings), draw)
 
     async def entered(self, **settings: Any) -> RelaySession:
         session = self.session(**settings)

@@ -59,7 +59,7 @@ def limits(**changes: int) -> Limits:
 async def explained(connection: Any, claim: Statement) -> tuple[int, int]:
     """Rows and pages, at the most, of the claim under every kind of plan; nothing of it stays."""
     found = []
-    if claim.sql == toured().sql:
+    if claim.sql == read_tour().sql:
         await connection.execute(PLAN_BY_INDEX.sql.replace("true)", "false)"))
     values = ", ".join(rendered(value) for value in claim.values)
     await connection.execute(f"PREPARE claim AS {claim.sql}")
@@ -83,11 +83,11 @@ def rendered(value: object) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
-def scanned(**changes: int) -> Statement:
+def read_scan(**changes: int) -> Statement:
     return scan("r", 1000, limits(**changes), [])
 
 
-def toured(*paused: str) -> Statement:
+def read_tour(*paused: str) -> Statement:
     return tour("r", 1000, limits(), paused, START)
 
 
@@ -100,7 +100,7 @@ async def test_a_backlog_in_one_bucket_costs_what_is_claimed_of_it(connection: A
     await fill(connection, ROWS, EACH)
     if analyzed == "after":
         await connection.execute("VACUUM ANALYZE onefold_outbox")
-    rows, pages = await explained(connection, scanned() if claim == "scan" else toured())
+    rows, pages = await explained(connection, read_scan() if claim == "scan" else read_tour())
     assert rows >= 1000
     assert pages < (PAGES_MAX if claim == "scan" else 4 * PAGES_MAX), pages  # a step is a descent of the index
 
@@ -111,7 +111,7 @@ async def test_kept_rows_do_not_mislead(connection: Any) -> None:
     await connection.execute("UPDATE onefold_outbox SET published_at = now()")
     await connection.execute("VACUUM ANALYZE onefold_outbox")
     await fill(connection, ROWS, EACH)
-    rows, pages = await explained(connection, scanned())
+    rows, pages = await explained(connection, read_scan())
     assert (rows, pages < PAGES_MAX) == (1000, True), pages
 
 
@@ -119,7 +119,7 @@ async def test_a_hot_key_leaves_room_for_all_others(connection: Any) -> None:
     await fill(connection, ROWS, HOT)
     await fill(connection, 100, EACH)
     await connection.execute("VACUUM ANALYZE onefold_outbox")
-    rows, pages = await explained(connection, toured())
+    rows, pages = await explained(connection, read_tour())
     assert rows == 100 + 16
     assert pages < PAGES_MAX, pages
 
@@ -128,12 +128,12 @@ async def test_what_stands_behind_a_stopped_event_costs_nothing(connection: Any)
     await fill(connection, 1, HOT, stopped=True)
     await fill(connection, ROWS, HOT)
     await connection.execute("VACUUM ANALYZE onefold_outbox")
-    rows, pages = await explained(connection, toured())
+    rows, pages = await explained(connection, read_tour())
     assert (rows, pages < 100) == (0, True), pages
-    rows, pages = await explained(connection, scanned(per_bucket=16))
+    rows, pages = await explained(connection, read_scan(per_bucket=16))
     assert (rows, pages < 400) == (16, True), pages  # that they may not go
     await fill(connection, 50, EACH)
-    rows, pages = await explained(connection, toured())
+    rows, pages = await explained(connection, read_tour())
     assert (rows, pages < 1000) == (50, True), pages
 
 
@@ -143,7 +143,7 @@ async def test_what_waits_for_a_paused_destination_costs_nothing(connection: Any
     await connection.execute("UPDATE onefold_outbox SET topic = 'full'")
     await fill(connection, 50, "NULL")
     await connection.execute("VACUUM ANALYZE onefold_outbox")
-    rows, pages = await explained(connection, toured("full"))
+    rows, pages = await explained(connection, read_tour("full"))
     assert (rows, pages < 1000) == (50, True), pages
 
 
@@ -151,7 +151,7 @@ async def test_control_a_planner_that_may_sort_reads_the_backlog_for_every_strea
     await fill(connection, ROWS // 4, HOT)
     await fill(connection, 100, EACH)
     await connection.execute("VACUUM ANALYZE onefold_outbox")
-    planned = toured()
+    planned = read_tour()
     unplanned = Statement(planned.sql + " ", planned.values)  # not the text that the settings go with
     _, pages = await explained(connection, unplanned)
     assert pages > 2 * PAGES_MAX, pages

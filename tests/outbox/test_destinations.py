@@ -203,15 +203,15 @@ def test_probes_of_a_destination_turn() -> None:
     destinations = Destinations(lambda: 0.0)
     row = (0, 1, None, "id", "s", "t", None, None, None, "", "", "{}", b"", 0, 0, None, None)
     rows = [read((0, number, *row[2:])) for number in range(25)]
-    assert destinations.allowed(rows, first=True) == rows
-    assert destinations.refused_all("t", 0.0)
+    assert destinations.select(rows, first=True) == rows
+    assert destinations.note_refused_all("t", 0.0)
     found = []
     for _ in range(3):
-        found.append([row.position for row in destinations.allowed(rows, first=True)])
-        assert not destinations.refused_all("t", 0.0)
+        found.append([row.position for row in destinations.select(rows, first=True)])
+        assert not destinations.note_refused_all("t", 0.0)
     assert found == [[*range(10)], [*range(10, 20)], [*range(20, 25), *range(5)]]
-    assert destinations.allowed(rows, first=False) == []
-    assert destinations.closed(0.0) == ["t"]
-    assert destinations.closed(100.0) == []
-    assert destinations.confirmed("t")
-    assert not destinations.confirmed("t")
+    assert destinations.select(rows, first=False) == []
+    assert destinations.paused_at(0.0) == ["t"]
+    assert destinations.paused_at(100.0) == []
+    assert destinations.note_confirmed("t")
+    assert not destinations.note_confirmed("t")

@@ -11,9 +11,9 @@ from onefold._kernel.effects import Now, Publish
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.runners import run_async
-from onefold._outbox.claimed_rows import assigned, read, rounds
+from onefold._outbox.claimed_rows import assign_buckets, read, rounds
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import release_due
-from onefold._outbox.relay_settings import Settings
 from onefold.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -234,7 +234,7 @@ async def test_a_buried_relay_claims_nothing_and_learns_of_it(stage: Stage) -> N
     await stage.write(("a", "a"))
     assert (await stage.run(session.tick())).claimed == 0
     assert await stage.run(session.renew_and_rebalance()) is None
-    assert session.buried
+    assert session.expired
     assert (await stage.run(other.tick())).claimed == 1
 
 
@@ -243,27 +243,27 @@ async def test_a_relay_whose_lease_ran_out_unnoticed_goes_on(stage: Stage) -> No
     await stage.expire(session)
     await stage.write(("a", "a"))
     assert (await stage.run(session.tick())).claimed == 1
-    tended = await stage.run(session.renew_and_rebalance())
-    assert tended.buckets == 64
+    rebalanced = await stage.run(session.renew_and_rebalance())
+    assert rebalanced.buckets == 64
 
 
 async def test_a_long_batch_renews_its_lease_between_waves(stage: Stage) -> None:
     await stage.write(*((str(number), "k") for number in range(4)))
     session = await stage.entered(batch_max=640, lease_s=0.5)
     other = stage.session()
-    tended = []
+    rebalanced = []
 
     async def time_passes() -> None:
         session._leased_at -= 0.4
         if len(stage.broker.calls) == 3:  # renewed by now, whatever was left of it at first
-            tended.append(await stage.run(other.enter()))
+            rebalanced.append(await stage.run(other.enter()))
 
     await stage.expire(session)
     stage.broker.before = time_passes
     sent = await stage.run(session.tick())
     assert len(sent.confirmed) == 4
-    assert not session.buried
-    assert tended[0].buckets == 0
+    assert not session.expired
+    assert rebalanced[0].buckets == 0
 
 
 async def test_a_relay_that_was_buried_between_waves_publishes_nothing_more(stage: Stage) -> None:
@@ -277,7 +277,7 @@ async def test_a_relay_that_was_buried_between_waves_publishes_nothing_more(stag
 
     stage.broker.before = time_passes
     sent = await stage.run(session.tick())
-    assert session.buried
+    assert session.expired
     assert sorted(stage.broker.names) == ["a1", "b1"]
     assert len(sent.confirmed) == 2
     assert await stage.waiting() == 1
@@ -354,11 +354,11 @@ async def test_a_bucket_is_handed_over_without_a_moment_of_nobody_s(stage: Stage
 
 def test_a_relay_gives_away_its_own_surplus_only() -> None:
     owners = {0: "a", 1: "a", 2: "a", 3: "a", 4: "gone", 5: None}
-    assert assigned("b", ["a", "b"], owners) == {4: "b", 5: "b"}
-    assert assigned("a", ["a", "b"], owners) == {3: "b", 4: "b", 5: "b"}
-    assert assigned("a", ["a", "b"], owners, leaving=True) == dict.fromkeys(range(6), "b")
-    assert assigned("a", ["a"], owners, leaving=True) == dict.fromkeys(range(5))
-    assert assigned("a", ["a"], dict.fromkeys(range(6), "a")) == {}
+    assert assign_buckets("b", ["a", "b"], owners) == {4: "b", 5: "b"}
+    assert assign_buckets("a", ["a", "b"], owners) == {3: "b", 4: "b", 5: "b"}
+    assert assign_buckets("a", ["a", "b"], owners, leaving=True) == dict.fromkeys(range(6), "b")
+    assert assign_buckets("a", ["a"], owners, leaving=True) == dict.fromkeys(range(5))
+    assert assign_buckets("a", ["a"], dict.fromkeys(range(6), "a")) == {}
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_a_relay_gives_away_its_own_surplus_only() -> None:
 )
 def test_settings_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{field}={value}"):
-        Settings(**{field: value})
+        RelayConfig(**{field: value})
 
 
 async def test_a_lane_without_a_broker_says_so(stage: Stage) -> None:

@@ -14,8 +14,8 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import ClaimedRow
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession, Sent, release_due
-from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import forget
 from onefold.errors import (
     StoreError,
@@ -153,7 +153,7 @@ async def campaign(stage: Stage, fault: Act, kind: type[RelaySession] = RelaySes
         names = {f"{rounds}-{name}" for name in "1234"}
         stage.broker = broker = refusing(f"{rounds}-4")
         await stage.write(*((f"{rounds}-{name}", "k") for name in "12"), (f"{rounds}-3", None), (f"{rounds}-4", "o"))
-        session = kind(new_id(wall_ms()), stage.dialect, Settings(batch_max=640), lambda: 0.5)
+        session = kind(new_id(wall_ms()), stage.dialect, RelayConfig(batch_max=640), lambda: 0.5)
         await stage.run(session.enter())
         boundaries = Boundaries(strike)
         broker.before = partial(crossed, boundaries)

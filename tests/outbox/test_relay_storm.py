@@ -51,7 +51,7 @@ class Storm:
     async def write(self) -> None:
         """Transactions that overlap: each takes its time between its events and its COMMIT."""
         for _ in range(TRANSACTIONS):
-            outgoing = self.stage.outbox.outgoing()
+            outgoing = self.stage.outbox.new_buffer()
             ids = []
             for _ in range(self.chance.randint(1, 4)):
                 key = f"k{self.chance.randrange(KEYS)}"
@@ -71,13 +71,13 @@ class Storm:
             session = self.stage.session(seed=self.chance.randrange(1000), batch_max=640)
             await self.stage.run(session.enter())
             self.relays[session.relay] = session
-            while not session.buried:
+            while not session.expired:
                 if self.done:
                     return
                 if self.chance.random() < 0.3:
                     await self.stage.run(session.renew_and_rebalance())
                 await self.stage.run(session.tick(), self.broker)
-            self.takeovers += session.buried
+            self.takeovers += session.expired
             del self.relays[session.relay]
 
     async def trouble(self) -> None:

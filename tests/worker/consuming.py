@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from onefold._kernel.messages import Confirm, Delivery, Message
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import BrokerUnavailable
 from tests.support.patience import PATIENCE_S
 
@@ -126,7 +126,7 @@ def _name(delivery: Delivery) -> str:
 
 
 @asynccontextmanager
-async def running(consuming: Consumers) -> AsyncIterator[asyncio.Event]:
+async def running(consuming: ConsumerRunner) -> AsyncIterator[asyncio.Event]:
     """The consumers at work while the block lasts; then they are stopped, and must be done soon."""
     stop = asyncio.Event()
     task = asyncio.create_task(consuming.run(stop))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold._worker import background
+from onefold._worker import embedded
 from onefold.brokers import Broker
 from tests.worker.consuming import MemoryBroker
 
@@ -41,7 +41,7 @@ def test_the_block_of_a_threaded_application_begins_when_every_consumer_is_subsc
 async def test_a_broker_that_is_absent_does_not_keep_the_application_from_starting(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "START_S_MAX", float("inf"))
+    monkeypatch.setattr(embedded, "START_S_MAX", float("inf"))
     broker = MemoryBroker()
     broker.down = True
     once = AsyncOnefold(sqlite_path, broker=lambda: broker)
@@ -54,7 +54,7 @@ async def test_a_broker_that_is_absent_does_not_keep_the_application_from_starti
 async def test_a_paused_consumer_does_not_keep_the_application_from_starting(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "START_S_MAX", float("inf"))
+    monkeypatch.setattr(embedded, "START_S_MAX", float("inf"))
     broker = MemoryBroker()
     once = AsyncOnefold(sqlite_path, broker=lambda: broker)
     declare(once)
@@ -67,7 +67,7 @@ async def test_a_paused_consumer_does_not_keep_the_application_from_starting(
 async def test_consumers_that_end_at_once_do_not_keep_the_block_from_beginning(
     sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "START_S_MAX", float("inf"))
+    monkeypatch.setattr(embedded, "START_S_MAX", float("inf"))
 
     def absent() -> Broker:
         raise RuntimeError("no broker today")

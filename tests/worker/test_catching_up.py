@@ -9,7 +9,7 @@ from onefold import Depends
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import Handled, Parked
 from onefold._kernel.transaction import Transaction
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 
@@ -48,11 +48,11 @@ async def test_a_key_that_stood_still_catches_up_in_a_fraction_of_the_transactio
 
     database, broker = Counting(backend.database), MemoryBroker()
     consumer = backend.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
-    consuming = Consumers(
+    consuming = ConsumerRunner(
         database,
         broker,
         [consumer],
-        transaction=lambda executor: Transaction(executor, backend.outbox.outgoing),
+        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
         listener=backend.events.append,
     )
 
@@ -103,7 +103,7 @@ async def test_what_dependencies_open_for_a_message_is_closed_before_the_next(ba
     handler.__annotations__["count"] = Annotated[int, Depends(connection)]
     broker = MemoryBroker()
     consumer = backend.consumer(handler, order="strict", retry_base_s=0.05, retry_cap_s=0.05, attempts=1000)
-    consuming = Consumers(backend.database, broker, [consumer], listener=backend.events.append)
+    consuming = ConsumerRunner(backend.database, broker, [consumer], listener=backend.events.append)
     async with running(consuming):
         broker.put(*map(version, range(1, 9)))
         await until(lambda: sum(isinstance(event, Parked) for event in backend.events) == 6)
@@ -128,7 +128,7 @@ async def test_what_fails_while_a_key_catches_up_has_failed_alone(backend: Backe
     broker = MemoryBroker()
     broker.put(*map(version, range(1, 61)))
     consumer = backend.consumer(handler, order="strict", retry_base_s=0.5, retry_cap_s=0.5)
-    async with running(Consumers(backend.database, broker, [consumer], listener=backend.events.append)):
+    async with running(ConsumerRunner(backend.database, broker, [consumer], listener=backend.events.append)):
         await until(lambda: len(done) == 60)
     assert done == list(range(1, 61))
     assert (await backend.effects(), await backend.failed_messages()) == ([f"k{n:04}" for n in range(1, 61)], {})

@@ -19,7 +19,7 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, DeadLettered, Handled
 from onefold._kernel.transaction import Transaction
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.db._threaded import ThreadedDatabase, off_loop_handle
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
@@ -29,12 +29,12 @@ from tests.inbox.backends import Backend, message, sqlite_world
 from tests.worker.consuming import MemoryBroker, running, until
 
 
-def consuming(backend: Backend, broker: MemoryBroker, *consumers: Consumer, **settings: Any) -> Consumers:
-    return Consumers(
+def consuming(backend: Backend, broker: MemoryBroker, *consumers: Consumer, **settings: Any) -> ConsumerRunner:
+    return ConsumerRunner(
         backend.database,
         broker,
         consumers or (backend.consumer(),),
-        transaction=lambda executor: Transaction(executor, backend.outbox.outgoing),
+        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
         listener=backend.events.append,
         **settings,
     )
@@ -53,7 +53,7 @@ async def test_what_is_received_is_handled_once_and_acknowledged(backend: Backen
     assert [failed_message.state for failed_message in (await backend.failed_messages()).values()] == ["dead"]
 
 
-async def test_a_letter_is_run_when_it_is_due(backend: Backend) -> None:
+async def test_a_failed_message_is_run_when_it_is_due(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         backend.calls.append(given.id)
         await backend.write(tx, given.id)
@@ -67,7 +67,9 @@ async def test_a_letter_is_run_when_it_is_due(backend: Backend) -> None:
     assert (broker.acked, await backend.effects(), len(backend.calls)) == (["m1"], ["m1"], 3)
 
 
-async def test_a_batch_with_a_bad_one_is_handled_one_by_one_and_only_that_one_is_a_letter(backend: Backend) -> None:
+async def test_a_batch_with_a_bad_one_is_handled_one_by_one_and_only_that_one_is_a_failed_message(
+    backend: Backend,
+) -> None:
     sizes: list[int] = []
 
     async def handler(given: list[Message], tx: Transaction[Any]) -> None:
@@ -120,7 +122,7 @@ async def test_a_sync_handler_runs_on_a_thread_with_its_own_connection(sqlite_pa
         database = SqliteDatabase(sqlite_path)
         broker = MemoryBroker()
         broker.put(message("m1"), message("m2"))
-        consumers = Consumers(ThreadedDatabase(database, off_loop_handle), broker, [backend.consumer(handler)])
+        consumers = ConsumerRunner(ThreadedDatabase(database, off_loop_handle), broker, [backend.consumer(handler)])
         async with running(consumers):
             await until(lambda: broker.idle)
         database.close()
@@ -197,7 +199,7 @@ async def test_a_broker_that_is_away_is_waited_for_and_told_once(
     assert sum(isinstance(event, ConsumerPaused) for event in backend.events) == 1
 
 
-async def test_letters_are_run_while_the_broker_is_away(backend: Backend) -> None:
+async def test_failed_messages_are_run_while_the_broker_is_away(backend: Backend) -> None:
     async def failing(given: Message) -> None:
         raise RuntimeError
 
@@ -257,7 +259,7 @@ async def test_a_message_that_was_at_hand_in_every_death_ends_as_a_dead_letter(b
     assert backend.calls == []
 
 
-async def test_processes_share_the_letters_that_are_due_and_run_each_once(on_postgres: Backend) -> None:
+async def test_processes_share_the_failed_messages_that_are_due_and_run_each_once(on_postgres: Backend) -> None:
     backend = on_postgres
 
     async def failing(given: Message) -> None:
@@ -277,7 +279,7 @@ async def test_a_lock_that_someone_holds_for_long_is_waited_for_with_the_deliver
         database = async_sqlite(sqlite_path, busy_timeout_s=0.05)
         broker = MemoryBroker()
         executor: TaskExecutor[Any] = TaskExecutor(backend.database)
-        async with running(Consumers(database, broker, [backend.consumer()])):
+        async with running(ConsumerRunner(database, broker, [backend.consumer()])):
             await until(lambda: bool(broker.subscriptions))
             await executor.acquire()
             await executor.batch((Boundary.BEGIN,))
@@ -344,7 +346,7 @@ async def test_a_broker_that_is_absent_from_the_start_makes_nobody_unwell(backen
     consumers = consuming(backend, broker)
     async with running(consumers):
         await until(lambda: broker.opened > 1)
-        stations = [gate.station for gate in consumers._gates]
+        stations = [gate.worker for gate in consumers._gates]
         began_at = [station.turned_at for station in stations if station is not None]
         await until(lambda: [station.turned_at for station in stations if station is not None] > began_at)
         assert len(began_at) == 1
@@ -359,11 +361,11 @@ async def test_trouble_with_our_own_code_is_logged_and_survived(
         made.append(executor)
         if len(made) == 1:
             raise LookupError("a factory that fails once")
-        return Transaction(executor, backend.outbox.outgoing)
+        return Transaction(executor, backend.outbox.new_buffer)
 
     broker = MemoryBroker()
     broker.put(message())
-    async with running(Consumers(backend.database, broker, [backend.consumer()], transaction=transaction)):
+    async with running(ConsumerRunner(backend.database, broker, [backend.consumer()], transaction=transaction)):
         await until(lambda: broker.idle)
     assert await backend.effects() == ["m1"]
     assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.brokers.nats import NatsBroker
 from onefold.testing.servers import PrivateNats
 from tests.inbox.backends import message, postgres_world
@@ -35,7 +35,7 @@ async def test_messages_cut_off_in_their_handlers_come_again_and_have_their_effe
         await first.open()
         await (await first.subscribe("billing", ["order.placed"])).close()
         assert await first.publish([message(name) for name in NAMES]) == [None] * len(NAMES)
-        consumers = Consumers(backend.database, first, [backend.consumer(stuck)], grace_s=0.05)
+        consumers = ConsumerRunner(backend.database, first, [backend.consumer(stuck)], grace_s=0.05)
         async with running(consumers) as stop:
             await entered.wait()
             stop.set()
@@ -43,7 +43,7 @@ async def test_messages_cut_off_in_their_handlers_come_again_and_have_their_effe
         assert set(await backend.effects()) <= set(NAMES[:10])
 
         second = broker()
-        async with running(Consumers(backend.database, second, [backend.consumer()])):
+        async with running(ConsumerRunner(backend.database, second, [backend.consumer()])):
 
             async def all_done() -> bool:
                 return len(await backend.ledger()) == len(NAMES) and not await backend.failed_messages()

@@ -10,7 +10,7 @@ import pytest
 
 from onefold import Message, Transaction
 from onefold._inbox.redrive import Filter, redrive
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.brokers import Delivery
 from onefold.testing.servers import GivenKafka, PrivateKafka
 from tests.inbox.backends import Backend, message, sqlite_world
@@ -53,7 +53,7 @@ async def test_a_message_that_cannot_be_read_is_a_dead_letter_and_those_behind_i
     for data in ODD.values():
         await elsewhere.produce("order.placed", data, STRUCTURED)
     assert await broker.publish([message("behind them")]) == [None]
-    async with running(Consumers(backend.database, broker, [backend.consumer()])):
+    async with running(ConsumerRunner(backend.database, broker, [backend.consumer()])):
 
         async def all_done() -> bool:
             # Not their number: a producer that is not answered in time sends a message twice.
@@ -79,7 +79,7 @@ async def test_messages_without_an_id_are_a_dead_letter_each_and_handled_once_th
     await (await broker.subscribe("billing", ["order.placed"])).close()
     for data in ORDERS:
         await elsewhere.produce("order.placed", data, {"shop": "eu"})
-    async with running(Consumers(backend.database, broker, [backend.consumer()])):
+    async with running(ConsumerRunner(backend.database, broker, [backend.consumer()])):
 
         async def all_kept() -> bool:
             return len(await backend.failed_messages()) == len(ORDERS)
@@ -96,7 +96,7 @@ async def test_messages_without_an_id_are_a_dead_letter_each_and_handled_once_th
     native = {failed_message.origin.id for failed_message in failed_messages}
     assert native == {None} if elsewhere.kind == "rabbitmq" else len(native - {None}) == len(ORDERS)
 
-    async with running(Consumers(backend.database, elsewhere.broker(), [backend.consumer(id_of=order_of)])):
+    async with running(ConsumerRunner(backend.database, elsewhere.broker(), [backend.consumer(id_of=order_of)])):
         job = await backend.flow(redrive(backend.dialect, Filter(consumer="billing"), actor="ada", per_second=1000))
         assert job.failed_messages == len(ORDERS)
 
@@ -123,7 +123,7 @@ async def test_a_foreign_producers_plain_json_is_handled_where_id_of_says_what_i
     await elsewhere.produce("order.placed", b'{"no": "order"}')
     await elsewhere.produce("order.placed", b'{"order": 2}', key=b"\x00\x01")
     assert await broker.publish([message("ours", data=b'{"order": 3}')]) == [None]
-    async with running(Consumers(backend.database, broker, [backend.consumer(handler, id_of=order_of)])):
+    async with running(ConsumerRunner(backend.database, broker, [backend.consumer(handler, id_of=order_of)])):
 
         async def all_done() -> bool:
             return len(await backend.ledger()) == 3 and len(await backend.failed_messages()) == 1
@@ -149,7 +149,7 @@ async def test_an_id_in_the_brokers_own_way_is_the_native_id(
         await (await broker.subscribe("billing", ["order.placed"])).close()
         await elsewhere.produce("order.placed", b"1", message_id="their-id")
         async with running(
-            Consumers(backend.database, broker, [backend.consumer(id_of=lambda delivery: delivery.origin.id)])
+            ConsumerRunner(backend.database, broker, [backend.consumer(id_of=lambda delivery: delivery.origin.id)])
         ):
 
             async def handled() -> bool:
@@ -173,7 +173,7 @@ async def test_kafkas_record_key_is_the_key_of_a_cloud_event_that_names_none(
         named = {"ce_specversion": "1.0", "ce_source": "elsewhere", "ce_type": "order.placed"}
         await elsewhere.produce("order.placed", b"1", {**named, "ce_id": "1"}, key=b"record")
         await elsewhere.produce("order.placed", b"2", {**named, "ce_id": "2", "ce_partitionkey": "own"}, key=b"record")
-        async with running(Consumers(backend.database, broker, [backend.consumer(handler)])):
+        async with running(ConsumerRunner(backend.database, broker, [backend.consumer(handler)])):
 
             async def both() -> bool:
                 return len(seen) == 2
@@ -199,7 +199,7 @@ async def test_the_same_id_from_two_sources_is_handled_for_both(elsewhere: Elsew
         }
         await elsewhere.produce("order.placed", json.dumps(event).encode(), STRUCTURED)
     assert await broker.publish([message("behind them")]) == [None]
-    async with running(Consumers(backend.database, broker, [backend.consumer(handler)])):
+    async with running(ConsumerRunner(backend.database, broker, [backend.consumer(handler)])):
 
         async def all_done() -> bool:
             return len(await backend.ledger()) == 3

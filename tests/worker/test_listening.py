@@ -26,8 +26,8 @@ from onefold._kernel.messages import Message as Sent
 from onefold._kernel.runners import run_async
 from onefold._kernel.wakeup_signals import News
 from onefold._worker import relay, wakeup
-from onefold._worker.settings import RelaySettings
 from onefold._worker.wakeup import CHANNEL, listening
+from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers import local
 from onefold.brokers.local import LocalBroker
 from onefold.brokers.local._schema import MIGRATIONS

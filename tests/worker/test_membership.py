@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from onefold import AsyncOnefold, Message
-from onefold._inbox.registry import ALIVE_S, FORMER_S, RunningProcess, judge, members
+from onefold._inbox.registry import ALIVE_S, FORMER_S, RunningProcess, judge, list_processes
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.ports import Broker, ManagesSubscriptions
 from onefold._worker import membership
 from onefold._worker.consumer_admin import remove, survey
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.brokers._connect import BrokerGiven
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker
@@ -56,14 +56,14 @@ class Place:
         """A process at work, from when it has subscribed on."""
         once = self.process(*topics, name=name)
         stop = asyncio.Event()
-        begun: list[Consumers] = []
+        begun: list[ConsumerRunner] = []
         task = asyncio.create_task(once.consume(stop, begun=begun.append))
         try:
             await self.manage(lambda database, broker: self._there(database, name, topics))
             [gate] = begun[0]._gates
-            await until(lambda: gate.station is not None and gate.station._membership.subscribed)
-            assert gate.station is not None
-            yield gate.station._membership
+            await until(lambda: gate.worker is not None and gate.worker._membership.subscribed)
+            assert gate.worker is not None
+            yield gate.worker._membership
         finally:
             stop.set()
             async with asyncio.timeout(PATIENCE_S):
@@ -74,7 +74,7 @@ class Place:
         async def registered() -> bool:
             once = self.process("unused")
             try:
-                found = await once.ask(lambda dialect: members(dialect, name))
+                found = await once.ask(lambda dialect: list_processes(dialect, name))
             finally:
                 await once.close()
             return any(member.alive and member.topics == set(topics) for member in found)

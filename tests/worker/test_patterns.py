@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold._inbox.failed_messages import listed
+from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.registry import RunningProcess, judge
 from onefold._kernel.ports import Broker
@@ -83,13 +83,13 @@ async def test_a_message_keeps_its_topic_when_it_fails_dies_and_is_redriven(addr
         handled.append(message.topic)
 
     async def dead() -> bool:
-        return len(await once.ask(lambda dialect: listed(dialect, "audit", state="dead"))) == 1
+        return len(await once.ask(lambda dialect: list_failed(dialect, "audit", state="dead"))) == 1
 
     async with once.consuming(), once.relaying():
         async with once.transaction() as tx:
             await tx.publish("order.paid", {}, key="ord-1")
         await until(dead)
-        [failed_message] = await once.ask(lambda dialect: listed(dialect, "audit"))
+        [failed_message] = await once.ask(lambda dialect: list_failed(dialect, "audit"))
         assert failed_message.topic == "order.paid"
         broken = False
         chosen = Filter(consumer="audit", topic="order.paid")

@@ -12,7 +12,7 @@ import pytest
 
 from onefold import AsyncOnefold, Onefold
 from onefold._inbox.pausing import pause, pauses, resume
-from onefold._inbox.registry import members
+from onefold._inbox.registry import list_processes
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed
 from onefold._kernel.transaction import Transaction
@@ -70,7 +70,7 @@ async def test_what_is_under_way_is_finished_and_the_rest_given_back(on_postgres
     assert await backend.effects() == ["m1", "m2"]
 
 
-async def test_letters_wait_too(backend: Backend) -> None:
+async def test_failed_messages_wait_too(backend: Backend) -> None:
     async def handler(given: Message, tx: Transaction[Any]) -> None:
         backend.calls.append(given.id)
         if len(backend.calls) == 1:
@@ -113,7 +113,7 @@ async def test_before_it_is_known_whether_it_is_paused_it_does_not_run(
     broker = MemoryBroker()
     broker.put(message())
     async with running(consuming(backend, broker)):
-        await until(lambda: "whether it is paused is not known" in caplog.text)
+        await until(lambda: "whether it is paused could not be read" in caplog.text)
         assert broker.subscriptions == 0
         await backend.change("ALTER TABLE onefold_pause RENAME COLUMN elsewhere TO actor")
         await until(lambda: broker.idle)
@@ -155,7 +155,7 @@ async def test_a_paused_process_goes_on_saying_that_it_is_there(backend: Backend
     consumers = consuming(backend, MemoryBroker())
 
     async def alive() -> bool:
-        return any(member.alive for member in await backend.flow(members(backend.dialect)))
+        return any(member.alive for member in await backend.flow(list_processes(backend.dialect)))
 
     async with running(consumers):
         await until(alive)

@@ -92,7 +92,7 @@ async def test_a_relay_that_begins_anew_knows_which_destinations_are_paused(
     async with running(stage, listener=told, draw=lambda: 0.0, poll_s_max=0.05, lease_s=0.6):
         await until(lambda: told.destinations() == [DestinationPaused])
         await stage.execute("DELETE FROM onefold_relay")
-        await until(lambda: "begins anew" in caplog.text)
+        await until(lambda: "has lost its lease" in caplog.text)
         calls = len(stage.broker.calls)
         await until(lambda: len(stage.broker.calls) > calls)
         broken = False

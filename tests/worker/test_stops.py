@@ -10,7 +10,7 @@ import pytest
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import Handled
 from onefold._kernel.transaction import Transaction
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConfigurationError
 from tests.inbox.backends import Backend, message
 from tests.support.patience import PATIENCE_S
@@ -21,7 +21,7 @@ async def fail(given: Message) -> None:
     raise RuntimeError
 
 
-async def letter_is_due(backend: Backend, given: Message, **settings: Any) -> None:
+async def keep_due(backend: Backend, given: Message, **settings: Any) -> None:
     await backend.deliver(backend.inbox(fail, **settings), given)
     await backend.hours_pass()
 
@@ -47,15 +47,15 @@ async def stopped_in(backend: Backend, broker: MemoryBroker, **settings: Any) ->
         await handler(given, tx)
 
     consumer = backend.consumer(handle, lease_s=3600, **settings)
-    async with running(Consumers(backend.database, broker, [consumer], grace_s=0.05)) as stop:
+    async with running(ConsumerRunner(backend.database, broker, [consumer], grace_s=0.05)) as stop:
         async with asyncio.timeout(PATIENCE_S):
             await handler.entered.wait()
         stop.set()
 
 
-async def test_a_letter_that_a_stop_cuts_off_counts_as_not_started(backend: Backend) -> None:
+async def test_a_failed_message_that_a_stop_cuts_off_counts_as_not_started(backend: Backend) -> None:
     """Three deployments would make it a suspect, and a dead letter that is said to kill its process."""
-    await letter_is_due(backend, message())
+    await keep_due(backend, message())
     await stopped_in(backend, MemoryBroker())
     failed_message = (await backend.failed_messages())["m1"]
     assert (failed_message.started, failed_message.failed, failed_message.state) == (1, 1, "waiting")
@@ -85,7 +85,7 @@ async def test_a_strict_key_that_a_stop_cuts_off_goes_on_where_it_was(backend: B
         await backend.write(tx, one.id)
 
     consumer = backend.consumer(handle, lease_s=3600, order="strict")
-    async with running(Consumers(backend.database, MemoryBroker(), [consumer], grace_s=0.05)) as stop:
+    async with running(ConsumerRunner(backend.database, MemoryBroker(), [consumer], grace_s=0.05)) as stop:
         async with asyncio.timeout(PATIENCE_S):
             await handler.entered.wait()
         stop.set()
@@ -105,10 +105,10 @@ class Late(MemoryBroker):
         self.down = True
 
 
-async def test_letters_are_run_before_the_broker_can_be_opened(backend: Backend) -> None:
-    await letter_is_due(backend, message())
+async def test_failed_messages_are_run_before_the_broker_can_be_opened(backend: Backend) -> None:
+    await keep_due(backend, message())
     broker = Late()
-    async with running(Consumers(backend.database, broker, [backend.consumer()], listener=backend.events.append)):
+    async with running(ConsumerRunner(backend.database, broker, [backend.consumer()], listener=backend.events.append)):
         await until(lambda: Handled("billing", "order.placed") in backend.events)
         assert broker.subscriptions == 0
         broker.down = False
@@ -124,4 +124,4 @@ async def test_a_broker_that_is_refused_ends_the_consumers_at_once(backend: Back
 
     with pytest.raises(ConfigurationError, match="acks=1"):
         async with asyncio.timeout(PATIENCE_S):
-            await Consumers(backend.database, Unsafe(), [backend.consumer()], grace_s=3600).run(asyncio.Event())
+            await ConsumerRunner(backend.database, Unsafe(), [backend.consumer()], grace_s=3600).run(asyncio.Event())

@@ -17,8 +17,8 @@ from onefold._inbox.consumer import Consumer
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.telemetry import DeadLettered, Failed, Handled
 from onefold._kernel.transaction import Transaction
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.consumer_worker import ConsumerWorker
-from onefold._worker.consumers import Consumers
 from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
@@ -28,12 +28,12 @@ from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until
 
 
-def consuming(backend: Backend, broker: MemoryBroker, consumer: Consumer, **settings: Any) -> Consumers:
-    return Consumers(
+def consuming(backend: Backend, broker: MemoryBroker, consumer: Consumer, **settings: Any) -> ConsumerRunner:
+    return ConsumerRunner(
         backend.database,
         broker,
         [consumer],
-        transaction=lambda executor: Transaction(executor, backend.outbox.outgoing),
+        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
         listener=backend.events.append,
         **settings,
     )
@@ -214,21 +214,21 @@ async def test_a_worker_that_something_unforeseen_has_ended_begins_again(
 ) -> None:
     broker, failures = MemoryBroker(), 1
     consumers = consuming(backend, broker, backend.consumer(concurrency=1))
-    taken = ConsumerWorker._taken
+    take = ConsumerWorker._take
 
-    def failing(station: ConsumerWorker, slot: Any) -> list[Delivery]:
+    def failing(worker: ConsumerWorker, partition: Any) -> list[Delivery]:
         nonlocal failures
         if failures:
             failures -= 1
             raise LookupError("a mistake of ours")
-        return taken(station, slot)
+        return take(worker, partition)
 
-    monkeypatch.setattr(ConsumerWorker, "_taken", failing)
+    monkeypatch.setattr(ConsumerWorker, "_take", failing)
     broker.put(message("m1"), message("m2"))
     async with running(consumers):
         await until(lambda: broker.idle)
     assert await backend.effects() == ["m1", "m2"]
-    assert "a worker failed, and begins again" in caplog.text
+    assert "a worker failed, and is restarted" in caplog.text
 
 
 # --- time limits -----------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ async def test_a_sync_handler_that_hangs_fails_its_message_and_what_it_still_doe
     stage, broker = Threads(backend), MemoryBroker()
     consumer = backend.consumer(stage.handler, concurrency=2, attempts=1, timeout_s=0.3)
     with threaded(backend, request) as database:
-        consumers = Consumers(database, broker, [consumer], listener=backend.events.append)
+        consumers = ConsumerRunner(database, broker, [consumer], listener=backend.events.append)
         async with running(consumers):
             broker.put(message("hangs0"))
             await until(lambda: seen(backend, DeadLettered) == 1)
@@ -366,7 +366,7 @@ async def test_with_as_many_threads_left_behind_as_may_be_a_consumer_stands_stil
     stage, broker = Threads(backend), MemoryBroker()
     consumer = backend.consumer(stage.handler, concurrency=2, attempts=1, timeout_s=0.3)
     with threaded(backend, request) as database:
-        consumers = Consumers(database, broker, [consumer], listener=backend.events.append)
+        consumers = ConsumerRunner(database, broker, [consumer], listener=backend.events.append)
         async with running(consumers):
             broker.put(message("hangs0"), message("hangs1"))
             await until(lambda: seen(backend, DeadLettered) == 2)
@@ -387,7 +387,9 @@ async def test_a_hanging_sync_handler_does_not_keep_others_from_writing_to_sqlit
         consumer = backend.consumer(stage.handler, attempts=2, retry_base_s=60, timeout_s=0.2)
         broker.put(message("hangs0"))
         async with running(
-            Consumers(ThreadedDatabase(database, off_loop_handle), broker, [consumer], listener=backend.events.append)
+            ConsumerRunner(
+                ThreadedDatabase(database, off_loop_handle), broker, [consumer], listener=backend.events.append
+            )
         ):
             await until(lambda: seen(backend, Failed) == 1)
             with sqlite3.connect(sqlite_path, timeout=PATIENCE_S) as other:

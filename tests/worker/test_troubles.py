@@ -13,8 +13,8 @@ from onefold._kernel.messages import Message
 from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Event, Handled
 from onefold._kernel.transaction import Transaction
 from onefold._worker import consumer_worker, failed_message_loop
-from onefold._worker.consumers import Consumers
-from onefold._worker.trouble_log import QUIET_S, TroubleLog
+from onefold._worker.consumer_health import QUIET_S, ConsumerHealth
+from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConnectionLost, StoreError
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
@@ -33,7 +33,7 @@ class Hiccups:
     def transaction(self, executor: TaskExecutor[Any]) -> Transaction[Any]:
         """What it is asked for next is the connection of this transaction."""
         self._next_is_lost, self.left = self.left > 0, self.left - 1
-        return Transaction(executor, self._world.outbox.outgoing)
+        return Transaction(executor, self._world.outbox.new_buffer)
 
     async def acquire(self) -> Any:
         if self._next_is_lost:
@@ -41,9 +41,9 @@ class Hiccups:
             raise ConnectionLost("the database had a hiccup")
         return await self._acquire()
 
-    def consuming(self, broker: MemoryBroker) -> Consumers:
+    def consuming(self, broker: MemoryBroker) -> ConsumerRunner:
         backend = self._world
-        return Consumers(
+        return ConsumerRunner(
             backend.database, broker, [backend.consumer()], transaction=self.transaction, listener=backend.events.append
         )
 
@@ -52,7 +52,7 @@ def told(events: list[Any]) -> list[type]:
     return [type(event) for event in events if isinstance(event, ConsumerPaused | ConsumerResumed)]
 
 
-async def test_letters_go_on_after_a_hiccup_of_the_database_while_the_broker_is_away(
+async def test_failed_messages_go_on_after_a_hiccup_of_the_database_while_the_broker_is_away(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(given: Message) -> None:
@@ -89,33 +89,33 @@ async def test_what_cannot_be_handled_is_told_once_though_the_database_can_be_re
 
 async def test_handling_that_failed_and_is_not_asked_for_again_is_over_after_a_while() -> None:
     now, events = 0.0, list[Event]()
-    troubles = TroubleLog("billing", events.append, now=lambda: now)
-    troubles.note("handling", ConnectionLost("gone"))
-    troubles.end("letters")
-    assert told(events) == [ConsumerPaused], "the letters can be read: that says nothing of handling"
+    troubles = ConsumerHealth("billing", events.append, now=lambda: now)
+    troubles.note_failure("handling", ConnectionLost("gone"))
+    troubles.note_success("failed messages")
+    assert told(events) == [ConsumerPaused], "the failed messages can be read: that says nothing of handling"
     now = QUIET_S - 1.0
-    troubles.note("handling", ConnectionLost("gone"))
+    troubles.note_failure("handling", ConnectionLost("gone"))
     now += QUIET_S - 1.0
-    troubles.end("letters")
+    troubles.note_success("failed messages")
     assert told(events) == [ConsumerPaused]
     now += 2.0
-    troubles.end("letters")
+    troubles.note_success("failed messages")
     assert told(events) == [ConsumerPaused, ConsumerResumed]
 
 
 async def test_each_trouble_is_over_by_itself_and_all_of_them_are_told_as_one() -> None:
     events = list[Event]()
-    troubles = TroubleLog("billing", events.append)
-    troubles.note("broker", StoreError("away"))
+    troubles = ConsumerHealth("billing", events.append)
+    troubles.note_failure("broker", StoreError("away"))
     assert troubles.healthy.is_set(), "what is at hand can be handled without the broker"
-    troubles.note("handling", ConnectionLost("gone"))
-    troubles.note("letters", ConnectionLost("gone"))
+    troubles.note_failure("handling", ConnectionLost("gone"))
+    troubles.note_failure("failed messages", ConnectionLost("gone"))
     assert not troubles.healthy.is_set()
     await until(troubles.healthy.is_set)
-    troubles.end("broker")
-    troubles.end("letters")
+    troubles.note_success("broker")
+    troubles.note_success("failed messages")
     assert told(events) == [ConsumerPaused]
-    troubles.end("handling")
+    troubles.note_success("handling")
     assert told(events) == [ConsumerPaused, ConsumerResumed]
 
 

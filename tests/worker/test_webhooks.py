@@ -19,8 +19,8 @@ from onefold._kernel.messages import Message
 from onefold._kernel.ports import Broker
 from onefold._kernel.runners import run_async
 from onefold._outbox.endpoint_copies import Copy
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
-from onefold._outbox.relay_settings import Settings
 from onefold._outbox.status_report import report
 from onefold.brokers._connect import broker_of
 from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success, schema
@@ -298,9 +298,9 @@ async def aimed_at(stage: Stage, names: list[str]) -> bool:
 
 async def test_of_the_only_endpoint_of_an_event_nothing_is_claimed_while_it_is_paused(stage: Stage) -> None:
     broker = Aiming("a")
-    session = RelaySession("r", stage.dialect, Settings(), lambda: 0.0, broker.destinations)
+    session = RelaySession("r", stage.dialect, RelayConfig(), lambda: 0.0, broker.destinations)
     await stage.run(session.enter())
-    session._destinations.refused_all("a", time.monotonic() + 3600)
+    session._destinations.note_refused_all("a", time.monotonic() + 3600)
     await stage.write(*((str(number), None) for number in range(5)), ("x", "k"))
     assert (await stage.run(session.tick(), broker)).claimed == 6  # what is not aimed yet may be for others
     assert (await stage.run(session.tick(), broker)).claimed == 0
@@ -324,11 +324,11 @@ async def test_an_endpoint_that_cannot_be_one_is_refused_by_name(stage: Stage) -
 async def test_two_relays_that_want_to_copy_the_same_event_make_each_copy_once(stage: Stage) -> None:
     await stage.write(("a", "k"))
     aims = Receivers().broker().destinations
-    carriers = [await stage.entered() for _ in range(2)]
+    sessions = [await stage.entered() for _ in range(2)]
     rows = await stage.fetch("SELECT position FROM onefold_outbox")
     message = Message(id="a", source="s", topic="t", data=b"")
     copies = [(position, None, name) for (position,) in rows for name in aims(message)]
-    for session in carriers:
+    for session in sessions:
 
         async def work(session: object = session) -> None:
             await session._copy([Copy(*copy) for copy in copies])  # type: ignore[attr-defined]

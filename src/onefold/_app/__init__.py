@@ -31,11 +31,11 @@ from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import Reaped
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
-from onefold._worker.background import as_task, on_a_thread
+from onefold._worker.embedded import as_task, on_a_thread
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.settings import RelaySettings, check_relay_settings
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
+from onefold._worker.worker_settings import RelaySettings, check_relay_settings
 from onefold.db._connect import async_database, sync_database
 from onefold.db._migrations import migrate
 from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle

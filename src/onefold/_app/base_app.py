@@ -19,7 +19,7 @@ from onefold._http.shedding import Shedding
 from onefold._idempotency.encryption import Sealer
 from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handler_transaction import handling
-from onefold._inbox.ledger_entry import Entry
+from onefold._inbox.ledger_entry import LedgerEntry
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Flow, Isolation, checked_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
@@ -35,13 +35,13 @@ from onefold._kernel.wakeup_signals import News
 from onefold._outbox.status_report import retry_topics
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
-from onefold._worker.background import Work
-from onefold._worker.consumers import Consumers
+from onefold._worker.consumer_runner import ConsumerRunner
+from onefold._worker.embedded import Work
 from onefold._worker.ledger_reaper import LedgerReaper
 from onefold._worker.payloads import PydanticPayload
 from onefold._worker.relay import Relay
-from onefold._worker.settings import ConsumerSettings, RelaySettings, chosen
 from onefold._worker.wakeup import Notifier, ThreadNotifier, listening
+from onefold._worker.worker_settings import ConsumerSettings, RelaySettings, select_consumers
 from onefold.brokers._connect import BrokerGiven, broker_of, check_broker, check_patterns
 from onefold.brokers.local import LocalBroker
 from onefold.brokers.local._sql import CHANNEL as DELIVERIES
@@ -142,7 +142,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             name=repr(self),
             dialect=self._database.dialect,
             plain=self._plain,
-            outbox=self._outbox.outgoing,
+            outbox=self._outbox.new_buffer,
             sessions=self._sessions,
             principal=principal,
             authorize=authorize,
@@ -270,7 +270,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         stop: asyncio.Event,
         *,
         only: Collection[str] = (),
-        begun: Callable[[Consumers], object] | None = None,
+        begun: Callable[[ConsumerRunner], object] | None = None,
         subscribed: Callable[[], None] | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -279,10 +279,10 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         application's own."""
         database = self._for_workers()
         broker = self._broker_for(database)
-        consuming = Consumers(
+        consuming = ConsumerRunner(
             database,
             broker,
-            chosen(self._consumers, only),
+            select_consumers(self._consumers, only),
             transaction=self._new_transaction,
             listener=_both(self._layer.listener, listener),
         )
@@ -296,7 +296,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             await consuming.run(stop, subscribed)
 
     def _consuming(self, only: Collection[str]) -> Work:
-        chosen(self._consumers, only)
+        select_consumers(self._consumers, only)
         return lambda stop, begun: self.consume(stop, only=only, subscribed=begun)
 
     async def manage(self, work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:
@@ -314,7 +314,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         again when it is repeated."""
         guarded = current_request.get()
         tx = handling.get() if guarded is None else guarded.tx
-        if tx is not None and tx.is_open_for(self._outbox.outgoing):
+        if tx is not None and tx.is_open_for(self._outbox.new_buffer):
             handler = "a consumer's handler" if guarded is None else f"the handler of {guarded.operation}"
             raise ProgrammerError(
                 f"{what} was called inside {handler}: what is written there would commit apart from the handler's "
@@ -331,8 +331,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         lease_s: float,
         dead_letter_on: tuple[type[Exception], ...],
         delivery: Delivery | None,
-    ) -> Entry:
-        return Entry(
+    ) -> LedgerEntry:
+        return LedgerEntry(
             self._database.dialect,
             consumer,
             message_id,
@@ -351,7 +351,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         return self._ledger.due(consumer, retention_s)
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> Transaction[Any]:
-        tx = Transaction(executor, self._outbox.outgoing, self._sessions)
+        tx = Transaction(executor, self._outbox.new_buffer, self._sessions)
         tx.development = self._development
         return tx
 

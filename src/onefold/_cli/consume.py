@@ -14,10 +14,10 @@ from onefold._cli.output import answer, broker_name, log_to_stderr, printed, say
 from onefold._cli.signals import stopped_by_signals
 from onefold._cli.targets import AnyOnefold, closed, loaded, opened, refuse_missing_tables
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.failed_messages import tallied
+from onefold._inbox.failed_messages import count_failed
 from onefold._kernel.telemetry import Listener
-from onefold._worker.consumers import Consumers
-from onefold._worker.settings import chosen
+from onefold._worker.consumer_runner import ConsumerRunner
+from onefold._worker.worker_settings import select_consumers
 from onefold.errors import OnefoldError
 
 
@@ -41,11 +41,11 @@ def command(
 async def _main(target: str, value: object, only: Sequence[str], *, check: bool, health: Health, as_json: bool) -> None:
     once = await opened(target, value)
     try:
-        consumers = chosen(once.consumers, only)
+        consumers = select_consumers(once.consumers, only)
         if check:
             _print(consumers, as_json=as_json)
             return
-        await refuse_missing_tables(once, tallied)
+        await refuse_missing_tables(once, count_failed)
         what = f"consuming from {broker_name(once.broker)}: {', '.join(consumer.name for consumer in consumers)}"
         await _consume(once, only, what, health, tell_as_json if as_json else None)
     finally:
@@ -53,9 +53,9 @@ async def _main(target: str, value: object, only: Sequence[str], *, check: bool,
 
 
 async def _consume(once: AnyOnefold, only: Sequence[str], what: str, health: Health, listener: Listener | None) -> None:
-    running: list[Consumers] = []
+    running: list[ConsumerRunner] = []
 
-    def begun(consuming: Consumers) -> None:
+    def begun(consuming: ConsumerRunner) -> None:
         say(what)
         running.append(consuming)
 

@@ -10,9 +10,9 @@ import typer
 
 from onefold._cli.options import ACTOR, DATABASE, NAME, acting
 from onefold._cli.session import asked, session
-from onefold._inbox.consumer import checked_name
+from onefold._inbox.consumer import check_name
 from onefold._inbox.pausing import pause, pauses, resume
-from onefold._inbox.registry import named
+from onefold._inbox.registry import list_consumers
 from onefold.errors import ConfigurationError
 
 
@@ -24,10 +24,13 @@ def pause_command(
 ) -> None:
     """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
     at the broker."""
-    checked_name(name)
+    check_name(name)
     with session(database) as place:
         if not yes:
-            known = [*place.ask(named(place.dialect)), *(each.consumer for each in place.ask(pauses(place.dialect)))]
+            known = [
+                *place.ask(list_consumers(place.dialect)),
+                *(each.consumer for each in place.ask(pauses(place.dialect))),
+            ]
             _refuse_unseen(name, known)
         is_paused = place.ask(pause(place.dialect, name, acting(actor)))
     if not is_paused:

@@ -18,7 +18,7 @@ from onefold._worker.consumer_admin import ConsumerSeen, Removed, remove, survey
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, help="Consumers that the broker keeps messages for: list, pause, end them.")
+app = typer.Typer(no_args_is_help=True, help="Consumers: list, pause, resume or remove them.")
 app.command("pause")(pause_command)
 app.command("resume")(resume_command)
 

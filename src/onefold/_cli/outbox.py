@@ -17,16 +17,16 @@ from onefold._cli.times import moment_of
 from onefold._kernel.effects import Flow
 from onefold._kernel.redaction import redact
 from onefold._outbox.debezium import connector
-from onefold._outbox.status_report import Chosen, Report, Stopped, cancel, discard_all, report, retry_all, stopped
+from onefold._outbox.status_report import Chosen, Report, Stopped, cancel, discard_all, list_stopped, report, retry_all
 from onefold.db._connect import dialect_of
 
 app = typer.Typer(help="What waits in the outbox and why; and what to do with what is stopped.")
 
 _IDS = typer.Argument(help="Ids of stopped events; all that fit the filters, when none.", show_default=False)
-_REASON = typer.Option("--reason", help="Whose error contains this.")
+_REASON = typer.Option("--reason", help="Only those whose error contains this.")
 _DESTINATION = typer.Option("--destination", help="For this endpoint only.")
 _SINCE = typer.Option(
-    "--since", help="Dead since this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d."
+    "--since", help="Only those dead since this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d."
 )
 _DEAD = typer.Option("--dead", help="Dead letters only, not what is tried again by itself.")
 
@@ -70,7 +70,7 @@ def list_command(
 ) -> None:
     """List stopped events: dead letters, and those that are tried again."""
     chosen = _chosen([], topic, reason, destination, since, dead=dead)
-    found = asked(database or context.obj, lambda dialect: stopped(dialect, chosen, limit=limit))
+    found = asked(database or context.obj, lambda dialect: list_stopped(dialect, chosen, limit=limit))
     if as_json:
         answer([asdict(each) for each in found])
         return

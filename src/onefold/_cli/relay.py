@@ -20,7 +20,7 @@ from onefold._kernel.telemetry import BucketsHeld, Event, Relayed, RelayPaused, 
 from onefold._outbox.schema import BUCKETS
 from onefold._outbox.status_report import Report, report
 from onefold._worker.relay import Relay
-from onefold._worker.settings import RelaySettings
+from onefold._worker.worker_settings import RelaySettings
 from onefold.errors import StoreError
 
 #: How often --until-empty looks, and how long it waits for what stands behind a stopped event.

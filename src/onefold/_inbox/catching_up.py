@@ -7,9 +7,9 @@ transaction: the handler is called for each of them, in their order, and what it
 ledger rows and with where the stream now stands. If one fails nothing of the go stays, and they are run one by one, so
 that only that one has failed.
 
-The stream's row is locked all along, so nobody else handles or parks anything of this stream meanwhile, and the first
-one's turn is the turn of all. What was started and not run is put back. A crash makes suspects of those that were
-started: they are run alone then, as all suspects are.
+The stream's row is locked all along, so no other process handles or parks anything of this stream, and the first one's
+turn is the turn of all. What was started and not run is put back. A crash makes suspects of those that were started:
+they are run alone then, as all suspects are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._inbox.delivery_reading import find_problem
-from onefold._inbox.stored_message import StoredMessage, place, received, written
-from onefold._inbox.version_order import Early, Stand, judged
+from onefold._inbox.stored_message import StoredMessage, place, stored_from_delivery, write_identities
+from onefold._inbox.version_order import Early, Stand, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from onefold._inbox.stored_message import FailedMessage
 
 #: How many failed messages are run in one go at most, and for how long one may go on taking the next: a transaction of
-# many
-#: handlers must not outlive its lease, nor hold what it locks for long.
+#: many handlers must not outlive its lease, nor hold what it locks for long.
 RUN_MAX: Final = 100
 BEHIND_MAX: Final = 10_000
 RUN_S_MAX: Final = 1.0
@@ -65,7 +64,7 @@ async def run_in_one_go(
     def settle(count: int) -> tuple[Statement, ...]:
         nonlocal handled
         handled = count
-        return _settled(inbox, stored_messages[:count], stored_messages[count:])
+        return _settle(inbox, stored_messages[:count], stored_messages[count:])
 
     if await inbox.run_each(stored_messages, tx, settle) is not None:
         return []
@@ -73,14 +72,14 @@ async def run_in_one_go(
 
 
 async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> None:
-    """Letters that were started together and not run wait again, as if they had not been."""
+    """Failed messages that were started together and not run wait again, as if they had not been."""
     sql, name = inbox.sql, inbox.consumer.name
     stream, _, _ = place(failed_messages[0])
     back = sql.runs.put_back(name, _ids(failed_messages))
 
     async def work() -> None:
         # Under the stream's lock, and the first is woken: what they wait for may have been handled by another process
-        # after it had failed here, and nobody would wake them again.
+        # after it had failed here, and nothing would wake them again.
         await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.lock(name, stream)))
         await Batch((back, sql.wake_first(name, stream), Boundary.COMMIT))
 
@@ -90,7 +89,7 @@ async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> No
 async def park_all(inbox: Inbox, deliveries: Sequence[Delivery]) -> list[InboxEvent] | None:
     """Park deliveries of one stream that wait for an earlier one. None: it may be the turn of one of them, or something
     is odd; handle them one by one."""
-    stored_messages = [received(delivery) for delivery in deliveries]
+    stored_messages = [stored_from_delivery(delivery) for delivery in deliveries]
     problems = (find_problem(inbox.consumer, stored) for stored in stored_messages)
     if any(d.redelivered for d in deliveries) or any(problem is not None for problem in problems):
         return None
@@ -103,12 +102,12 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
     await Batch((Boundary.BEGIN, *sql.opening(inbox.lease_ms), sql.ensure(name, stream, epoch), sql.lock(name, stream)))
     [(*row, _, _, _)] = await Fetch(sql.look(name, stream, epoch, stored_messages[0].identity))
     stand = Stand(*row)
-    verdicts = [judged(stand, *place(stored)[1:], wait_ms=0) for stored in stored_messages]
+    verdicts = [decide_turn(stand, *place(stored)[1:], wait_ms=0) for stored in stored_messages]
     # Where a stream begins, more has to be looked at than how far it is.
     if any(not isinstance(verdict, Early) or verdict.begins or not stand.version for verdict in verdicts):
         await Batch((Boundary.ROLLBACK,))
         return None
-    those = written(stored_messages)
+    those = write_identities(stored_messages)
     if await Fetch(sql.any_id_conflict(name, those)):
         await Batch((Boundary.ROLLBACK,))
         return None
@@ -135,7 +134,7 @@ async def _is_its_turn(inbox: Inbox, stored: StoredMessage) -> bool:
     return await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))) > 0
 
 
-def _settled(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[StoredMessage]) -> tuple[Statement, ...]:
+def _settle(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[StoredMessage]) -> tuple[Statement, ...]:
     """What goes in front of COMMIT: the ledger rows (one that is there already breaks the transaction), the failed
     messages are gone, the stream stands at the last, and what follows is due."""
     sql, name = inbox.sql, inbox.consumer.name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from onefold._inbox.handler_signature import PayloadOf, Signature, kind_of, no_payloads, read_handler
-from onefold._inbox.permanent_failures import checked_classes
+from onefold._inbox.permanent_failures import check_classes
 from onefold._kernel.effects import Isolation, checked_isolation
 from onefold._kernel.messages import Delivery
 from onefold._kernel.topics import find_fault, matches_any
@@ -34,8 +34,8 @@ class Consumer:
     topics: tuple[str, ...]
     """Topics, and patterns of topics (`order.*`, `order.>`). What several of them stand for is handled once."""
     handler: Callable[..., Any]
-    """`handler(message)`, `handler(message, tx)` and more, as its parameters are annotated: see `signature.py`. Sync or
-    async; with `batch` it gets a list of messages."""
+    """`handler(message)`, `handler(message, tx)` and more, as its parameters are annotated: see `handler_signature.py`.
+    Sync or async; with `batch` it gets a list of messages."""
     order: Order = "none"
     batch: int = 1
     """How many messages one transaction may handle."""
@@ -70,7 +70,7 @@ class Consumer:
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        checked_name(self.name)
+        check_name(self.name)
         self._check_topics()
         if self.order not in ("none", "strict", "latest"):
             raise ConfigurationError(
@@ -85,7 +85,7 @@ class Consumer:
                 "over many keys and keeps no order: leave one of them out"
             )
         checked_isolation(self.isolation)
-        object.__setattr__(self, "dead_letter_on", checked_classes(self.name, self.dead_letter_on))
+        object.__setattr__(self, "dead_letter_on", check_classes(self.name, self.dead_letter_on))
         id_of: object = self.id_of
         if id_of is not None and (not callable(id_of) or kind_of(id_of) != "plain"):
             raise ConfigurationError(
@@ -149,7 +149,7 @@ class Consumer:
             )
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     given: object = name
     if not isinstance(given, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(f"consumer name {name!r} must be letters, digits, '.', '_' and '-', at most 100")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.stored_message import StoredMessage, reason_of, received
+from onefold._inbox.stored_message import StoredMessage, reason_of, stored_from_delivery
 from onefold._kernel.messages import Delivery, read_again
 from onefold._kernel.topics import is_pattern
 
@@ -38,7 +38,7 @@ def reread(consumer: Consumer, stored: StoredMessage) -> StoredMessage:
     if not origin.topic and len(consumer.topics) == 1 and not is_pattern(consumer.topics[0]):
         origin = replace(origin, topic=consumer.topics[0])
     delivery = Delivery(data=stored.data, headers=stored.headers, origin=origin, problem=stored.problem)
-    found = received(identify(consumer, read_again(delivery)))
+    found = stored_from_delivery(identify(consumer, read_again(delivery)))
     return replace(stored, problem=found.problem) if found.message is None else found
 
 

@@ -1,8 +1,8 @@
-"""Letters: messages that were not handled and are no longer at the broker. Starting those that are due, and looking.
+"""Failed messages: not handled, and no longer at the broker. Starting those that are due, and listing them.
 
 A failed message is started before it is run, in a transaction of its own, so that one that kills its process is known
-by being started more often than it failed. Such suspects are started one at a time: whoever dies with several at hand
-would make all of them suspects.
+by being started more often than it failed. Such suspects are started one at a time: a process that dies with several at
+hand would make all of them suspects.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final, Literal
 from onefold._inbox.catching_up import RUN_MAX
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import reread
-from onefold._inbox.failure_log import log_failure
 from onefold._inbox.handling import Inbox
+from onefold._inbox.handling_log import log_failure
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, restored
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, stored_from_row
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
@@ -58,24 +58,24 @@ async def next_due(inbox: Inbox) -> float | None:
 async def take(
     inbox: Inbox, limit: int, *, suspects: bool = False, listener: Listener | None = None
 ) -> list[FailedMessage]:
-    """Start failed messages that are due; nobody else gets them until their lease is over."""
+    """Start failed messages that are due; no other process gets them until their lease is over."""
     sql, consumer = inbox.sql, inbox.consumer
     # Twice the lease: it must not run out before the transaction that it allows for.
     lease_ms = 2 * milliseconds(consumer.lease_s)
 
     async def work() -> tuple[list[Any], list[Any]]:
         await Batch((Boundary.BEGIN, *sql.opening(lease_ms)))
-        buried = await Fetch(sql.bury(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
-        taken = await Fetch(sql.take(consumer.name, lease_ms, limit, suspects=suspects))
+        killed = await Fetch(sql.kill_suspects(consumer.name, _KILLER, DEATHS_MAX)) if suspects else []
+        started = await Fetch(sql.take(consumer.name, lease_ms, limit, suspects=suspects))
         await Batch((Boundary.COMMIT,))
-        return buried, taken
+        return killed, started
 
-    buried, taken = await with_connection(work)
-    for topic, message_id in buried:
+    killed, started = await with_connection(work)
+    for topic, message_id in killed:
         event = DeadLettered(consumer.name, topic or "?", _KILLER, message_id)
         log_failure(event, consumer.attempts)
         tell(listener, event)
-    return _started(consumer, taken)
+    return _read_rows(consumer, started)
 
 
 async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
@@ -87,11 +87,11 @@ async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
     async def work() -> list[Any]:
         return await Fetch(statement)
 
-    return _started(inbox.consumer, await with_connection(work))
+    return _read_rows(inbox.consumer, await with_connection(work))
 
 
 async def give_up(inbox: Inbox) -> None:
-    """Letters that were started and not finished, for no fault of theirs, count as not started."""
+    """Failed messages that were started and not finished, for no fault of theirs, count as not started."""
     while inbox.unfinished:
         message_id = next(iter(inbox.unfinished))
         unstart = inbox.sql.unstart(inbox.consumer.name, message_id)
@@ -103,7 +103,7 @@ async def give_up(inbox: Inbox) -> None:
         inbox.unfinished.discard(message_id)
 
 
-async def listed(
+async def list_failed(
     dialect: str,
     consumer: str,
     *,
@@ -112,29 +112,33 @@ async def listed(
     after: str | None = None,
     limit: int = 100,
 ) -> list[FailedMessage]:
-    """Letters in the order of their ids, from behind `after` on."""
+    """Failed messages in the order of their ids, from behind `after` on."""
     if not 1 <= limit <= LISTED_MAX:
         raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
 
     async def work() -> list[FailedMessage]:
-        return [read_row(*row) for row in await Fetch(STATEMENTS[dialect].listed(consumer, state, topic, after, limit))]
+        return [
+            read_row(*row) for row in await Fetch(STATEMENTS[dialect].list_failed(consumer, state, topic, after, limit))
+        ]
 
     return await with_connection(work)
 
 
-async def summed_up(
+async def list_summaries(
     dialect: str, chosen: Filter, *, state: Literal["waiting", "dead"] | None = "dead", limit: int = 100
 ) -> list[FailedMessage]:
-    """Letters that fit, without their data and history: dead ones in the order they died, else in that of their ids."""
+    """Those that fit, without data and history: dead letters in the order they died, else in that of their ids."""
     require("limit", limit, least=1, most=100_000)
 
     async def work() -> list[FailedMessage]:
-        return [read_row(*row) for row in await Fetch(STATEMENTS[dialect].summed_up(chosen.values(), state, limit))]
+        return [
+            read_row(*row) for row in await Fetch(STATEMENTS[dialect].list_summaries(chosen.values(), state, limit))
+        ]
 
     return await with_connection(work)
 
 
-async def tallied(dialect: str) -> list[Tally]:
+async def count_failed(dialect: str) -> list[Tally]:
     """How many failed messages there are, by consumer, topic and state."""
 
     async def work() -> list[Tally]:
@@ -145,7 +149,7 @@ async def tallied(dialect: str) -> list[Tally]:
 
 def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
     """What could not be read when it came is read again for its consumer, which may know more by now."""
-    stored = restored(*row[:_CONTENT])
+    stored = stored_from_row(*row[:_CONTENT])
     row_id = stored.id
     if consumer is not None and stored.message is None:
         stored = reread(consumer, stored)
@@ -170,7 +174,7 @@ def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
     )
 
 
-def _started(consumer: Consumer, rows: list[Any]) -> list[FailedMessage]:
+def _read_rows(consumer: Consumer, rows: list[Any]) -> list[FailedMessage]:
     failed_messages = [read_row(*row, consumer=consumer) for row in rows]
     return sorted(failed_messages, key=_in_order)  # RETURNING keeps no order
 

@@ -42,14 +42,14 @@ class Invocation:
 
     def run(self) -> Any:
         """Call the handler; its answer, to be awaited where it is async."""
-        return self._performed(self._call(self._consumer.signature))
+        return self._perform(self._call(self._consumer.signature))
 
     def close(self, kept: bool | None) -> Any:
         """Close what was opened, the last first. `kept`: the transaction was committed."""
         error = self.error
         if error is None and not kept:
             error = NotCommitted("the handler returned, but its transaction was not committed, or nothing is known")
-        return self._performed(self._close(error))
+        return self._perform(self._close(error))
 
     async def _close(self, error: Exception | None) -> None:
         if error is None:
@@ -61,7 +61,7 @@ class Invocation:
         finally:
             error.__traceback__ = trace
 
-    def _performed(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _perform(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._consumer.is_async:
             return work
         try:

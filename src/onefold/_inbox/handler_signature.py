@@ -107,7 +107,7 @@ class Signature:
 
 def read_handler(consumer: str, handler: Callable[..., Any], *, batch: int, payload_of: PayloadOf) -> Signature:
     """Raises ConfigurationError."""
-    return _Reader(consumer, handler, batch, payload_of).read(handler, ())
+    return _SignatureReader(consumer, handler, batch, payload_of).read(handler, ())
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
@@ -123,7 +123,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     return "plain"
 
 
-class _Reader:
+class _SignatureReader:
     """Reads the signature of one consumer's handler."""
 
     def __init__(self, consumer: str, handler: Callable[..., Any], batch: int, payload_of: PayloadOf) -> None:
@@ -144,8 +144,8 @@ class _Reader:
         found: list[Parameter] = []
         skipped = False
         for index, parameter in enumerate(parameters):
-            annotation = _resolved(function, parameter.annotation)
-            value = self._meant(parameter, annotation, (*path, function))
+            annotation = _resolve(function, parameter.annotation)
+            value = self._annotated_value(parameter, annotation, (*path, function))
             if value is None and not path:
                 value = self._by_place(index, parameter, annotation)
             if value is None and (parameter.default is parameter.empty or (not path and index == 0)):
@@ -169,7 +169,7 @@ class _Reader:
 
     def _check_returned(self, function: Callable[..., Any]) -> None:
         """Refuse a handler whose every message would fail, because it says that it returns something else than None."""
-        said = _resolved(function, inspect.signature(function).return_annotation)
+        said = _resolve(function, inspect.signature(function).return_annotation)
         plain = get_origin(said) or said
         if isinstance(plain, type) and plain not in (*_NOTHING, NoneType, UnionType):
             raise ConfigurationError(
@@ -177,16 +177,16 @@ class _Reader:
                 "returns None, and raises to say that it failed"
             )
 
-    def _meant(
+    def _annotated_value(
         self, parameter: inspect.Parameter, annotation: object, path: tuple[object, ...]
     ) -> Given | Payload | Needed | None:
         """What the parameter says that it is, wherever it stands."""
         if parameter.kind in _REST:
             return None
-        kind, metadata = _stripped(annotation)
+        kind, metadata = _strip(annotation)
         depends = next((each for each in (*metadata, parameter.default) if isinstance(each, Depends)), None)
         if depends is not None:
-            return self._needed(depends, kind, parameter, path)
+            return self._dependency(depends, kind, parameter, path)
         foreign = next((each for each in (*metadata, parameter.default) if _is_foreign_depends(each)), None)
         if foreign is not None:
             raise ConfigurationError(
@@ -194,7 +194,7 @@ class _Reader:
                 f"{type(foreign).__module__.partition('.')[0]}, which a consumer cannot use: write `from onefold "
                 "import Depends`, whose functions take what a handler takes"
             )
-        given = _given(kind)
+        given = _given_by_type(kind)
         if given is not None:
             return given
         if parameter.name == "tx" or (parameter.name == "message" and kind in _NOTHING):
@@ -214,7 +214,9 @@ class _Reader:
             return "message"
         return "tx" if index == 1 and (silent or isinstance(annotation, str)) else None
 
-    def _needed(self, depends: Depends, kind: object, parameter: inspect.Parameter, path: tuple[object, ...]) -> Needed:
+    def _dependency(
+        self, depends: Depends, kind: object, parameter: inspect.Parameter, path: tuple[object, ...]
+    ) -> Needed:
         function = depends.dependency if depends.dependency is not None else kind
         if not callable(function):
             raise ConfigurationError(
@@ -232,7 +234,7 @@ class _Reader:
                 f"{where}: its annotation cannot be looked up in the handler's module; import the name (not only for "
                 "TYPE_CHECKING) and define it outside of functions, or annotate Message"
             )
-        kind, _ = _stripped(annotation)
+        kind, _ = _strip(annotation)
         if self._batch > 1:
             annotation = kind = _element(kind)
             if kind is None:
@@ -264,7 +266,7 @@ def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", function))
 
 
-def _resolved(function: Any, annotation: object) -> object:
+def _resolve(function: Any, annotation: object) -> object:
     """What is said of a parameter, or of what is returned. A name that cannot be looked up (TYPE_CHECKING) stays a
     string."""
     if not isinstance(annotation, str):
@@ -286,7 +288,7 @@ def _resolved(function: Any, annotation: object) -> object:
         return annotation
 
 
-def _stripped(annotation: object) -> tuple[object, tuple[object, ...]]:
+def _strip(annotation: object) -> tuple[object, tuple[object, ...]]:
     """The type, and what is noted beside it."""
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
@@ -300,7 +302,7 @@ def _element(kind: object) -> object | None:
     return arguments[0] if get_origin(kind) in _LISTS and len(arguments) == 1 else None
 
 
-def _given(kind: object) -> Given | None:
+def _given_by_type(kind: object) -> Given | None:
     """Read from the names of classes where those are SQLAlchemy's, which is imported only by those who use it, and
     where the annotation could not be looked up."""
     if isinstance(kind, str):

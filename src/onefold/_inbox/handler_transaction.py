@@ -48,7 +48,7 @@ class HandlerTookTooLong(OnefoldError):
         )
 
 
-class Handling:
+class HandlerTransaction:
     """How one consumer's handler is run, in a transaction that has begun. `perform` calls it."""
 
     def __init__(self, consumer: Consumer, sql: Statements, perform: Performs) -> None:
@@ -61,9 +61,9 @@ class Handling:
     async def run(
         self, known: Statement, messages: list[Message], tx: Transaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
-        """Call the handler and commit. What it returns is why the handler's work is undone. StoreError: who knows.
+        """Call the handler and commit. What it returns is why the handler's work is undone. StoreError: not known.
         `known` answers a row if it was committed."""
-        return await self._run(known, tx, lambda: self._called(messages, tx), lambda: after)
+        return await self._run(known, tx, lambda: self._call(messages, tx), lambda: after)
 
     async def run_each(
         self,
@@ -83,13 +83,13 @@ class Handling:
             for message in messages:
                 if count and await Now() >= over_at:
                     break
-                await self._called([message], tx)
+                await self._call([message], tx)
                 count += 1
 
         return await self._run(known, tx, call, lambda: settle(count))
 
-    async def _called(self, messages: list[Message], tx: Transaction[Any]) -> None:
-        tx.carried = functools.partial(_carried, messages)
+    async def _call(self, messages: list[Message], tx: Transaction[Any]) -> None:
+        tx.carried = functools.partial(_carry, messages)
         tx.in_plain_def = not self._consumer.is_async
         invocation = Invocation(self._consumer, messages, tx, tx.session() if self._session else None)
         if self._opens:
@@ -137,7 +137,7 @@ class Handling:
             await Batch((self._sql.proof, *events, *after(), Boundary.COMMIT))
         except ConnectionLost as error:
             await Discard()
-            committed = await self._committed(known)
+            committed = await self._is_committed(known)
             if committed is False and await Now() - began_at >= self._consumer.lease_s:
                 raise HandlerTookTooLong.of(self._consumer, "lease_s", self._consumer.lease_s) from error
             if not committed:
@@ -185,7 +185,7 @@ class Handling:
         await rollback_and_release()
         return ended > 0
 
-    async def _committed(self, known: Statement) -> bool | None:
+    async def _is_committed(self, known: Statement) -> bool | None:
         """Whether the rows of a COMMIT without an answer are there. None: not known, because the database cannot be
         asked; the ledger tells when the message is delivered again."""
         try:
@@ -195,7 +195,7 @@ class Handling:
         return bool(rows)
 
 
-def _carried(messages: Sequence[Message]) -> dict[str, str]:
+def _carry(messages: Sequence[Message]) -> dict[str, str]:
     """Trace and correlation go on where there is one message they can come from."""
     return carried(messages[0].headers) if len(messages) == 1 else {}
 

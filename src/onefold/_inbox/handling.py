@@ -2,7 +2,7 @@
 
 Theory of operation. The first statement of the transaction writes the ledger row. If it is there already the message is
 a duplicate; if another transaction is just writing it, the database makes us wait for that one's outcome. So the ledger
-decides, and whoever delivers twice delivers in vain. What fails rolls back with its ledger row, and a second
+decides, and what is delivered twice is handled once. What fails rolls back with its ledger row, and a second
 transaction writes it down as a failed message: from then on it is ours and no longer the broker's.
 
 Failure windows. A crash before COMMIT is a rollback: the broker delivers again, and says so; such a message is written
@@ -22,9 +22,9 @@ from typing import Any, Final
 from onefold._inbox.catching_up import RUN_S_MAX, StreamsBehind, park_all
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import find_problem, identify
-from onefold._inbox.failure_log import log_failure
 from onefold._inbox.handler_call import Performs, perform_here
-from onefold._inbox.handler_transaction import Handling
+from onefold._inbox.handler_transaction import HandlerTransaction
+from onefold._inbox.handling_log import log_failure
 from onefold._inbox.permanent_failures import is_final
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stored_message import (
@@ -32,11 +32,11 @@ from onefold._inbox.stored_message import (
     StoredMessage,
     place,
     reason_of,
-    received,
+    stored_from_delivery,
     with_failure,
-    written,
+    write_identities,
 )
-from onefold._inbox.version_order import Early, Late, Stand, Turn, is_stale, judged
+from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
@@ -58,7 +58,7 @@ from onefold.errors import TransactionMisused
 
 _log = logging.getLogger("onefold.consumer")
 
-_REDELIVERED: Final = "delivered again: whoever had it before did not finish"
+_REDELIVERED: Final = "delivered again: the process that had it before did not finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Inbox:
     ) -> None:
         self.consumer = consumer
         self.sql = STATEMENTS[dialect]
-        #: Letters that were started but neither handled nor failed: the database went away, or a stop cut them off.
+        #: Those that were started but neither handled nor failed: the database went away, or a stop cut them off.
         self.unfinished: set[str] = set()
         #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
         self.behind = StreamsBehind()
         self._name = consumer.name
-        self._handling = Handling(consumer, self.sql, perform)
+        self._handler_tx = HandlerTransaction(consumer, self.sql, perform)
         self._listener = listener
         self._draw = draw
         self._now_ms = now_ms
@@ -107,7 +107,7 @@ class Inbox:
 
     async def handle(self, delivery: Delivery, tx: Transaction[Any]) -> InboxEvent:
         """Handle a delivery. When this returns the broker may forget it; StoreError: nothing is known, give it back."""
-        stored = received(delivery)
+        stored = stored_from_delivery(delivery)
         problem = find_problem(self.consumer, stored)
         if problem is not None:
             return self.report(await with_connection(lambda: self._refuse(stored, problem)))
@@ -121,7 +121,7 @@ class Inbox:
         if self.consumer.order == "strict":
             parked = await park_all(self, deliveries)
             return None if parked is None else [self.report(event) for event in parked]
-        stored_messages = [received(delivery) for delivery in deliveries]
+        stored_messages = [stored_from_delivery(delivery) for delivery in deliveries]
         if any(stored.problem is not None for stored in stored_messages) or any(d.redelivered for d in deliveries):
             return None
         fresh = await checkout(lambda: self._claim_many(stored_messages))
@@ -132,7 +132,8 @@ class Inbox:
             once = {(stored.id, stored.source): stored for stored in stored_messages}
             error = await self._run([once[each] for each in once if each in fresh], tx, ())
             if error is not None:
-                if isinstance(error, TransactionMisused):  # one by one they may be duplicates, and then nobody is told
+                # One by one they may be duplicates, which are not logged.
+                if isinstance(error, TransactionMisused):
                     _log.error("consumer %r: %s", self._name, error, exc_info=error)
                 return None
         else:
@@ -229,7 +230,7 @@ class Inbox:
             if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
                 await Batch((Boundary.ROLLBACK,))
                 return _IdConflict()
-            return await self._known(stored, done)
+            return await self._end_as_duplicate(stored, done)
         stream, epoch, version = place(stored)
         first = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
         claim = sql.claim(order, name, stored.identity, (stream, epoch, version), kept=kept)
@@ -251,7 +252,7 @@ class Inbox:
         stream, epoch, version = place(stored)
         [(*row, handled, kept, conflict)] = await Fetch(sql.look(name, stream, epoch, stored.identity))
         if handled or (kept and not isinstance(stored, FailedMessage)):
-            return await self._known(stored, done)
+            return await self._end_as_duplicate(stored, done)
         if conflict:
             await Batch((Boundary.ROLLBACK,))
             return _IdConflict()
@@ -263,19 +264,19 @@ class Inbox:
                 return Dropped(name, stored.topic)
             verdict: Turn | Early | Late = Turn()
         else:
-            verdict = judged(stand, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
+            verdict = decide_turn(stand, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
         match verdict:
             case Turn():
-                return None if await Batch((claim,)) else await self._known(stored, done)
+                return None if await Batch((claim,)) else await self._end_as_duplicate(stored, done)
             case Early():
-                await Batch((*self._waiting(stand, stored, verdict), self.park(stored, verdict), _COMMIT))
+                await Batch((*self._begin_wait(stand, stored, verdict), self.park(stored, verdict), _COMMIT))
                 self.behind.note(stream)
                 return Parked(name, stored.topic)
             case Late(reason):
                 await Batch((self._keep(stored, "dead", reason, None), _COMMIT))
                 return DeadLettered(name, stored.topic, reason, stored.id)
 
-    def _waiting(self, stand: Stand, stored: StoredMessage, early: Early) -> tuple[Statement, ...]:
+    def _begin_wait(self, stand: Stand, stored: StoredMessage, early: Early) -> tuple[Statement, ...]:
         if not early.begins:
             return ()
         stream, epoch, _ = place(stored)
@@ -298,7 +299,7 @@ class Inbox:
             started=started, failed=failed, history=history, due_ms=due_ms,
         )  # fmt: skip
 
-    async def _known(self, stored: StoredMessage, done: tuple[Statement, ...]) -> InboxEvent:
+    async def _end_as_duplicate(self, stored: StoredMessage, done: tuple[Statement, ...]) -> InboxEvent:
         """Handled already, or kept already. A failed message of what was handled goes."""
         await Batch((*done, _COMMIT) if done else (Boundary.ROLLBACK,))
         return Duplicate(self._name, stored.topic)
@@ -306,7 +307,7 @@ class Inbox:
     async def _claim_many(self, stored_messages: Sequence[StoredMessage]) -> set[tuple[str, str | None]] | None:
         """Name and source of those that are new. None: one has the id of another source's message."""
         await Batch((begin_at(self.consumer.isolation), *self.sql.opening(self.lease_ms)))
-        those = written(stored_messages)
+        those = write_identities(stored_messages)
         fresh = {(name, source) for name, source in await Fetch(self.sql.claim_many(self._name, those))}
         new = all((stored.id, stored.source) in fresh for stored in stored_messages)
         return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, those)) else None
@@ -316,7 +317,7 @@ class Inbox:
     ) -> Exception | None:
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         known = self.sql.handled(self._name, stored_messages[0].identity)
-        return await self._handling.run(known, messages, tx, after)
+        return await self._handler_tx.run(known, messages, tx, after)
 
     async def run_each(
         self,
@@ -328,7 +329,7 @@ class Inbox:
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
         known = self.sql.handled(self._name, stored_messages[0].identity)
-        return await self._handling.run_each(known, messages, tx, settle, time_s)
+        return await self._handler_tx.run_each(known, messages, tx, settle, time_s)
 
     # --- what fails --------------------------------------------------------------------------------------
 

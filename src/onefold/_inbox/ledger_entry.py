@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 
-from onefold._inbox.consumer import checked_name
-from onefold._inbox.failure_log import log_failure
+from onefold._inbox.consumer import check_name
+from onefold._inbox.handling_log import log_failure
 from onefold._inbox.message_identity import identity_of
-from onefold._inbox.permanent_failures import checked_classes, is_final
+from onefold._inbox.permanent_failures import check_classes, is_final
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, StoredMessage, reason_of, with_failure
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
@@ -35,7 +35,7 @@ from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 
 
-class Entry:
+class LedgerEntry:
     """The flows of one message of one consumer."""
 
     __slots__ = ("_begin", "_consumer", "_delivery", "_final", "_id", "_lease_ms", "_listener", "_sql", "_who")
@@ -55,7 +55,7 @@ class Entry:
     ) -> None:
         require(f"consumer {consumer!r}: lease_s", lease_s, least=0.1, most=86_400)
         self._sql = STATEMENTS[dialect]
-        self._consumer = checked_name(consumer)
+        self._consumer = check_name(consumer)
         given: object = message_id
         if not isinstance(given, str) or not given:
             raise ConfigurationError(
@@ -63,7 +63,7 @@ class Entry:
             )
         self._id = message_id
         self._who = identity_of(message_id, source)
-        self._final = checked_classes(consumer, dead_letter_on)
+        self._final = check_classes(consumer, dead_letter_on)
         self._delivery = delivery or Delivery(data=b"", headers={})
         self._listener = listener
         self._lease_ms = milliseconds(lease_s)
@@ -88,10 +88,10 @@ class Entry:
         """Should the dead letter not be written, that is what is raised: the message must come again."""
         await rollback_and_release()
         if is_final(error, self._final):
-            await with_connection(functools.partial(self._bury, error))
+            await with_connection(functools.partial(self._keep_dead, error))
 
-    async def _bury(self, error: Exception) -> None:
-        stored, reason = self._stored_message(), reason_of(error)
+    async def _keep_dead(self, error: Exception) -> None:
+        stored, reason = self._to_stored(), reason_of(error)
         keep = self._sql.keep(
             self._consumer,
             stored.values(),
@@ -107,7 +107,7 @@ class Entry:
         log_failure(event, 1)
         tell(self._listener, event)
 
-    def _stored_message(self) -> StoredMessage:
+    def _to_stored(self) -> StoredMessage:
         """As a failed message has it. Where the source is known, it must not stand for those of other sources."""
         given, message = self._delivery, self._delivery.message
         if message is None and self._who.source is not None:

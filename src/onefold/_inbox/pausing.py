@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onefold._inbox.consumer import checked_name
+from onefold._inbox.consumer import check_name
 from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch
@@ -26,12 +26,12 @@ class Pause:
 
 async def pause(dialect: str, consumer: str, actor: str) -> bool:
     """Whether it is paused by this; False: it was already."""
-    return await _changed(dialect, consumer, actor, paused=True)
+    return await _change(dialect, consumer, actor, paused=True)
 
 
 async def resume(dialect: str, consumer: str, actor: str) -> bool:
     """Whether it goes on by this; False: it was not paused."""
-    return await _changed(dialect, consumer, actor, paused=False)
+    return await _change(dialect, consumer, actor, paused=False)
 
 
 async def pauses(dialect: str, consumer: str | None = None) -> Sequence[Pause]:
@@ -45,9 +45,9 @@ async def pauses(dialect: str, consumer: str | None = None) -> Sequence[Pause]:
     return await with_connection(work)
 
 
-async def _changed(dialect: str, consumer: str, actor: str, *, paused: bool) -> bool:
+async def _change(dialect: str, consumer: str, actor: str, *, paused: bool) -> bool:
     sql = STATEMENTS[dialect]
-    change = sql.pause(checked_name(consumer), actor) if paused else sql.resume(consumer)
+    change = sql.pause(check_name(consumer), actor) if paused else sql.resume(consumer)
 
     async def work() -> bool:
         if not await Batch((Boundary.BEGIN, change)):

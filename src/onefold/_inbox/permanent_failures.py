@@ -16,7 +16,7 @@ from onefold.errors import ConfigurationError, PayloadInvalid, StoreError
 _PASSING: Final = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57", "58")
 
 
-def checked_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
+def check_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
     """The classes, or a refusal that says what is wrong with them."""
     classes = tuple(given) if isinstance(given, Iterable) else (given,)
     for one in classes:

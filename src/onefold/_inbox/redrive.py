@@ -23,11 +23,11 @@ from onefold._kernel.telemetry import Listener, Redriven, tell
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError, ProgrammerError
 
-LETTERS_MAX: Final = 100_000
+REDRIVE_MAX: Final = 100_000
 IDS_MAX: Final = 10_000
 
-#: Letters that one transaction discards.
-DISCARDED_AT_ONCE: Final = 1000
+#: Dead letters that one transaction discards.
+DISCARD_BATCH: Final = 1000
 
 
 class FailedMessageNotFit(ProgrammerError):
@@ -36,7 +36,7 @@ class FailedMessageNotFit(ProgrammerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead failed messages of a consumer. What is None filters nothing."""
+    """Which dead letters of a consumer. What is None filters nothing."""
 
     consumer: str
     topic: str | None = None
@@ -58,13 +58,13 @@ class Filter:
         ids = None if self.ids is None else json.dumps(self.ids)
         return (self.consumer, self.topic, self.reason, _ms(self.since), _ms(self.until), ids)
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dead failed messages with one topic and one reason. `unfit` of them are too old to be redriven."""
+    """Dead letters with one topic and one reason. `unfit` of them are too old to be redriven."""
 
     topic: str | None
     reason: str
@@ -114,7 +114,7 @@ async def redrive(
     *,
     actor: str,
     per_second: float = 10.0,
-    letters_max: int = 10_000,
+    limit: int = 10_000,
     dead_letter_s: float = 7 * DAY_S,
     listener: Listener | None = None,
     now_ms: Callable[[], int] = wall_ms,
@@ -122,17 +122,17 @@ async def redrive(
     """Try dead letters again. Their counts begin anew, their history stays. What could not be read is read again."""
     _check_actor(actor)
     require("per_second", per_second, least=0.001, most=100_000)
-    require("letters_max", letters_max, least=1, most=LETTERS_MAX)
+    require("limit", limit, least=1, most=REDRIVE_MAX)
     sql, job_id = STATEMENTS[dialect], new_id(now_ms())
     pause_us = round(1_000_000 / per_second)
-    details = {"job": job_id, "per_second": per_second, "letters_max": letters_max, "filter": chosen.written()}
+    details = {"job": job_id, "per_second": per_second, "limit": limit, "filter": chosen.to_json()}
 
     async def work() -> Job:
         await Batch(
             (
                 Boundary.BEGIN,
-                sql.redrive(chosen.values(), milliseconds(dead_letter_s), letters_max, job_id, pause_us),
-                sql.job(job_id, chosen.consumer, actor, chosen.written()),
+                sql.redrive(chosen.values(), milliseconds(dead_letter_s), limit, job_id, pause_us),
+                sql.job(job_id, chosen.consumer, actor, chosen.to_json()),
                 sql.audit(actor, "redrive", chosen.consumer, json.dumps(details)),
                 Boundary.COMMIT,
             )
@@ -176,12 +176,12 @@ async def discard(dialect: str, consumer: str, ids: tuple[str, ...], *, actor: s
 async def discard_all(dialect: str, chosen: Filter, *, actor: str) -> int:
     """Delete all dead letters that fit, some in each transaction; how many."""
     _check_actor(actor)
-    statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARDED_AT_ONCE)
+    statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARD_BATCH)
     total = 0
     while True:
-        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.written()})
+        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.to_json()})
         total += count
-        if count < DISCARDED_AT_ONCE:
+        if count < DISCARD_BATCH:
             return total
 
 
@@ -193,7 +193,7 @@ async def _discard(dialect: str, consumer: str, statement: Statement, actor: str
         await Batch((Boundary.BEGIN,))
         gone = await Fetch(statement)
         streams = sorted({bytes(stream) for _, _, stream in gone if stream is not None})
-        # Whoever waited behind one of them is judged again; it does not follow that it may go on: that is `skip`.
+        # The message behind one of them looks again for its turn; it does not follow that it has it: that is `skip`.
         wakes = [sql.wake_first(consumer, stream) for stream in streams]
         failed_messages = [{"id": name, "topic": topic} for name, topic, _ in gone]
         audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "failed_messages": failed_messages}))
@@ -214,13 +214,13 @@ async def resume_at(dialect: str, consumer: str, message_id: str, *, actor: str)
     await _move(dialect, consumer, message_id, actor=actor, action="resume")
 
 
-async def audited(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any]]:
+async def list_audit(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any]]:
     """The last lines of the audit, the newest first."""
     require("limit", limit, least=1, most=10_000)
 
     async def work() -> list[Mapping[str, Any]]:
         names = ("at_ms", "actor", "action", "consumer", "details")
-        rows = await Fetch(STATEMENTS[dialect].audited(limit))
+        rows = await Fetch(STATEMENTS[dialect].list_audit(limit))
         return [dict(zip(names, (*row[:4], json.loads(row[4])), strict=True)) for row in rows]
 
     return await with_connection(work)
@@ -232,7 +232,7 @@ async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, act
 
     async def work() -> str | None:
         await Batch((Boundary.BEGIN,))
-        # The stream before the failed message, as everyone else: but which stream it is, the failed message knows.
+        # The stream before the failed message, as everywhere: but which stream it is, the failed message knows.
         found = await _stream_of(sql.failed_message(consumer, message_id), message_id)
         if isinstance(found, str):
             await Batch((Boundary.ROLLBACK,))
@@ -255,7 +255,7 @@ async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, act
             )
         else:
             ahead = (epoch, version) > (at_epoch, at_version)
-            wrong = None if state == "waiting" and ahead else "is not a waiting letter ahead of its stream"
+            wrong = None if state == "waiting" and ahead else "is not a waiting message ahead of its stream"
             steps = (
                 sql.advance(consumer, stream, epoch, version - 1),
                 sql.wake(consumer, stream, epoch, version),
@@ -263,8 +263,8 @@ async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, act
         if wrong is not None or not still:
             await Batch((Boundary.ROLLBACK,))
             return (
-                f"letter {message_id!r} of consumer {consumer!r} {wrong or 'is gone'}: it is {state}, epoch {epoch}, "
-                f"version {version}; its stream stands at epoch {at_epoch}, version {at_version}"
+                f"failed message {message_id!r} of consumer {consumer!r} {wrong or 'is gone'}: it is {state}, epoch "
+                f"{epoch}, version {version}; its stream stands at epoch {at_epoch}, version {at_version}"
             )
         await Batch((*steps, sql.audit(actor, action, consumer, json.dumps(details)), Boundary.COMMIT))
         return None
@@ -277,10 +277,10 @@ async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, act
 async def _stream_of(statement: Statement, message_id: str) -> tuple[str, bytes, int, int, dict[str, Any]] | str:
     rows: list[Row] = await Fetch(statement)
     if not rows:
-        return f"there is no letter {message_id!r}"
+        return f"there is no failed message {message_id!r}"
     state, topic, key, stream, epoch, version = rows[0]
     if stream is None or version is None:
-        return f"letter {message_id!r} has no key and version, so nothing waits behind it"
+        return f"failed message {message_id!r} has no key and version, so nothing waits behind it"
     details = {"id": message_id, "topic": topic, "key": key, "epoch": epoch, "version": version}
     return state, bytes(stream), epoch, version, details
 

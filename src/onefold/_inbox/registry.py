@@ -52,7 +52,7 @@ class RunningProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What the members of a consumer say of its topics."""
+    """What the processes of a consumer say of its topics."""
 
     wanted: frozenset[str]
     former: frozenset[str]
@@ -68,42 +68,42 @@ class Standing:
 NOTHING: Final = Standing(wanted=frozenset(), former=frozenset(), outdated=())
 
 
-def judge(members: Sequence[RunningProcess]) -> Standing:
+def judge(processes: Sequence[RunningProcess]) -> Standing:
     """What is wanted: the topics of those that are alive, and of the one that was started last."""
-    if not members:
+    if not processes:
         return NOTHING
-    latest = max(members, key=lambda member: (member.started_ms, member.process))
-    wanted = frozenset[str]().union(*(member.topics for member in members if member.alive or member is latest))
-    former = frozenset[str]().union(*(member.topics for member in members)) - wanted
+    latest = max(processes, key=lambda each: (each.started_ms, each.process))
+    wanted = frozenset[str]().union(*(each.topics for each in processes if each.alive or each is latest))
+    former = frozenset[str]().union(*(each.topics for each in processes)) - wanted
     outdated = tuple(
-        member.process
-        for member in members
-        if not (member.alive or member is latest) and (_covered(member.topics, wanted) or member.seen_s > FORMER_S)
+        each.process
+        for each in processes
+        if not (each.alive or each is latest) and (_covers(each.topics, wanted) or each.seen_s > FORMER_S)
     )
     return Standing(wanted=wanted, former=former, outdated=outdated)
 
 
-def _covered(topics: Collection[str], wanted: Collection[str]) -> bool:
+def _covers(topics: Collection[str], wanted: Collection[str]) -> bool:
     return all(matches_any(wanted, topic) for topic in topics)
 
 
 async def register(dialect: str, consumer: str, process: str, topics: Collection[str]) -> None:
     """This process is there. To be called before it subscribes, so that no topic is subscribed to that is not known."""
-    await _write(STATEMENTS[dialect].members.register(consumer, process, json.dumps(sorted(topics))))
+    await _write(STATEMENTS[dialect].registry.register(consumer, process, json.dumps(sorted(topics))))
 
 
 async def leave(dialect: str, consumer: str, process: str) -> None:
     """It has ended."""
-    await _write(STATEMENTS[dialect].members.leave(consumer, process))
+    await _write(STATEMENTS[dialect].registry.leave(consumer, process))
 
 
 async def forget(dialect: str, consumer: str, processes: Sequence[str]) -> None:
     """These are not remembered any longer."""
     if processes:
-        await _write(STATEMENTS[dialect].members.forget(consumer, json.dumps(processes)))
+        await _write(STATEMENTS[dialect].registry.forget(consumer, json.dumps(processes)))
 
 
-async def members(dialect: str, consumer: str | None = None) -> list[RunningProcess]:
+async def list_processes(dialect: str, consumer: str | None = None) -> list[RunningProcess]:
     """The processes of one consumer, or of all."""
 
     async def work() -> list[RunningProcess]:
@@ -117,18 +117,18 @@ async def members(dialect: str, consumer: str | None = None) -> list[RunningProc
                 left=bool(left),
             )
             for name, process, topics, started_ms, in_ms, left in await Fetch(
-                STATEMENTS[dialect].members.members(consumer)
+                STATEMENTS[dialect].registry.processes(consumer)
             )
         ]
 
     return await with_connection(work)
 
 
-async def named(dialect: str) -> list[str]:
+async def list_consumers(dialect: str) -> list[str]:
     """The consumers that this database knows of."""
 
     async def work() -> list[str]:
-        return [name for (name,) in await Fetch(STATEMENTS[dialect].members.named())]
+        return [name for (name,) in await Fetch(STATEMENTS[dialect].registry.consumers())]
 
     return await with_connection(work)
 
@@ -154,7 +154,7 @@ async def end(dialect: str, consumer: str, actor: str, details: str) -> Ended:
         return total
 
     async def work() -> Ended:
-        handled, failed_messages, *_ = [await all_of(statement) for statement in sql.members.end(consumer, AT_ONCE)]
+        handled, failed_messages, *_ = [await all_of(statement) for statement in sql.registry.end(consumer, AT_ONCE)]
         counts = f"{details}; ledger rows: {handled}; failed messages: {failed_messages}"
         await Batch((Boundary.BEGIN, sql.audit(actor, "remove", consumer, counts), Boundary.COMMIT))
         return Ended(handled=handled, failed_messages=failed_messages)

@@ -1,4 +1,4 @@
-"""Forgetting what was handled long ago, in batches small enough to disturb nobody. Letters are never forgotten."""
+"""Forgetting what was handled long ago, in small batches with short locks. Failed messages are never forgotten."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ async def reap(dialect: str, consumer: str, retention_s: float, *, limit: int = 
     statement = STATEMENTS[dialect].reap(consumer, milliseconds(retention_s), limit)
     reaped = 0
     for _ in range(batches_max):
-        gone = await with_connection(lambda: _deleted(statement))
+        gone = await with_connection(lambda: _delete(statement))
         reaped += gone
         if gone < limit:
             break
     return reaped
 
 
-async def _deleted(statement: Statement) -> int:
+async def _delete(statement: Statement) -> int:
     return await Batch((statement,))

@@ -1,12 +1,14 @@
 """onefold's tables for the inbox, as numbered migrations per dialect. A number, once released, never changes.
 
-`onefold_inbox` is the ledger: a row says that this consumer handled this message (see `identity.py`). `onefold_letter`
-holds what was not handled and is no longer at the broker: a failed message is `waiting` until `due_at` (NULL: until its
-predecessor is handled) or `dead` until a person says what to do. `started` and `failed` count runs; a failed message
-that was started more often than it failed was at hand when a process died. `onefold_progress` is where an ordered
-consumer stands in a stream: version 0 means that nothing was handled yet, and `settle_at` is when the smallest version
-at hand is taken as the beginning. `onefold_consumer` has a row for each process that runs a consumer: see `members.py`.
-A consumer with a row in `onefold_pause` is paused: see `pausing.py`.
+`onefold_inbox` is the ledger: a row says that this consumer handled this message (see `message_identity.py`).
+`onefold_letter` holds the failed messages: not handled, and no longer at the broker. (The table, and the column
+`letters` of `onefold_redrive`, keep their names: processes of the previous release use them during a rolling upgrade.)
+A failed message is `waiting` until `due_at` (NULL: until its predecessor is handled) or `dead` until a person says what
+to do. `started` and `failed` count runs; a failed message that was started more often than it failed was at hand when a
+process died. `onefold_progress` is where an ordered consumer stands in a stream: version 0 means that nothing was
+handled yet, and `settle_at` is when the smallest version at hand is taken as the beginning. `onefold_consumer` has a
+row for each process that runs a consumer: see `registry.py`. A consumer with a row in `onefold_pause` is paused: see
+`pausing.py`.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         )
         """,
     ),
-    # NULL where the release before wrote the row, or a receiver that knows no source: see `identity.py`.
+    # NULL where the release before wrote the row, or a receiver that knows no source: see `message_identity.py`.
     7: ("ALTER TABLE onefold_inbox ADD COLUMN source text",),
     11: (
         """

@@ -1,6 +1,6 @@
 """A message as the inbox keeps it: what came from the broker, to the byte, and what was read from it.
 
-Invariant: `restored(stored.values()) == stored`, so a failed message is handled as its delivery would
+Invariant: `stored_from_row(stored.values()) == stored`, so a failed message is handled as its delivery would
 have been.
 """
 
@@ -25,7 +25,7 @@ TRACE_MAX: Final = 4000
 
 _NOWHERE: Final = asdict(NOWHERE)
 
-#: Where nobody says to which topic a message was sent.
+#: Where it is not known to which topic a message was sent.
 UNKNOWN_TOPIC: Final = "?"
 
 UNREADABLE: Final = "the message has no envelope that can be read; see its headers and bytes"
@@ -73,7 +73,7 @@ class StoredMessage:
         if message is None:
             # Without a source it counts as unreadable; the topic is for people to find it by.
             named = (None, self.origin.topic or None, None, None, None, None)
-            return (self.id, _written(self.headers), self.data, None, json.dumps({"origin": origin}), *named)
+            return (self.id, _write_headers(self.headers), self.data, None, json.dumps({"origin": origin}), *named)
         envelope = {
             "origin": origin,
             "content_type": message.content_type,
@@ -85,7 +85,7 @@ class StoredMessage:
             envelope["id"] = message.id
         body = None if message.data == self.data else message.data
         called = (message.source, message.topic, message.key, self.stream, message.epoch or 0, message.version)
-        return (self.id, _written(self.headers), self.data, body, json.dumps(envelope), *called)
+        return (self.id, _write_headers(self.headers), self.data, body, json.dumps(envelope), *called)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def place(stored: StoredMessage) -> tuple[bytes, int, int]:
     return stream, message.epoch or 0, message.version
 
 
-def received(delivery: Delivery) -> StoredMessage:
+def stored_from_delivery(delivery: Delivery) -> StoredMessage:
     """A delivery as a stored message. What cannot be kept under its own id is named after what its broker calls it."""
     headers, origin = delivery.headers, delivery.origin
     message, problem = delivery.message, delivery.problem
@@ -146,7 +146,7 @@ def _digest(delivery: Delivery) -> str:
     return blake2b(names.encode() + b"\n" + delivery.data, digest_size=16).hexdigest()
 
 
-def restored(
+def stored_from_row(
     message_id: str,
     headers: str,
     data: bytes,
@@ -186,7 +186,7 @@ def restored(
     return StoredMessage(id=message_id, headers=json.loads(headers), data=bytes(data), message=message, origin=origin)
 
 
-def written(stored_messages: Sequence[StoredMessage]) -> str:
+def write_identities(stored_messages: Sequence[StoredMessage]) -> str:
     """Their identities, as a JSON array."""
     return json.dumps([asdict(stored.identity) for stored in stored_messages])
 
@@ -209,7 +209,7 @@ def tidy(text: str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
-def _written(headers: Mapping[str, str]) -> str:
+def _write_headers(headers: Mapping[str, str]) -> str:
     return json.dumps(dict(headers), sort_keys=True)
 
 

@@ -1,8 +1,8 @@
-"""Where a message stands in its stream, and what follows from that. Pure: the flow reads, this judges.
+"""Where a message stands in its stream, and what follows from that. Pure: the flow reads, this decides.
 
 A stream stands at (epoch, version), the last that was handled; version 0 says that none was. Version 1 begins an epoch
 at once. A stream that is first seen in its middle waits a while for what may still come, and then begins with the
-smallest version at hand: also one that is kept as a failed message and failed, so that nobody overtakes it.
+smallest version at hand: also one that is kept as a failed message and failed, so that nothing overtakes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Stand:
     epoch: int
     version: int
     settles_in_ms: int | None
-    """When the wait for a beginning is over. None: nobody waits yet."""
+    """When the wait for a beginning is over. None: it has not begun."""
     smallest_kept: int | None
     """Of the other messages of this message's epoch, as long as none of the stream was handled."""
 
@@ -47,7 +47,7 @@ class Late:
 Verdict: TypeAlias = Turn | Early | Late
 
 
-def judged(stand: Stand, epoch: int, version: int, *, wait_ms: int) -> Verdict:
+def decide_turn(stand: Stand, epoch: int, version: int, *, wait_ms: int) -> Verdict:
     """Under `strict`."""
     if epoch < stand.epoch:
         return Late(

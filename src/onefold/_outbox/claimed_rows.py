@@ -1,7 +1,7 @@
 """What a relay has at hand: rows read as messages, the order they are sent in, and which buckets are whose.
 
-Everything here is a function of its arguments. Of one stream, no wave holds more than one event, and the waves hold
-them in their order.
+Everything here is a function of its arguments. Of one stream, no round holds more than one event, and the rounds
+hold them in their order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from onefold._kernel.effects import Row
 from onefold._kernel.messages import Message
 
-#: How often a row may have been at hand when a relay died, before it is set aside.
+#: How often a row may have been at hand when a relay died, before it is a dead letter.
 AT_HAND_MAX: Final = 3
 
 DIED_OF: Final = f"it was at hand when a relay died, {AT_HAND_MAX} times; look at the event, then retry or discard it"
@@ -31,7 +31,7 @@ BEYOND: Final = b"\xff" * 17
 ERROR_LENGTH_MAX: Final = 1000
 
 
-class Place(NamedTuple):
+class TourPosition(NamedTuple):
     """Where a tour of the streams goes on: behind this one."""
 
     bucket: int = -1
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     stream: bytes = b""
 
 
-START: Final = Place()
+START: Final = TourPosition()
 
 
 class Limits(NamedTuple):
@@ -77,7 +77,7 @@ class ClaimedRow(NamedTuple):
     failed_before: bool
 
 
-class Claimed(NamedTuple):
+class ClaimResult(NamedTuple):
     """What a claim has found, in its order."""
 
     rows: list[ClaimedRow]
@@ -85,11 +85,11 @@ class Claimed(NamedTuple):
     """A scan saw as many rows of a bucket as it looks at: more may stand behind them."""
     crowded: bool = False
     """A scan saw little but what may not go, or what is of few streams: more may stand behind it."""
-    goes_on: Place = START
+    goes_on: TourPosition = START
     """Where a tour had to stop."""
 
 
-def scanned(found: Sequence[Row], per_bucket: int) -> Claimed:
+def read_scan(found: Sequence[Row], per_bucket: int) -> ClaimResult:
     """What a scan has found. A row without a position may not go."""
     rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
     seen: dict[int, int] = {}
@@ -100,16 +100,16 @@ def scanned(found: Sequence[Row], per_bucket: int) -> Claimed:
         various.setdefault(row.bucket, set()).add(row.stream or row.position)
     full = {bucket: count for bucket, count in seen.items() if count >= per_bucket}
     crowded = any(2 * len(various.get(bucket, ())) < count for bucket, count in full.items())
-    return Claimed(rows, full=bool(full), crowded=crowded)
+    return ClaimResult(rows, full=bool(full), crowded=crowded)
 
 
-def toured(found: Sequence[Row]) -> Claimed:
+def read_tour(found: Sequence[Row]) -> ClaimResult:
     """What a tour has found. A row without a position says where it had to stop."""
     rows = sorted((read(row) for row in found if row[1] is not None), key=_position)
     for bucket, position, stream, _, _, destination, *_ in found:
         if position is None:
-            return Claimed(rows, goes_on=Place(bucket, destination, bytes(stream)))
-    return Claimed(rows)
+            return ClaimResult(rows, goes_on=TourPosition(bucket, destination, bytes(stream)))
+    return ClaimResult(rows)
 
 
 def _position(row: ClaimedRow) -> int:
@@ -135,7 +135,7 @@ def read(row: Row) -> ClaimedRow:
             headers={} if headers == "{}" else json.loads(headers),
             endpoint=destination,
         )
-    except ValueError as unreadable:  # somebody edited it: it stops its stream, not the relay
+    except ValueError as unreadable:  # it was edited by hand: it stops its stream, not the relay
         message = unreadable
     stream = None if stream is None else bytes(stream)
     return ClaimedRow(bucket, position, stream, destination or topic, message, finished, error is not None)
@@ -156,14 +156,14 @@ def rounds(rows: Sequence[ClaimedRow]) -> list[list[ClaimedRow]]:
     return found
 
 
-def assigned(
+def assign_buckets(
     relay: str, relays: Sequence[str], owners: Mapping[int, str | None], *, leaving: bool = False
 ) -> dict[int, str | None]:
-    """Which buckets change hands when this relay tends: those without a living owner, and its own above its fair share
-    (when leaving, all of them).
+    """Which buckets change hands when this relay rebalances: those without a living owner, and its own above its fair
+    share (when leaving, all of them).
 
-    They go to whoever has fewest, at once: a bucket without an owner waits. Nobody else's are touched, because they may
-    be publishing from them.
+    They go to the relays that have fewest, at once: a bucket without an owner waits. Those of other living relays are
+    not touched, because they may be publishing from them.
     """
     held: dict[str, list[int]] = {name: [] for name in relays}
     homeless: list[int] = []
@@ -185,6 +185,6 @@ def assigned(
     return {bucket: taker for bucket, taker in changes.items() if owners[bucket] != taker}
 
 
-def shortened(error: object) -> str:
+def shorten(error: object) -> str:
     """An error as it is stored."""
     return str(error).replace("\0", "")[:ERROR_LENGTH_MAX]

@@ -10,12 +10,12 @@ from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerUnavailable, MessageRefused
 
 
-async def confirms_of(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:
+async def publish_rows(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:
     """Publish rows; one that cannot be read is refused."""
     messages = [row.message for row in rows if isinstance(row.message, Message)]
     if len(messages) == len(rows):
-        return await _published(messages)
-    answers = iter(await _published(messages) if messages else ())
+        return await _publish(messages)
+    answers = iter(await _publish(messages) if messages else ())
     return [
         next(answers)
         if isinstance(row.message, Message)
@@ -24,7 +24,7 @@ async def confirms_of(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:
     ]
 
 
-async def _published(messages: Sequence[Message]) -> Sequence[Confirm]:
+async def _publish(messages: Sequence[Message]) -> Sequence[Confirm]:
     """Publish, and have an answer for each message whatever happens."""
     try:
         confirms = await Publish(messages)
@@ -34,14 +34,14 @@ async def _published(messages: Sequence[Message]) -> Sequence[Confirm]:
         # Not what a broker may raise: one of them brings its client down. Alone, it is found.
         if len(messages) == 1:
             return [MessageRefused(f"the broker's adapter failed: {type(error).__name__}: {error}")]
-        return [confirm for message in messages for confirm in await _published([message])]
+        return [confirm for message in messages for confirm in await _publish([message])]
     if len(confirms) != len(messages):
         problem = BrokerUnavailable(f"the broker's adapter gave {len(confirms)} answers for {len(messages)} messages")
         return [problem] * len(messages)
-    return list(map(_checked, confirms))
+    return list(map(_check_confirm, confirms))
 
 
-def _checked(confirm: object) -> Confirm:
+def _check_confirm(confirm: object) -> Confirm:
     """What is neither a confirm nor a failure says nothing: were it passed over, its row would be sent in a circle."""
     if confirm is None or isinstance(confirm, MessageRefused | BrokerUnavailable):
         return confirm

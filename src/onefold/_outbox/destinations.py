@@ -33,17 +33,17 @@ class Destinations:
         self._paused: dict[str, _Pause] = {}
         self._not_subscribed: set[str] = set()
 
-    def closed(self, now: float) -> list[str]:
+    def paused_at(self, now: float) -> list[str]:
         """Nothing is to be claimed for these."""
         return [name for name, pause in self._paused.items() if pause.until > now]
 
-    def allowed(self, wave: Sequence[ClaimedRow], *, first: bool) -> Sequence[ClaimedRow]:
-        """What of a wave may be sent: of a destination that is on trial a few, and of these only in the first wave."""
-        if not self._paused or not any(row.destination in self._paused for row in wave):
-            return wave
+    def select(self, ready: Sequence[ClaimedRow], *, first: bool) -> Sequence[ClaimedRow]:
+        """What of a round may be sent: of a destination that is on trial a few, and only in the first round."""
+        if not self._paused or not any(row.destination in self._paused for row in ready):
+            return ready
         on_trial: dict[str, list[ClaimedRow]] = {}
         going: list[ClaimedRow] = []
-        for row in wave:
+        for row in ready:
             if row.destination in self._paused:
                 on_trial.setdefault(row.destination, []).append(row)
             else:
@@ -54,12 +54,12 @@ class Destinations:
                 going += (rows[start:] + rows[:start])[:PROBE_ROWS]
         return going
 
-    def confirmed(self, name: str) -> bool:
+    def note_confirmed(self, name: str) -> bool:
         """It took something; whether that ends a pause."""
         self._not_subscribed.discard(name)
         return self._paused.pop(name, None) is not None
 
-    def not_subscribed(self, name: str) -> bool:
+    def note_not_subscribed(self, name: str) -> bool:
         """No consumer has subscribed to it; whether that is news."""
         known = name in self._not_subscribed
         self._not_subscribed.add(name)
@@ -75,7 +75,7 @@ class Destinations:
         self._paused.clear()
         return names
 
-    def refused_all(self, name: str, now: float) -> bool:
+    def note_refused_all(self, name: str, now: float) -> bool:
         """It took nothing of a round; whether that is news."""
         pause = self._paused.get(name)
         probes = 0 if pause is None else pause.probes + 1

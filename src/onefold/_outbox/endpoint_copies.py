@@ -18,7 +18,7 @@ from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import ClaimedRow
 
 #: The names of the endpoints that an event goes to.
-Aims: TypeAlias = Callable[[Message], Sequence[str]]
+EndpointsOf: TypeAlias = Callable[[Message], Sequence[str]]
 
 #: No further event is copied in a round that makes so many copies.
 COPIES_MAX: Final = 1000
@@ -32,7 +32,7 @@ class Copy(NamedTuple):
     destination: str
 
 
-def aimed(rows: Sequence[ClaimedRow], aims: Aims) -> tuple[list[ClaimedRow], list[Copy]]:
+def split_by_endpoint(rows: Sequence[ClaimedRow], endpoints_of: EndpointsOf) -> tuple[list[ClaimedRow], list[Copy]]:
     """The rows that go as they are, and the copies to be made of others. What stands behind a row that goes as it is
     is left for another round: a copy of it could arrive first."""
     going: list[ClaimedRow] = []
@@ -40,7 +40,7 @@ def aimed(rows: Sequence[ClaimedRow], aims: Aims) -> tuple[list[ClaimedRow], lis
     whole: set[bytes | None] = set()
     for row in rows:
         message = row.message
-        names = aims(message) if isinstance(message, Message) and message.endpoint is None else ()
+        names = endpoints_of(message) if isinstance(message, Message) and message.endpoint is None else ()
         if not names:
             going.append(row)
             whole.add(row.stream)

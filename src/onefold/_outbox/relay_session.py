@@ -1,4 +1,4 @@
-"""One relay's work: lease buckets, claim waiting rows, publish them, mark them.
+"""One session of a relay: lease buckets, claim waiting rows, publish them, mark them.
 
 Theory of operation. A relay session has an id of its own that is never used again: the id is the fence, its row in
 `onefold_relay` the lease. Each relay deletes rows whose lease ran out; a session without a row claims nothing and marks
@@ -8,7 +8,7 @@ and marks them. Confirms are marked in any case. Reasons: docs/why/at-least-once
 Most claims take the oldest rows. Where those are of few streams, or may not go, the next claims tour the streams
 instead: no stream and no destination waits for another one's backlog.
 
-What a destination does not take now (BrokerUnavailable) is judged by what else became of the round. If the destination
+What a destination does not take now (BrokerUnavailable) is judged by what else became of the tick. If the destination
 confirmed something else, it is the event: it is put off, and from the second time on that counts as an attempt. If it
 confirmed nothing it is paused, and its events stay as they are. If nothing was confirmed at all it is an outage.
 
@@ -30,21 +30,21 @@ from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Step
 from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import (
     START,
-    Claimed,
     ClaimedRow,
+    ClaimResult,
     Failure,
     Limits,
-    assigned,
+    assign_buckets,
+    read_scan,
+    read_tour,
     rounds,
-    scanned,
-    shortened,
-    toured,
+    shorten,
 )
-from onefold._outbox.confirms import confirms_of
+from onefold._outbox.confirms import publish_rows
 from onefold._outbox.destinations import Destinations
-from onefold._outbox.endpoint_copies import Aims, Copy, aimed
-from onefold._outbox.failure_log import log_failure, log_not_subscribed
-from onefold._outbox.relay_settings import Settings
+from onefold._outbox.endpoint_copies import Copy, EndpointsOf, split_by_endpoint
+from onefold._outbox.publish_log import log_failure, log_not_subscribed
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.schema import BUCKETS
 from onefold._outbox.sql import STATEMENTS
 from onefold._policy.backoff import Backoff, Draw
@@ -53,7 +53,7 @@ from onefold.errors import BrokerError, BrokerUnavailable, MessageRefused, Store
 #: A refused event is tried again at growing distances, until it has no attempts left.
 RETRIES: Final = Backoff(transient_base_s=1.0, cap_s=300.0)
 
-#: No further wave of a round is begun later than this: who came meanwhile has waited for long enough.
+#: No further round of a tick is begun later than this: events that came meanwhile have waited for long enough.
 ROUND_S: Final = 1.0
 
 #: Of a stream a claim takes so many rows; more, where there are not many streams.
@@ -71,7 +71,7 @@ TOURS_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalanced:
-    """What tending found: how many buckets are ours, and what was set aside (id and topic)."""
+    """How many buckets are ours, and which events became dead letters (id and topic): relays died with them."""
 
     buckets: int
     set_aside: tuple[tuple[str, str], ...] = ()
@@ -102,33 +102,33 @@ class Sent:
     idle: bool = False
     """Nothing waits any more, not for those that were paused either."""
     outage: BrokerUnavailable | None = None
-    """Nothing was confirmed: nobody's fault, and nobody's attempt."""
+    """Nothing was confirmed: the broker is away, and no attempt is counted."""
 
 
 class RelaySession:
-    """One life of a relay, under one id. Its flows are run one after the other, never two at once; but `renew` may be
-    run beside any."""
+    """What a relay does under one id. Its flows are run one after the other, never two at once; but `renew` may be run
+    beside any."""
 
     def __init__(
         self,
         relay: str,
         dialect: str,
-        settings: Settings,
+        settings: RelayConfig,
         draw: Draw,
-        aims: Aims | None = None,
+        endpoints_of: EndpointsOf | None = None,
         former: RelaySession | None = None,
     ) -> None:
         self.relay = relay
         #: Set from outside: nothing more is sent after what is in flight.
         self.stopping = False
-        #: Found out on the way: this life is over.
-        self.buried = False
+        #: Found out on the way: its row is gone, and the relay begins another session.
+        self.expired = False
         #: Sent, but not marked yet, because the database could not be reached.
         self.unmarked: Sent | None = None
         self._sql = STATEMENTS[dialect]
         self._settings = settings
         self._draw = draw
-        self._aims = aims
+        self._endpoints_of = endpoints_of
         self._destinations: Destinations = Destinations(draw) if former is None else former._destinations
         self._leased_at = float("-inf")
         self._per_bucket = ceil(settings.batch_max / BUCKETS)
@@ -141,21 +141,21 @@ class RelaySession:
         self._more = False
 
     async def enter(self) -> Rebalanced:
-        """Begin this life."""
-        tended = await with_connection(
+        """Begin the session."""
+        rebalanced = await with_connection(
             lambda: self._renew_and_rebalance(self._sql.enter(self.relay, self._settings.lease_s))
         )
-        assert tended is not None, "a row that was inserted is there"
-        return tended
+        assert rebalanced is not None, "a row that was inserted is there"
+        return rebalanced
 
     async def renew_and_rebalance(self) -> Rebalanced | None:
-        """Renew the lease, bury the dead, share the buckets. None: we were buried ourselves."""
+        """Renew the lease, expire dead relays, share the buckets. None: this session has expired."""
         return await with_connection(
             lambda: self._renew_and_rebalance(self._sql.renew(self.relay, self._settings.lease_s))
         )
 
     async def leave(self) -> None:
-        """End this life in order: the others have our buckets at once."""
+        """End the session in order: the others have our buckets at once."""
 
         async def work() -> None:
             await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s)))
@@ -170,8 +170,8 @@ class RelaySession:
         if self.unmarked is None:
             rows = await with_connection(lambda: self._claim(rows_max or self._settings.batch_max, touring=probing))
             if not rows:
-                return await self._found_nothing()
-            going = rows if self._aims is None else await self._aim(rows, self._aims)
+                return await self._end_pauses_if_idle()
+            going = rows if self._endpoints_of is None else await self._split(rows, self._endpoints_of)
             self.unmarked = await self._publish(going)
             self.unmarked.claimed = len(rows)
             self.unmarked.more = self._more or len(self.unmarked.confirmed) < len(rows)
@@ -180,9 +180,9 @@ class RelaySession:
         self.unmarked = None
         return sent
 
-    async def _found_nothing(self) -> Sent:
-        """What destinations did not take may have been discarded: then no confirm ends their pauses. A relay that was
-        buried finds nothing either, and knows nothing by that."""
+    async def _end_pauses_if_idle(self) -> Sent:
+        """What destinations did not take may have been discarded: then no confirm ends their pauses. An expired session
+        finds nothing either, and knows nothing by that."""
         if self._idle and self._destinations.any_paused and await self.renew():
             return Sent(idle=True, resumed=self._destinations.forget())
         return Sent()
@@ -193,7 +193,7 @@ class RelaySession:
         now = await Now()
         if await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s), ours)) == 0:
             await Batch((Boundary.ROLLBACK,))
-            self.buried = True
+            self.expired = True
             return None
         tried = [position for (trying,) in await Fetch(self._sql.expire_dead()) for position in json.loads(trying)]
         aside = await self._sql.suspect(tried) if tried else []
@@ -206,12 +206,12 @@ class RelaySession:
         """What hands buckets over, and how many are ours after that."""
         relays = [relay for (relay,) in await Fetch(self._sql.relays())]
         owners: dict[int, str | None] = {row[0]: row[1] for row in await Fetch(self._sql.owners())}
-        changes = assigned(self.relay, relays, owners, leaving=leaving)
+        changes = assign_buckets(self.relay, relays, owners, leaving=leaving)
         held = list((owners | changes).values()).count(self.relay)
         return ((self._sql.assign(changes),) if changes else ()), held
 
     async def _goes_on(self, began: float) -> bool:
-        """Whether another wave may be sent. A third of the lease is kept for the wave itself, a third for surprises."""
+        """Whether another round may be sent. A third of the lease is kept for the round, a third for surprises."""
         now = await Now()
         if self.stopping or now > began + ROUND_S:
             return False
@@ -220,26 +220,26 @@ class RelaySession:
         try:
             return await self.renew()
         except StoreError:
-            return False  # nobody can say whether it is still ours
+            return False  # it is not known whether the lease is still ours
 
     async def renew(self) -> bool:
-        """Extend the lease; False: we were buried."""
+        """Extend the lease; False: this session has expired."""
         now = await Now()
 
         async def work() -> int:
             return await Batch((self._sql.renew(self.relay, self._settings.lease_s),))
 
         if await with_connection(work) == 0:
-            self.buried = True
+            self.expired = True
         else:
             self._leased_at = now
-        return not self.buried
+        return not self.expired
 
     # --- claim, publish, mark ---
 
     async def _claim(self, rows_max: int, *, touring: bool = False) -> list[ClaimedRow]:
         now = await Now()
-        closed = self._destinations.closed(now)
+        closed = self._destinations.paused_at(now)
         found = None if touring or self._tours else await self._scan(rows_max, closed)
         self._more = found is None or found.full or len(found.rows) >= rows_max
         if found is None or (found.crowded and not found.rows):
@@ -260,9 +260,9 @@ class RelaySession:
             steps=max(self._settings.batch_max, BUCKETS),
         )
 
-    async def _scan(self, rows_max: int, closed: list[str]) -> Claimed:
+    async def _scan(self, rows_max: int, closed: list[str]) -> ClaimResult:
         limits = self._limits(rows_max)
-        found = scanned(await self._sql.scan(self.relay, self._settings.lease_s, limits, closed), limits.per_bucket)
+        found = read_scan(await self._sql.scan(self.relay, self._settings.lease_s, limits, closed), limits.per_bucket)
         buckets = BUCKETS if found.crowded else len({row.bucket for row in found.rows})
         self._crowded = self._crowded + 1 if found.crowded else 0
         if found.crowded and 2 * len(found.rows) < rows_max:
@@ -272,22 +272,22 @@ class RelaySession:
         self._per_bucket = ceil(self._settings.batch_max / (buckets or BUCKETS))
         return found
 
-    async def _tour(self, rows_max: int, closed: list[str]) -> Claimed:
+    async def _tour(self, rows_max: int, closed: list[str]) -> ClaimResult:
         """Go on from stream to stream, from the first one on after the last; until there is a row, or there is none."""
         self._tours = max(0, self._tours - 1)
         limits = self._limits(rows_max)
-        rounds = 0
+        starts = 0
         for _ in range(TOURS_MAX):
-            rounds += self._start == START
-            found = toured(await self._sql.tour(self.relay, self._settings.lease_s, limits, closed, self._start))
+            starts += self._start == START
+            found = read_tour(await self._sql.tour(self.relay, self._settings.lease_s, limits, closed, self._start))
             self._start = found.goes_on
-            if found.rows or (rounds and self._start == START):
+            if found.rows or (starts and self._start == START):
                 break
         return found
 
-    async def _aim(self, rows: Sequence[ClaimedRow], aims: Aims) -> Sequence[ClaimedRow]:
+    async def _split(self, rows: Sequence[ClaimedRow], endpoints_of: EndpointsOf) -> Sequence[ClaimedRow]:
         """Make copies of what goes to endpoints; what is left to be sent now."""
-        going, copies = aimed(rows, aims)
+        going, copies = split_by_endpoint(rows, endpoints_of)
         if copies:
             await with_connection(lambda: self._copy(copies))
         return going
@@ -298,7 +298,7 @@ class RelaySession:
         wanted = sorted({copy.position for copy in copies})
         found = {position for (position,) in await Fetch(self._sql.copyable(wanted))}
         steps = [self._sql.copy(*copy) for copy in copies if copy.position in found]
-        await Batch((*steps, self._sql.published(sorted(found), keep=False), Boundary.COMMIT))
+        await Batch((*steps, self._sql.mark_published(sorted(found), keep=False), Boundary.COMMIT))
 
     async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
         sent = Sent()
@@ -306,19 +306,19 @@ class RelaySession:
         stopped: set[bytes | None] = set()
         open_: set[str] = set()
         away: list[tuple[ClaimedRow, BrokerUnavailable]] = []
-        for number, wave in enumerate(rounds(rows)):
+        for number, ready in enumerate(rounds(rows)):
             shut = {row.destination for row, _ in away} - open_
-            left = [row for row in wave if row.stream not in stopped and row.destination not in shut]
-            going = self._destinations.allowed(left, first=number == 0)
+            left = [row for row in ready if row.stream not in stopped and row.destination not in shut]
+            going = self._destinations.select(left, first=number == 0)
             if not going or (number and not await self._goes_on(began)):
                 break
-            for row, confirm in zip(going, await confirms_of(going), strict=True):
+            for row, confirm in zip(going, await publish_rows(going), strict=True):
                 match confirm:
                     case None:
                         sent.confirmed.append(row.position)
                         if row.destination not in open_:
                             open_.add(row.destination)
-                            if self._destinations.confirmed(row.destination):
+                            if self._destinations.note_confirmed(row.destination):
                                 sent.resumed.append(row.destination)
                         continue
                     case MessageRefused():
@@ -341,7 +341,7 @@ class RelaySession:
             else:
                 shut[row.destination] = error
         for name, error in shut.items():
-            if self._destinations.refused_all(name, now):
+            if self._destinations.note_refused_all(name, now):
                 sent.paused[name] = error
         if shut and not sent.confirmed:
             sent.outage = next(iter(shut.values()))
@@ -353,7 +353,7 @@ class RelaySession:
         attempts_max = self._settings.attempts_max
         if waits := isinstance(error, TopicNotSubscribed):  # for as long as it takes: there is nothing to mend
             # From the second try on: a consumer that starts beside the relay subscribes in between.
-            if attempt > 1 and self._destinations.not_subscribed(row.destination):
+            if attempt > 1 and self._destinations.note_not_subscribed(row.destination):
                 log_not_subscribed(row.destination, error)
         else:
             log_failure(row, error, attempt=attempt, attempts_max=attempts_max, wait_s=wait_s)
@@ -362,7 +362,7 @@ class RelaySession:
             id_, topic = (message.id, message.topic) if isinstance(message, Message) else (f"row {row.position}", "?")
             sent.dead.append(Dead(id_, topic, str(error)))
         wait_ms = None if dead else round(wait_s * 1000)
-        sent.failures.append(Failure(row.position, shortened(error), wait_ms, int(counted)))
+        sent.failures.append(Failure(row.position, shorten(error), wait_ms, int(counted)))
 
     async def _mark(self, sent: Sent) -> None:
         steps: list[Step] = []
@@ -370,9 +370,9 @@ class RelaySession:
             # Rows that are no longer at hand must not be counted should this relay die now.
             steps.append(self._sql.forget_trying(self.relay))
         if sent.confirmed:
-            steps.append(self._sql.published(sent.confirmed, keep=self._settings.keep_published_s > 0))
+            steps.append(self._sql.mark_published(sent.confirmed, keep=self._settings.keep_published_s > 0))
         if sent.failures:
-            steps.append(self._sql.failed(self.relay, sent.failures))
+            steps.append(self._sql.mark_failed(self.relay, sent.failures))
         # One statement commits by itself, beside the consumers that have the events by now.
         await Batch(tuple(steps) if len(steps) == 1 else (Boundary.BEGIN, *steps, Boundary.COMMIT))
 

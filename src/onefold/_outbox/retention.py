@@ -19,7 +19,7 @@ async def forget(dialect: str, *, keep_s: float, limit: int = 1000, batches_max:
     async def work() -> int:
         gone = 0
         for _ in range(batches_max):
-            # Looked at first: most of the time there is nothing, and then nobody's lock is asked for.
+            # Looked at first: most of the time there is nothing, and then no lock is asked for.
             if not await Fetch(sql.forgettable(keep_s)):
                 break
             # A batch tells the count of its last step, and COMMIT has none: so this one commits by itself.

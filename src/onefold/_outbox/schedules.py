@@ -1,7 +1,8 @@
-"""Recurring events: one row per schedule says when it is due next, and whoever advances the row publishes the event.
+"""Recurring events: one row per schedule says when it is due next; the process that advances it publishes the event.
 
 Invariant: a due time is fired once, however many processes run. The row is advanced, and the event written, in one
-transaction, and only by who finds the due time as he saw it; the event's id follows from the schedule and the due time.
+transaction, and only if the due time is still as it was read; the event's id follows from the schedule and the due
+time.
 
 Theory of operation. A process notes its schedules when it begins; where a row has another rule it is that process's
 from then on, and counts from now. Processes that go on with the former rule leave the row alone. So the rule of the
@@ -111,7 +112,7 @@ class Timetable:
         #: By the names of their rows. The name of a schedule has no slash.
         self._recurring = {f"{source}/{each.name}": each for each in recurring}
         self._defined = False
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     async def fire(self) -> float | None:
         """Publish what is due; in how many seconds the next will be. None: never."""
@@ -135,7 +136,7 @@ class Timetable:
             if due_ms > now_ms:
                 sooner_ms = recurring.after(max(now_ms, fired_ms or 0)) or NEVER_MS
                 if sooner_ms < due_ms:
-                    await Batch((_stated(self._dialect, _SET_BACK, name, rule, due_ms, sooner_ms),))
+                    await Batch((_statement(self._dialect, _SET_BACK, name, rule, due_ms, sooner_ms),))
                 waits_s.append((min(due_ms, sooner_ms) - now_ms) / 1000)
                 continue
             next_ms = recurring.after(now_ms) or NEVER_MS
@@ -144,7 +145,7 @@ class Timetable:
         return waits_s
 
     async def _define_all(self) -> None:
-        [(now_ms,)] = await Fetch(_stated(self._dialect, f"SELECT {_NOW[self._dialect]}"))
+        [(now_ms,)] = await Fetch(_statement(self._dialect, f"SELECT {_NOW[self._dialect]}"))
         for name, recurring in self._recurring.items():
             await self._define(name, recurring, now_ms)
         self._defined = True
@@ -152,20 +153,20 @@ class Timetable:
     async def _define(self, name: str, recurring: Recurring, now_ms: int) -> int:
         """Our rule holds from now on; when it is due next."""
         due_ms = recurring.after(now_ms) or NEVER_MS
-        await Batch((_stated(self._dialect, _DEFINE, name, recurring.rule, due_ms),))
+        await Batch((_statement(self._dialect, _DEFINE, name, recurring.rule, due_ms),))
         return due_ms
 
     def _leave(self, recurring: Recurring, rule: str) -> None:
-        if recurring.name not in self._told:
-            self._told.add(recurring.name)
+        if recurring.name not in self._logged:
+            self._logged.add(recurring.name)
             _log.warning(
-                "recurring event %r: a process that was started later has another rule for it (%s, here %s): it is "
-                "left to that one", recurring.name, rule, recurring.rule,
+                "recurring event %r is left to a process that was started later and has another rule for it: %s "
+                "(here %s)", recurring.name, rule, recurring.rule,
             )  # fmt: skip
 
     async def _publish(self, name: str, recurring: Recurring, due_ms: int, next_ms: int) -> bool:
         """Advance the row and write the event. False: another process has done so, or is about to."""
-        advance = _stated(self._dialect, _ADVANCE, name, recurring.rule, due_ms, next_ms)
+        advance = _statement(self._dialect, _ADVANCE, name, recurring.rule, due_ms, next_ms)
         # A process that stands still here must not keep the others from firing.
         bounded: tuple[Step, ...] = (postgres_lease(TURN_S),) if self._dialect == "postgres" else ()
         if await Batch((Boundary.BEGIN, *bounded, advance)) == 0:
@@ -196,10 +197,10 @@ async def schedules(dialect: str) -> list[ScheduleSeen]:
 
 def _look(dialect: str) -> Statement:
     sql = f"SELECT name, rule, due_ms, fired_ms, {_NOW[dialect]} FROM onefold_schedule ORDER BY name LIMIT $1::integer"
-    return _stated(dialect, sql, SCHEDULES_MAX)
+    return _statement(dialect, sql, SCHEDULES_MAX)
 
 
-def _stated(dialect: str, sql: str, *values: Value) -> Statement:
+def _statement(dialect: str, sql: str, *values: Value) -> Statement:
     if dialect == "postgres":
         return Statement(qualified(sql), values)
     return Statement(sqlite_values(sql).replace("FOR UPDATE SKIP LOCKED", ""), values)

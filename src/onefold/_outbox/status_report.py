@@ -60,7 +60,7 @@ class Chosen:
     since: datetime | None = None
     """Dead since this time or later."""
     dead: bool = False
-    """Dead failed messages only, not those that are tried again."""
+    """Dead letters only, not events that are tried again."""
 
     def __post_init__(self) -> None:
         if self.since is not None and self.since.tzinfo is None:
@@ -74,7 +74,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySeen:
-    """A relay with a row of its own. A negative lease: it is dead, and not buried yet."""
+    """A relay with a row of its own. A negative lease: it is dead, and its row not deleted yet."""
 
     relay: str
     buckets: int
@@ -98,7 +98,7 @@ class Report:
 
 
 async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 100) -> Report:
-    """Look at the outbox, without disturbing anyone."""
+    """Look at the outbox: reads that lock nothing."""
     sql = STATEMENTS[dialect]
 
     async def work() -> Report:
@@ -106,14 +106,14 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
         pending = [Pending(topic=topic, waiting=count, destination=aim) for topic, aim, count in rows]
         [(oldest_ms,)] = await Fetch(sql.oldest())
         [(delayed,)] = await Fetch(sql.delayed(count_max))
-        stopped = await Fetch(sql.stopped(Chosen().values(), stopped_max))
+        stopped = await Fetch(sql.list_stopped(Chosen().values(), stopped_max))
         relays = await Fetch(sql.relays_seen())
         return Report(
             pending=tuple(pending),
             pending_cut=sum(topic.waiting for topic in pending) >= count_max,
             oldest_s=None if oldest_ms is None else oldest_ms / 1000,
             delayed=delayed,
-            stopped=tuple(map(_stopped, stopped)),
+            stopped=tuple(map(_read_stopped, stopped)),
             relays=tuple(
                 RelaySeen(relay=relay, buckets=buckets, lease_left_s=left_ms / 1000)
                 for relay, buckets, left_ms in relays
@@ -123,12 +123,12 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
     return await with_connection(work)
 
 
-async def stopped(dialect: str, chosen: Chosen, *, limit: int = 100) -> list[Stopped]:
+async def list_stopped(dialect: str, chosen: Chosen, *, limit: int = 100) -> list[Stopped]:
     """Stopped events, the next to be tried first and the dead ones last."""
     require("limit", limit, least=1, most=100_000)
 
     async def work() -> list[Stopped]:
-        return [_stopped(row) for row in await Fetch(STATEMENTS[dialect].stopped(chosen.values(), limit))]
+        return [_read_stopped(row) for row in await Fetch(STATEMENTS[dialect].list_stopped(chosen.values(), limit))]
 
     return await with_connection(work)
 
@@ -198,7 +198,7 @@ async def _count(statement: Statement) -> int:
     return await Batch((statement,))
 
 
-def _stopped(row: Row) -> Stopped:
+def _read_stopped(row: Row) -> Stopped:
     id_, topic, key, attempts, error, wait_ms, destination = row
     next_try_s = None if wait_ms is None else max(0.0, wait_ms / 1000)
     return Stopped(

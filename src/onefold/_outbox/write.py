@@ -3,7 +3,7 @@
 Theory of operation. `publish` only checks and buffers, so a savepoint that rolls back takes its events along by
 shortening the list. One that is cancelled stays there, with its cancellation behind it. The flush writes them sorted by
 stream: each event with a key locks its stream's counter until COMMIT, which is in the same batch, so the locks are
-short, and whoever holds several took them in the same order.
+short, and transactions that hold several took them in the same order.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Outbox:
             check_source(self.source)
         require("event_bytes_max", self.event_bytes_max, least=1, most=EVENT_BYTES_MAX, whole=True)
 
-    def outgoing(self) -> Outgoing:
-        return Outgoing(self)
+    def new_buffer(self) -> EventBuffer:
+        return EventBuffer(self)
 
     def make_event(
         self,
@@ -97,7 +97,7 @@ class _Entry(NamedTuple):
     due_ms: int | None
 
 
-class Outgoing:
+class EventBuffer:
     """The events of one transaction, in the order they were published, and the ids of those that were cancelled."""
 
     __slots__ = ("_entries", "_outbox")
@@ -156,7 +156,7 @@ class Outgoing:
         return tuple(statements)
 
     def committed(self) -> None:
-        """They are in the database: whoever publishes them may be told."""
+        """They are in the database: relays may be told."""
         for tell in self._outbox.committed:
             tell()
 

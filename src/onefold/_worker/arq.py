@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 from onefold._policy.backoff import Backoff
 from onefold._policy.ranges import require
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.task_queues import Handling, in_transaction, shown_as
+from onefold._worker.task_queues import SupportsHandling, in_transaction, wrap_as
 
 #: Marks the ctx of a job whose id has been used. arq makes a new one each time it runs a job.
 _TAKEN = "onefold_taken"
@@ -36,7 +36,7 @@ _log = logging.getLogger("onefold.consumer")
 
 
 def handled_once(
-    once: Handling,
+    once: SupportsHandling,
     consumer: str,
     *,
     lease_s: float = 60.0,
@@ -78,6 +78,6 @@ def handled_once(
                 )  # fmt: skip
                 raise Retry(defer=wait_s) from error
 
-        return shown_as(handle, handler, ())
+        return wrap_as(handle, handler, ())
 
     return mark

@@ -22,12 +22,12 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "celery") from None
 
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.task_queues import TRIES, Handling, in_place_of, in_transaction, refuse
+from onefold._worker.task_queues import TRIES, SupportsHandling, in_place_of, in_transaction, refuse
 
 
 @named_arguments("handled_once", hints={"task": in_place_of("app.task")})
 def handled_once(
-    once: Handling,
+    once: SupportsHandling,
     consumer: str,
     task: Callable[..., Any],
     *,

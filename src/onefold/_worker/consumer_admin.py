@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from onefold._inbox.pausing import pauses
-from onefold._inbox.registry import ALIVE_S, EARLIER, RunningProcess, end, judge, members, named
+from onefold._inbox.registry import ALIVE_S, EARLIER, RunningProcess, end, judge, list_consumers, list_processes
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase, Broker, ManagesSubscriptions, SubscriptionSeen
@@ -45,16 +45,16 @@ class Removed:
 
 async def survey(database: AsyncDatabase[Any], broker: Broker, also: Sequence[str] = ()) -> list[ConsumerSeen]:
     """All consumers that are known, by name; `also` are names to ask a broker for that cannot list its own."""
-    known = await _flow(database, members(database.dialect))
+    known = await _flow(database, list_processes(database.dialect))
     paused_by = {each.consumer: each.actor for each in await _flow(database, pauses(database.dialect))}
-    kept = {*await _flow(database, named(database.dialect)), *paused_by}
+    kept = {*await _flow(database, list_consumers(database.dialect)), *paused_by}
     at_broker = {}
     if isinstance(broker, ManagesSubscriptions):
         at_broker = {seen.consumer: seen for seen in await broker.subscriptions(sorted(kept.union(also)))}
     there = kept | at_broker.keys()
     return [
         replace(
-            _seen(name, [member for member in known if member.consumer == name], at_broker.get(name)),
+            _describe(name, [member for member in known if member.consumer == name], at_broker.get(name)),
             paused_by=paused_by.get(name),
         )
         for name in sorted(there)
@@ -77,7 +77,7 @@ async def remove(database: AsyncDatabase[Any], broker: Broker, name: str, actor:
     return Removed(waiting=waiting, handled=ended.handled, failed_messages=ended.failed_messages)
 
 
-def _seen(name: str, processes: Sequence[RunningProcess], at_broker: SubscriptionSeen | None) -> ConsumerSeen:
+def _describe(name: str, processes: Sequence[RunningProcess], at_broker: SubscriptionSeen | None) -> ConsumerSeen:
     listed = None if at_broker is None else at_broker.topics
     topics = judge(processes).wanted if listed is None else listed
     processes = [member for member in processes if member.process != EARLIER]

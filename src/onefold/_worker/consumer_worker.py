@@ -1,9 +1,9 @@
 """One consumer at work: receive, handle, acknowledge; and run the failed messages that are due.
 
 Messages of one stream are never handled at the same time in one process: each stream belongs to one of a consumer's
-slots, and a slot handles one thing at a time, be it a delivery or a failed message. A delivery is acknowledged when
-what became of it is committed, and given back when the database cannot say. An outage of broker or database pauses a
-consumer and counts as nobody's failure.
+partitions, and a partition handles one thing at a time, be it a delivery or a failed message. A delivery is
+acknowledged when what became of it is committed, and given back when the database cannot say. An outage of broker or
+database pauses a consumer and counts as no failure of a message.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from onefold._inbox.retention import reap
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.telemetry import Event, Failed, Listener, tell
-from onefold._worker.backoff_timer import Interrupted, either, end, ended, pause, resist
+from onefold._worker.backoff_timer import pause
+from onefold._worker.cancellation import Interrupted, cancel_task, either, join_tasks, resist
+from onefold._worker.consumer_health import ConsumerHealth
 from onefold._worker.failed_message_loop import FailedMessageLoop
 from onefold._worker.flow_runner import FlowRunner, MakeTransaction
-from onefold._worker.handler_calls import Calls
+from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.membership import Membership
 from onefold._worker.partitions import Partition, Partitions, delivery_stream
 from onefold._worker.supervision import repeat, supervise
-from onefold._worker.trouble_log import TroubleLog
 from onefold.errors import BrokerUnavailable, StoreError
 
 T = TypeVar("T")
 
-#: How many deliveries are at hand for each slot, or transactions' worth of them where they are handled in batches.
+#: How many deliveries are at hand for each partition, or transactions' worth of them where they are handled in batches.
 PREFETCH: Final = 8
 RECEIVE_WAIT_S: Final = 0.5
 #: How long a subscription that ends may take for its last acknowledgements.
@@ -57,7 +58,7 @@ class ConsumerWorker:
         consumer: Consumer,
         transaction: MakeTransaction,
         listener: Listener | None,
-        calls: Calls,
+        calls: HandlerCalls,
         membership: Membership,
     ) -> None:
         self.consumer = consumer
@@ -67,7 +68,7 @@ class ConsumerWorker:
         self._database = database
         self._broker = broker
         self._inbox = Inbox(consumer, database.dialect, draw=random.random, perform=self._calls, listener=self._hear)
-        self._performer = FlowRunner(database, transaction)
+        self._runner = FlowRunner(database, transaction)
         self._listener = listener
         self._partitions = Partitions(consumer.concurrency)
         #: Everything received and not yet settled, by identity: deliveries are not hashable.
@@ -75,36 +76,36 @@ class ConsumerWorker:
         self._done: list[Delivery] = []
         self._acks = asyncio.Event()
         self._room = asyncio.Event()
-        self._troubles = TroubleLog(consumer.name, listener)
+        self._health = ConsumerHealth(consumer.name, listener)
         self._failed_messages = FailedMessageLoop(
-            self._inbox, self._performer, self._calls, self._partitions, self._troubles, listener
+            self._inbox, self._runner, self._calls, self._partitions, self._health, listener
         )
 
-    # --- life --------------------------------------------------------------------------------------------
+    # --- run ---------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
         """Consume until told to stop, from when the broker is opened; failed messages need no broker."""
         name = self.consumer.name
-        failed_messages = asyncio.create_task(repeat(name, stop, self._failed_messages.run_letters))
-        chores = [asyncio.create_task(repeat(name, stop, self._reap))]
+        failed_messages = asyncio.create_task(repeat(name, "running failed messages", stop, self._failed_messages.run))
+        chores = [asyncio.create_task(repeat(name, "deleting old ledger rows", stop, self._reap))]
         try:
             await either(stop, opened)
-            chores.append(asyncio.create_task(repeat(name, stop, self._membership.stay)))
+            chores.append(asyncio.create_task(repeat(name, "registering this process", stop, self._membership.stay)))
             while not stop.is_set():
                 self.turn()
                 try:
                     subscription = await resist(self._membership.subscribe())
                 except (BrokerUnavailable, StoreError, Interrupted) as error:
-                    await self._troubles.pause(stop, "broker", error)
+                    await self._health.pause(stop, "broker", error)
                 else:
                     await self._consume(subscription, stop, grace_s)
         finally:
-            self._failed_messages.mail.set()
+            self._failed_messages.due_signal.set()
             for chore in chores:
-                end(chore)
+                cancel_task(chore)
             grace_s = grace_s if stop.is_set() else 0.0
             try:
-                await ended([failed_messages, *chores], grace_s)
+                await join_tasks([failed_messages, *chores], grace_s)
             finally:
                 await self._failed_messages.end(grace_s)
 
@@ -129,18 +130,18 @@ class ConsumerWorker:
         try:
             await resist(self._receive(subscription, stop))
         except Exception as error:
-            _log.exception("consumer %r: receiving failed", self.consumer.name)
-            await self._troubles.pause(stop, "broker", error)
+            _log.exception("consumer %r: receiving failed; it subscribes again", self.consumer.name)
+            await self._health.pause(stop, "broker", error)
         finally:
             leaving.set()
             for partition in self._partitions:
                 partition.came.set()
-            await ended(workers, grace_s)
+            await join_tasks(workers, grace_s)
             over.set()
             self._acks.set()
-            await ended([acker], ACK_S_MAX)
-            end(keeper)
-            await ended([keeper], 0.0)
+            await join_tasks([acker], ACK_S_MAX)
+            cancel_task(keeper)
+            await join_tasks([keeper], 0.0)
             await self._return(subscription)
             self._done.clear()
             self._at_hand.clear()
@@ -153,9 +154,9 @@ class ConsumerWorker:
         room = PREFETCH * self.consumer.concurrency * self.consumer.batch
         while not stop.is_set():
             self.turn()
-            if not self._troubles.healthy.is_set():
+            if not self._health.healthy.is_set():
                 await self._return(subscription)
-                await either(stop, self._troubles.healthy)
+                await either(stop, self._health.healthy)
                 continue
             if len(self._at_hand) >= room:
                 self._room.clear()
@@ -164,17 +165,17 @@ class ConsumerWorker:
             try:
                 deliveries = await subscription.receive(room - len(self._at_hand), RECEIVE_WAIT_S)
             except BrokerUnavailable as error:
-                await self._troubles.pause(stop, "broker", error)
+                await self._health.pause(stop, "broker", error)
                 continue
-            self._troubles.end("broker")
+            self._health.note_success("broker")
             deliveries, dropped = await self._membership.sift(deliveries)
-            for delivery in (*map(self._inbox.read, deliveries), *map(self._unwanted, dropped)):
+            for delivery in (*map(self._inbox.read, deliveries), *map(self._as_dead_letter, dropped)):
                 self._at_hand[id(delivery)] = delivery
                 partition = self._partitions.of(delivery)
                 partition.queue.append(delivery)
                 partition.came.set()
 
-    def _unwanted(self, delivery: Delivery) -> Delivery:
+    def _as_dead_letter(self, delivery: Delivery) -> Delivery:
         """What the consumer has not asked for is kept as a dead letter: it may have been, by the release before."""
         problem = f"consumer {self.consumer.name!r} no longer has the topic that this was sent to"
         return replace(self._inbox.read(delivery), message=None, problem=problem)
@@ -188,35 +189,35 @@ class ConsumerWorker:
                 await partition.came.wait()
                 continue
             async with partition.turn:
-                if not self._troubles.healthy.is_set():
-                    await either(leaving, self._troubles.healthy)
+                if not self._health.healthy.is_set():
+                    await either(leaving, self._health.healthy)
                 if not self._calls.room.is_set():
                     await either(leaving, self._calls.room)
                 if partition.queue and self._calls.is_behind(partition.queue[0].message):
                     await either(leaving, self._calls.returned)
                 elif partition.queue and not (stop.is_set() or leaving.is_set()):  # else given back meanwhile
-                    await self._handle(self._taken(partition), subscription)
+                    await self._handle(self._take(partition), subscription)
 
-    def _taken(self, partition: Partition) -> list[Delivery]:
+    def _take(self, partition: Partition) -> list[Delivery]:
         behind = self._inbox.behind
         if behind and delivery_stream(partition.queue[0]) in behind:
-            return partition.taken_of_stream(RUN_MAX)
-        return partition.taken(self.consumer.batch)
+            return partition.take_stream(RUN_MAX)
+        return partition.take_batch(self.consumer.batch)
 
     async def _handle(self, deliveries: list[Delivery], subscription: Subscription) -> None:
         left = deliveries
         try:
             if len(deliveries) > 1:
-                events = await self._performer.insist(functools.partial(self._inbox.handle_batch, deliveries))
+                events = await self._runner.insist(functools.partial(self._inbox.handle_batch, deliveries))
                 if events is not None:
                     self._finish(deliveries)
                     left = []
             while left:
-                await self._performer.insist(functools.partial(self._inbox.handle, left[0]))
+                await self._runner.insist(functools.partial(self._inbox.handle, left[0]))
                 self._finish(left[:1])
                 left = left[1:]
         except Exception as error:
-            self._troubles.note("handling", error)
+            self._health.note_failure("handling", error)
             await self._give_back(left, subscription)
 
     def _finish(self, deliveries: Sequence[Delivery]) -> None:
@@ -225,14 +226,14 @@ class ConsumerWorker:
         self._done += deliveries
         self._acks.set()
         self._room.set()
-        self._troubles.end("handling")
+        self._health.note_success("handling")
         if self._inbox.behind:
-            self._failed_messages.mail.set()  # what was parked behind one of these is due
+            self._failed_messages.due_signal.set()  # what was parked behind one of these is due
 
     async def _return(self, subscription: Subscription) -> None:
-        """Give back what nobody has begun to handle."""
+        """Give back what is not being handled yet."""
         await self._give_back(
-            [delivery for partition in self._partitions for delivery in partition.emptied()], subscription
+            [delivery for partition in self._partitions for delivery in partition.drain()], subscription
         )
 
     async def _give_back(self, deliveries: Sequence[Delivery], subscription: Subscription) -> None:
@@ -255,7 +256,10 @@ class ConsumerWorker:
                 except BrokerUnavailable:
                     pass  # they come again, and the ledger knows them
                 except Exception:
-                    _log.exception("consumer %r: acknowledging failed", self.consumer.name)
+                    _log.exception(
+                        "consumer %r: acknowledging failed; the messages come again, and the ledger knows them",
+                        self.consumer.name,
+                    )
 
     async def _keep(self, subscription: Subscription) -> None:
         while True:
@@ -266,15 +270,15 @@ class ConsumerWorker:
                 except BrokerUnavailable:
                     pass
                 except Exception:
-                    _log.exception("consumer %r: keeping deliveries failed", self.consumer.name)
+                    _log.exception("consumer %r: keeping deliveries failed; it is tried again", self.consumer.name)
 
     # --- the rest ----------------------------------------------------------------------------------------
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Failed):
-            self._failed_messages.mail.set()
+            self._failed_messages.due_signal.set()
         tell(self._listener, event)
 
     async def _reap(self, stop: asyncio.Event) -> None:
-        await self._performer.perform(reap(self._database.dialect, self.consumer.name, self.consumer.retention_s))
+        await self._runner.run(reap(self._database.dialect, self.consumer.name, self.consumer.retention_s))
         await pause(stop, REAP_EVERY_S)

@@ -22,13 +22,13 @@ except ModuleNotFoundError as error:
 from dramatiq import Broker, Message, get_broker
 
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.task_queues import Handling, in_place_of, in_transaction
+from onefold._worker.task_queues import SupportsHandling, in_place_of, in_transaction
 from onefold.errors import ConfigurationError
 
 
 @named_arguments("handled_once", hints={"actor": in_place_of("dramatiq.actor")})
 def handled_once(
-    once: Handling,
+    once: SupportsHandling,
     consumer: str,
     actor: Callable[..., Any],
     *,

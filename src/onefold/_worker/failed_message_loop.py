@@ -1,7 +1,7 @@
 """A consumer's failed messages at work: those that are due are started and run, whether or not the broker is there.
 
-A failed message is run in the slot of its stream, between deliveries. What a stop cuts off counts as not started: it
-would otherwise look as if its process had died of it.
+A failed message is run in the partition of its stream, between deliveries. What a stop cuts off counts as not started:
+it would otherwise look as if its process had died of it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from onefold._inbox.handling import Inbox
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.telemetry import Duplicate, Handled, Listener
 from onefold._kernel.wakeup_signals import Signal
-from onefold._worker.backoff_timer import either, ended, pause
+from onefold._worker.backoff_timer import pause
+from onefold._worker.cancellation import either, join_tasks
+from onefold._worker.consumer_health import ConsumerHealth
 from onefold._worker.flow_runner import FlowRunner
-from onefold._worker.handler_calls import Calls
+from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.partitions import Partitions
-from onefold._worker.trouble_log import TroubleLog
 from onefold.errors import OnefoldError, StoreError
 
 POLL_S_MIN: Final = 0.05
 POLL_S_MAX: Final = 2.0
-#: How long a slot catches up before the deliveries that queue there have a turn.
+#: How long a partition catches up before the deliveries that queue there have a turn.
 CATCH_UP_S_MAX: Final = 1.0
 #: How long what was cut off may take to be put back.
 GIVE_UP_S_MAX: Final = 10.0
@@ -39,26 +40,26 @@ class FailedMessageLoop:
     def __init__(
         self,
         inbox: Inbox,
-        performer: FlowRunner,
-        calls: Calls,
+        runner: FlowRunner,
+        calls: HandlerCalls,
         partitions: Partitions,
-        troubles: TroubleLog,
+        health: ConsumerHealth,
         listener: Listener | None,
     ) -> None:
         self._inbox = inbox
-        self._performer = performer
+        self._runner = runner
         self._calls = calls
         self._partitions = partitions
-        self._troubles = troubles
+        self._health = health
         self._listener = listener
         self._stop = asyncio.Event()
-        #: Those that are being run, or wait for the turn of their slot.
+        #: Those that are being run, or wait for the turn of their partition.
         self._running: dict[asyncio.Task[None], FailedMessage] = {}
         #: Set when there may be one that is due sooner than those that were known.
-        self.mail = Signal()
+        self.due_signal = Signal()
         self.polled_at = time.monotonic()
 
-    async def run_letters(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Run what is due; when nothing is, look again soon, and then less and less soon."""
         self._stop = stop
         wait_s = POLL_S_MIN
@@ -70,15 +71,15 @@ class FailedMessageLoop:
                     await asyncio.wait(self._running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     await pause(stop, POLL_S_MIN)  # what is told all the time is not looked for all the time
-                    await self.mail.wait(max(0.0, wait_s - POLL_S_MIN))
+                    await self.due_signal.wait(max(0.0, wait_s - POLL_S_MIN))
         except StoreError as error:
-            await self._troubles.pause(stop, "letters", error)
+            await self._health.pause(stop, "failed messages", error)
 
     async def end(self, grace_s: float) -> None:
         """Wait for those that are being run, and put back what was cut off. Should that fail, they are suspects."""
         started = dict(self._running)
         try:
-            await ended(started, grace_s)
+            await join_tasks(started, grace_s)
         finally:
             self._inbox.unfinished.update(
                 failed_message.row_id for task, failed_message in started.items() if task.cancelled()
@@ -86,18 +87,18 @@ class FailedMessageLoop:
         if self._inbox.unfinished:
             with suppress(OnefoldError, TimeoutError):
                 async with asyncio.timeout(GIVE_UP_S_MAX):
-                    await self._performer.perform(give_up(self._inbox))
+                    await self._runner.run(give_up(self._inbox))
 
     async def _look(self, stop: asyncio.Event, waited_s: float) -> float:
         """Start what is due; in how many seconds to look again."""
-        if not self._troubles.healthy.is_set():
-            await either(stop, self._troubles.healthy)
+        if not self._health.healthy.is_set():
+            await either(stop, self._health.healthy)
         if self._inbox.unfinished:
-            await self._performer.perform(give_up(self._inbox))
-        self.mail.clear()  # before looking: what comes after this wakes us
-        due_in_s = await self._performer.perform(next_due(self._inbox))
+            await self._runner.run(give_up(self._inbox))
+        self.due_signal.clear()  # before looking: what comes after this wakes us
+        due_in_s = await self._runner.run(next_due(self._inbox))
         found = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
-        self._troubles.end("letters")
+        self._health.note_success("failed messages")
         wait_s = POLL_S_MIN if found else min(2 * waited_s, POLL_S_MAX)
         if due_in_s is not None and due_in_s > 0:
             wait_s = min(wait_s, max(POLL_S_MIN, due_in_s))
@@ -109,10 +110,10 @@ class FailedMessageLoop:
         if not self._calls.room.is_set():
             return 0
         free = self._inbox.consumer.concurrency - len(self._running)
-        count = self._begin(await self._performer.perform(take(self._inbox, free))) if free > 0 else 0
+        count = self._begin(await self._runner.run(take(self._inbox, free))) if free > 0 else 0
         if not any(failed_message.started > failed_message.failed + 1 for failed_message in self._running.values()):
             suspects = take(self._inbox, 1, suspects=True, listener=self._listener)
-            count += self._begin(await self._performer.perform(suspects))
+            count += self._begin(await self._runner.run(suspects))
         return count
 
     def _begin(self, failed_messages: list[FailedMessage]) -> int:
@@ -123,34 +124,34 @@ class FailedMessageLoop:
         return len(failed_messages)
 
     async def _run(self, failed_message: FailedMessage) -> None:
-        async with self._partitions.named(failed_message.stream).turn:
+        async with self._partitions.of_stream(failed_message.stream).turn:
             try:
-                event = await self._performer.handle(functools.partial(self._inbox.run_failed, failed_message))
+                event = await self._runner.handle(functools.partial(self._inbox.run_failed, failed_message))
                 if self._inbox.consumer.order == "strict" and isinstance(event, Handled):
                     await self._catch_up(failed_message)
             except Exception as error:
-                self._troubles.note("handling", error)
+                self._health.note_failure("handling", error)
 
     async def _catch_up(self, last: StoredMessage) -> None:
-        """Run what is parked behind it, one go after the other, as long as all goes well; others of the slot wait, but
-        not for long."""
+        """Run what is parked behind it, one go after the other, as long as all goes well; others of the
+        partition wait, but not for long."""
         over_at = time.monotonic() + CATCH_UP_S_MAX
         while time.monotonic() < over_at and not self._stop.is_set():
-            failed_messages = left = await self._performer.perform(take_run(self._inbox, last))
+            failed_messages = left = await self._runner.run(take_run(self._inbox, last))
             if not failed_messages:
                 return
             try:
-                events = await self._performer.handle(functools.partial(run_in_one_go, self._inbox, failed_messages))
+                events = await self._runner.handle(functools.partial(run_in_one_go, self._inbox, failed_messages))
                 if events:
                     last = failed_messages[len(events) - 1]
                     continue
                 while left:
-                    event = await self._performer.handle(functools.partial(self._inbox.run_failed, left[0]))
+                    event = await self._runner.handle(functools.partial(self._inbox.run_failed, left[0]))
                     left = left[1:]
                     if not isinstance(event, Handled | Duplicate):
                         break
                 if left:
-                    await self._performer.perform(put_back(self._inbox, left))
+                    await self._runner.run(put_back(self._inbox, left))
                 return
             except BaseException:
                 self._inbox.unfinished.update(failed_message.row_id for failed_message in left)

@@ -27,12 +27,12 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "faststream") from None
 from faststream.message import AckStatus, StreamMessage
 
-from onefold._inbox.permanent_failures import checked_classes, is_final
+from onefold._inbox.permanent_failures import check_classes, is_final
 from onefold._kernel.messages import Delivery
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.task_queues import check_handler, shown_as
+from onefold._worker.task_queues import check_handler, wrap_as
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
 
 #: Where a message's own id is found, in this order. FastStream's `message_id` is no help: it makes one up.
@@ -49,7 +49,7 @@ _MESSAGE: Final = inspect.Parameter(
 _log = logging.getLogger("onefold.consumer")
 
 
-class Handling(Protocol):
+class SupportsAsyncHandling(Protocol):
     """What this needs of AsyncOnefold."""
 
     def handling(
@@ -66,7 +66,7 @@ class Handling(Protocol):
 
 
 def handled_once(
-    once: Handling,
+    once: SupportsAsyncHandling,
     consumer: str,
     *,
     lease_s: float = 60.0,
@@ -80,7 +80,7 @@ def handled_once(
     fails is delivered again after `retry_s`, as often as the broker is set to. The ledger remembers for `retention_s`,
     which must not be less than the time in which a message can come again. A message whose handler raises an exception
     of `dead_letter_on` is not delivered again: it is acknowledged, and kept as a dead letter of onefold's."""
-    final = checked_classes(consumer, dead_letter_on)
+    final = check_classes(consumer, dead_letter_on)
     identify = message_id if id_of is None else id_of
     require(f"consumer {consumer!r}: retry_s", retry_s, most=3600)
 
@@ -118,7 +118,7 @@ def handled_once(
                 raise
             await received.ack()
 
-        return shown_as(handle, handler, (_MESSAGE,))
+        return wrap_as(handle, handler, (_MESSAGE,))
 
     return mark
 
@@ -186,6 +186,6 @@ def message_id(message: StreamMessage[Any]) -> str:
     if own:
         return str(own)
     raise MessageUnreadable(
-        f"a message has no id of its own (looked for the headers {', '.join(ID_HEADERS)}); without one nobody can tell "
+        f"a message has no id of its own (looked for the headers {', '.join(ID_HEADERS)}); without one it is not known "
         "whether it came twice. Have the producer set one, or say where it is with id_of=..."
     )

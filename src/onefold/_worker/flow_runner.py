@@ -10,7 +10,7 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
-from onefold._worker.backoff_timer import resist
+from onefold._worker.cancellation import resist
 from onefold.errors import StoreBusy
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class FlowRunner:
         self._database = database
         self._transaction = transaction
 
-    async def perform(self, flow: Flow[T]) -> T:
+    async def run(self, flow: Flow[T]) -> T:
         return await resist(run_async(flow, TaskExecutor(self._database)))
 
     async def handle(self, flow: Callable[[Transaction[Any]], Flow[T]]) -> T:

@@ -2,14 +2,14 @@
 
 Theory of operation. An `async def` that is not done in time is cancelled where it waits; that is a failure of its
 message, like any other. A plain `def` runs on a thread, which nothing can stop: at the time limit its message has
-failed and its transaction is ended, so that nobody waits for what it locked and nothing it still writes is kept; the
+failed and its transaction is ended, so that nothing waits for what it locked and nothing it still writes is kept; the
 thread is left behind. With `concurrency` threads left behind the consumer stands still until one of them returns: what
 hangs there would hang everywhere.
 
 What takes longer than its limit (a thread left behind, a handler that ignores its cancellation) is told by `overdue`,
 for health: then a new process is the way out.
 
-A CancelledError that comes out of a handler although the consumer does not end (a future that somebody else cancelled,
+A CancelledError that comes out of a handler although the consumer does not end (a future that was cancelled elsewhere,
 a handler that cancels its own task) is the handler's failure, too, and so is whatever else no `except Exception`
 catches, `sys.exit()` included. Taken for a stop, it would end the worker that called it.
 """
@@ -30,7 +30,7 @@ from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handler_transaction import HandlerTookTooLong
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.messages import Message
-from onefold._worker.backoff_timer import withstood
+from onefold._worker.cancellation import may_go_on
 from onefold.db._threaded import ConnectionThread
 from onefold.errors import OnefoldError
 
@@ -45,12 +45,12 @@ class HandlerAborted(OnefoldError):
     """A handler raised something that is no Exception."""
 
 
-class Calls:
+class HandlerCalls:
     """The calls of one consumer's handler, and since when each is under way."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._perform = self._awaited if consumer.is_async else self._on_thread
+        self._perform = self._await if consumer.is_async else self._on_thread
         #: What is under way: the id of its (first) message, and since when.
         self._under_way: dict[object, tuple[str, float]] = {}
         self._idle: list[ConnectionThread] = []
@@ -70,7 +70,7 @@ class Calls:
         try:
             return await self._perform(invocation, work)
         except asyncio.CancelledError as error:
-            if not withstood():
+            if not may_go_on():
                 raise
             raise HandlerCancelled(
                 f"the handler of consumer {self._consumer.name!r} raised CancelledError, though the consumer did not "
@@ -81,7 +81,7 @@ class Calls:
         except BaseException as error:
             if not runs_a_loop():  # the loop is gone, and this coroutine is being thrown away
                 raise
-            raise self._aborted(error) from error
+            raise self._abort_error(error) from error
 
     def overdue(self) -> dict[str, float]:
         """For each message whose handler should have ended by now: for how many seconds it has been running."""
@@ -100,24 +100,24 @@ class Calls:
         while self._idle:
             self._idle.pop().end()
 
-    async def _awaited(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
-        done = self._begun(invocation)
+    async def _await(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
+        done = self._begin(invocation)
         try:
             async with asyncio.timeout(self._consumer.limit_s) as limit:
                 result = await work()
-                await _cancelled_meanwhile()
+                await _raise_own_cancellation()
                 return result
         except TimeoutError as error:
             if limit.expired():
-                raise self._too_long() from error
+                raise self._timeout_error() from error
             raise
         finally:
             done()
 
     async def _on_thread(self, invocation: Invocation, work: Callable[[], Any]) -> Any:
-        done = self._begun(invocation)
+        done = self._begin(invocation)
         thread = self._idle.pop() if self._idle else ConnectionThread("onefold-handler")
-        answer = thread.run(functools.partial(copy_context().run, self._contained, work))
+        answer = thread.run(functools.partial(copy_context().run, self._contain, work))
         answer.add_done_callback(lambda _: done())
         try:
             async with asyncio.timeout(self._consumer.limit_s):
@@ -128,21 +128,21 @@ class Calls:
                 raise
             self._leave_behind(thread, answer, invocation)
             if isinstance(error, TimeoutError):
-                raise self._too_long() from error
+                raise self._timeout_error() from error
             raise
         self._idle.append(thread)
         return result
 
-    def _contained(self, work: Callable[[], Any]) -> Any:
+    def _contain(self, work: Callable[[], Any]) -> Any:
         """On its thread: a GeneratorExit would tear down the coroutines that wait for the answer."""
         try:
             return work()
         except (Exception, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise self._aborted(error) from error
+            raise self._abort_error(error) from error
 
-    def _begun(self, invocation: Invocation) -> Callable[[], object]:
+    def _begin(self, invocation: Invocation) -> Callable[[], object]:
         call = object()
         self._under_way[call] = (invocation.messages[0].id, time.monotonic())
         return functools.partial(self._under_way.pop, call)
@@ -169,17 +169,17 @@ class Calls:
 
         answer.add_done_callback(returned)
 
-    def _aborted(self, error: BaseException) -> HandlerAborted:
+    def _abort_error(self, error: BaseException) -> HandlerAborted:
         raised = f"{type(error).__name__}: {error}"
         return HandlerAborted(f"the handler of consumer {self._consumer.name!r} raised {raised}")
 
-    def _too_long(self) -> HandlerTookTooLong:
+    def _timeout_error(self) -> HandlerTookTooLong:
         setting = "lease_s" if self._consumer.timeout_s is None else "timeout_s"
         left = "" if self._consumer.is_async else "; its thread cannot be stopped, and is left behind"
         return HandlerTookTooLong.of(self._consumer, setting, self._consumer.limit_s, left)
 
 
-async def _cancelled_meanwhile() -> None:
+async def _raise_own_cancellation() -> None:
     """Raise here what a handler that has cancelled its own task would leave for whatever awaits next."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():

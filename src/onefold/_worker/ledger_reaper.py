@@ -1,7 +1,8 @@
 """Forgetting ledger rows where no worker does it: those of consumers that receive their messages by other means.
 
-Whoever handles such a message deletes, after it and every few minutes, the rows of its consumer that are past their
-retention. So there are never many more than that wherever messages are handled at all, and nothing has to be started.
+A process that handles such a message deletes, after it and every few minutes, the rows of its consumer that are past
+their retention. So there are never many more than that wherever messages are handled at all, and nothing has to be
+started.
 """
 
 from __future__ import annotations

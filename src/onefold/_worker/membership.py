@@ -24,7 +24,7 @@ from onefold._inbox.registry import (
     forget,
     judge,
     leave,
-    members,
+    list_processes,
     register,
 )
 from onefold._kernel.effects import Flow
@@ -49,12 +49,12 @@ class Membership:
         self._consumer = consumer
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         #: What is wanted and what was. Nothing was, almost always; then no delivery is looked at.
-        self._judged = NOTHING
+        self._topics_known = NOTHING
         #: Of what was, that which is unsubscribed.
         self._ended: frozenset[str] = frozenset()
         #: What this process has unsubscribed. A process that has it may register at the same moment: it is given back.
         self._taken: set[str] = set()
-        #: From when on nothing speaks against it that who looks dead is dead.
+        #: From when on a process that looks dead counts as dead.
         self._steady_at = 0.0
         self._dropping: set[str] = set()
         self._registered = False
@@ -66,7 +66,7 @@ class Membership:
     async def subscribe(self) -> Subscription:
         """Say that we are there, subscribe, and end what nothing asks for any more."""
         try:
-            if not await self._members():
+            if not await self._read_processes():
                 await self._note_earlier()
             await self.register()
             subscription = await self._broker.subscribe(self._consumer.name, self._consumer.topics)
@@ -85,7 +85,7 @@ class Membership:
         await pause(stop, BEAT_S)
         if stop.is_set():
             return
-        is_known = any(member.process == self._process and member.alive for member in await self._members())
+        is_known = any(member.process == self._process and member.alive for member in await self._read_processes())
         await self.register()
         with suppress(BrokerUnavailable):  # the next beat tries again
             if not is_known:
@@ -109,11 +109,11 @@ class Membership:
         """Those to be handled, and those of topics that the consumer no longer has: they were sent to it before, and
         are for a person to decide about. Whether a topic is wanted is asked anew: a process that has it registers
         before anything is sent to it."""
-        suspects = [delivery for delivery in deliveries if self._judged.drops(_topic(delivery))]
+        suspects = [delivery for delivery in deliveries if self._topics_known.drops(_topic(delivery))]
         if not suspects:
             return deliveries, ()
-        self._judged = await self._standing()
-        dropped = [delivery for delivery in suspects if self._judged.drops(_topic(delivery))]
+        self._topics_known = await self._read_standing()
+        dropped = [delivery for delivery in suspects if self._topics_known.drops(_topic(delivery))]
         for topic in {topic for delivery in dropped if (topic := _topic(delivery))} - self._dropping:
             self._dropping.add(topic)
             _log.warning(
@@ -126,17 +126,17 @@ class Membership:
 
     async def _reconcile(self) -> None:
         """Unsubscribe what is no longer wanted."""
-        standing = await self._standing()
+        standing = await self._read_standing()
         gone = standing.former - self._ended
         if gone and isinstance(self._broker, ManagesSubscriptions):
             self._taken |= gone  # first: what follows may fail, or be cut off
             await self._broker.unsubscribe(self._consumer.name, sorted(gone))
             _log.info("consumer %r is unsubscribed from %s", self._consumer.name, ", ".join(sorted(gone)))
         # A process that registered in between has subscribed to what was taken away here.
-        if self._taken and (back := self._taken & (await self._standing()).wanted):
+        if self._taken and (back := self._taken & (await self._read_standing()).wanted):
             await self._subscribe(sorted(back))
             self._taken -= back
-        self._judged, self._ended = standing, standing.former
+        self._topics_known, self._ended = standing, standing.former
         await self._flow(forget(self._database.dialect, self._consumer.name, standing.outdated))
 
     async def _subscribe(self, topics: Sequence[str]) -> None:
@@ -152,11 +152,11 @@ class Membership:
             if earlier := {topic for seen in found for topic in seen.topics or ()}:
                 await self._flow(register(self._database.dialect, name, EARLIER, earlier))
 
-    async def _members(self) -> Sequence[RunningProcess]:
-        return await self._flow(members(self._database.dialect, self._consumer.name))
+    async def _read_processes(self) -> Sequence[RunningProcess]:
+        return await self._flow(list_processes(self._database.dialect, self._consumer.name))
 
-    async def _standing(self) -> Standing:
-        return judge(await self._members())
+    async def _read_standing(self) -> Standing:
+        return judge(await self._read_processes())
 
     async def _flow(self, flow: Flow[T]) -> T:
         return await run_async(flow, TaskExecutor(self._database))

@@ -10,7 +10,7 @@ from onefold._kernel.messages import Delivery
 
 
 class Partition:
-    """Where streams queue. Whoever has the turn handles one thing of it."""
+    """Where streams queue. The task that holds `turn` handles one thing of it."""
 
     __slots__ = ("came", "queue", "turn")
 
@@ -19,7 +19,7 @@ class Partition:
         self.came = asyncio.Event()
         self.turn = asyncio.Lock()
 
-    def taken(self, limit: int) -> list[Delivery]:
+    def take_batch(self, limit: int) -> list[Delivery]:
         """The next delivery; or more, as far as they can be handled together."""
         first = self.queue.popleft()
         deliveries = [first]
@@ -27,7 +27,7 @@ class Partition:
             deliveries.append(self.queue.popleft())
         return deliveries
 
-    def taken_of_stream(self, limit: int) -> list[Delivery]:
+    def take_stream(self, limit: int) -> list[Delivery]:
         """The next delivery, and those right behind it that are of the same stream."""
         first = self.queue.popleft()
         deliveries = [first]
@@ -36,14 +36,14 @@ class Partition:
             deliveries.append(self.queue.popleft())
         return deliveries
 
-    def emptied(self) -> list[Delivery]:
+    def drain(self) -> list[Delivery]:
         deliveries = list(self.queue)
         self.queue.clear()
         return deliveries
 
 
 class Partitions:
-    """A consumer's slots. What has no stream goes round."""
+    """All of a consumer's. What has no stream goes round."""
 
     __slots__ = ("_next", "_partitions")
 
@@ -55,9 +55,9 @@ class Partitions:
         return iter(self._partitions)
 
     def of(self, delivery: Delivery) -> Partition:
-        return self.named(delivery_stream(delivery))
+        return self.of_stream(delivery_stream(delivery))
 
-    def named(self, stream: bytes | None) -> Partition:
+    def of_stream(self, stream: bytes | None) -> Partition:
         if stream is None:
             self._next += 1
             return self._partitions[self._next % len(self._partitions)]

@@ -1,4 +1,4 @@
-"""The gate of a consumer: operators close it, and what was under way is finished; they open it, and it runs again.
+"""Pausing a consumer in its processes: what was under way is finished; when it is resumed, it runs again.
 
 Invariant: a consumer that is paused receives nothing and runs no failed message, in no process, whenever that was
 started. It is stopped as at the end of its process: its messages wait at the broker, its failed messages in the
@@ -21,35 +21,36 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Listener, tell
-from onefold._worker.backoff_timer import BackoffTimer, ended, pause, resist
+from onefold._worker.backoff_timer import BackoffTimer, pause
+from onefold._worker.cancellation import join_tasks, resist
 from onefold._worker.consumer_worker import ConsumerWorker
-from onefold._worker.handler_calls import Calls
+from onefold._worker.handler_calls import HandlerCalls
 from onefold._worker.membership import Membership
 from onefold.errors import StoreError
 
 #: How often it is looked whether a consumer is paused: each look is one or two of the few transactions of an idle one.
 LOOK_S: Final = 5.0
 
-MakeStation: TypeAlias = Callable[[Calls, Membership], ConsumerWorker]
+MakeWorker: TypeAlias = Callable[[HandlerCalls, Membership], ConsumerWorker]
 
 _log = logging.getLogger("onefold.consumer")
 
 
 class PauseGate:
-    """One consumer behind its gate. `make` makes what runs it, anew each time."""
+    """Runs one consumer while it is not paused. `make` makes its worker, a new one each time."""
 
     def __init__(
         self,
         database: AsyncDatabase[Any],
         broker: Broker,
         consumer: Consumer,
-        make: MakeStation,
+        make: MakeWorker,
         listener: Listener | None,
     ) -> None:
         self._database = database
         self._name = consumer.name
         self._make = make
-        self._calls = Calls(consumer)
+        self._calls = HandlerCalls(consumer)
         self._membership = Membership(database, broker, consumer)
         #: Whether the consumer has its subscription, or met what keeps it from having one for now.
         self.tried = self._membership.tried
@@ -57,12 +58,12 @@ class PauseGate:
         self._paused = False
         self._looked_at = time.monotonic()
         #: What runs the consumer, while it may run.
-        self.station: ConsumerWorker | None = None
+        self.worker: ConsumerWorker | None = None
 
     async def run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
         """Run the consumer whenever it is not paused, until told to stop. `opened`: the broker is."""
         try:
-            while await self._opened(stop):
+            while await self._wait_unpaused(stop):
                 await self._run(stop, grace_s, opened)
         finally:
             with suppress(StoreError):
@@ -71,24 +72,24 @@ class PauseGate:
     async def _run(self, stop: asyncio.Event, grace_s: float, opened: asyncio.Event) -> None:
         halt = asyncio.Event()
         watches = [asyncio.create_task(work) for work in (_pass_on(stop, halt), self._watch(halt))]
-        self.station = self._make(self._calls, self._membership)
+        self.worker = self._make(self._calls, self._membership)
         try:
-            await self.station.run(halt, grace_s, opened)
+            await self.worker.run(halt, grace_s, opened)
         finally:
-            self.station = None
+            self.worker = None
             self._calls.end()
-            await ended(watches, 0.0)
+            await join_tasks(watches, 0.0)
 
     def turn(self) -> None:
         """The broker, which it waits for, is tried once more."""
-        if self.station is not None:
-            self.station.turn()
+        if self.worker is not None:
+            self.worker.turn()
 
     def alive(self) -> dict[str, float]:
         """How many seconds ago the consumer last got round; while it is paused, how many seconds ago it was last looked
         whether it still is. And for each handler that should have ended by now, for how many it has been running."""
-        if self.station is not None:
-            name, since = self._name, self.station.turned_at
+        if self.worker is not None:
+            name, since = self._name, self.worker.turned_at
         else:
             name, since = f"{self._name}: paused" if self._paused else self._name, self._looked_at
         overdue = self._calls.overdue().items()
@@ -97,7 +98,7 @@ class PauseGate:
             **{f"{self._name}: handler of message {message_id}": seconds for message_id, seconds in overdue},
         }
 
-    async def _opened(self, stop: asyncio.Event) -> bool:
+    async def _wait_unpaused(self, stop: asyncio.Event) -> bool:
         """Wait until the consumer may run; False: told to stop. Before it is known whether it may, it does not run."""
         backoff = BackoffTimer()
         while not stop.is_set():
@@ -110,7 +111,10 @@ class PauseGate:
                 if backoff.failures == 0:
                     ours = not isinstance(error, StoreError)
                     _log.warning(
-                        "consumer %r waits: whether it is paused is not known: %s", self._name, error, exc_info=ours
+                        "consumer %r waits: whether it is paused could not be read, and is read again: %s",
+                        self._name,
+                        error,
+                        exc_info=ours,
                     )
                 wait_s = backoff.next_s()
             self.tried.set()

@@ -14,7 +14,7 @@ from onefold.errors import ConfigurationError, PayloadInvalid
 #: Of an invalid message, so many errors are told.
 ERRORS_MAX: Final = 10
 
-#: Nobody means the JSON of these.
+#: An annotation of these is a mistake: their JSON is never meant.
 _SCALARS: Final = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None)})
 
 
@@ -41,7 +41,7 @@ class PydanticPayload:
                 f"{str(error).splitlines()[0]}); annotate a pydantic model, a dataclass or a TypedDict, or Message"
             ) from error
         #: As JSON Schema; empty where a type of its own has none: it can be read all the same.
-        self.schema = self._described()
+        self.schema = self._describe()
         self._known = _names(self.schema)
 
     def read(self, data: bytes) -> Any:
@@ -50,7 +50,7 @@ class PydanticPayload:
         except self._invalid as error:
             raise self._refusal(error) from None
 
-    def _described(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         try:
             return self.adapter.json_schema()
         except Exception:  # pydantic's own, and what a type's hooks raise

@@ -34,14 +34,14 @@ from onefold._kernel.telemetry import (
 )
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.claimed_rows import DIED_OF
-from onefold._outbox.endpoint_copies import Aims
+from onefold._outbox.endpoint_copies import EndpointsOf
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession, Sent, release_due
-from onefold._outbox.relay_settings import Settings
 from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
-from onefold._worker.backoff_timer import Interrupted, resist
+from onefold._worker.cancellation import Interrupted, resist
 from onefold._worker.wakeup import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
 
@@ -67,7 +67,7 @@ _AT_ONCE: Final = float("-inf")
 _log = logging.getLogger("onefold.relay")
 
 
-class _Asked:
+class _BrokerWatch:
     """Since when the broker has not answered, while it is asked for something."""
 
     def __init__(self) -> None:
@@ -100,14 +100,14 @@ class _Asked:
 class _RelayExecutor(BrokerExecutor[Any]):
     """A broker's client that is cancelled elsewhere has failed. Taken for a stop, that would end the relay."""
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_broker_watch",)
 
-    def __init__(self, database: AsyncDatabase[Any], broker: Broker, asked: _Asked) -> None:
+    def __init__(self, database: AsyncDatabase[Any], broker: Broker, broker_watch: _BrokerWatch) -> None:
         super().__init__(database, broker)
-        self._asked = asked
+        self._broker_watch = broker_watch
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        with self._asked:
+        with self._broker_watch:
             return await resist(super().publish(messages))
 
 
@@ -137,7 +137,7 @@ class Relay:
         new_id: Callable[[int], str] = new_id,
     ) -> None:
         require("poll_s_max", poll_s_max, least=POLL_S_MIN, most=60)
-        self._settings = Settings(
+        self._settings = RelayConfig(
             lease_s=lease_s, batch_max=batch_max, keep_published_s=keep_published_s, attempts_max=attempts_max
         )
         self._poll_s_max = poll_s_max
@@ -154,19 +154,19 @@ class Relay:
         #: Of a broker whose destinations change while it is open.
         self._refresh: Callable[[], Awaitable[None]] | None = getattr(broker, "refresh", None)
         self._buckets: int | None = None
-        #: What does not take part at present, and how often that was waited for.
+        #: What is away (broker, database), and how often that was waited for.
         self._pauses: dict[str, int] = {}
-        self._session = self._reborn()
+        self._session = self._new_session()
         self._entered = False
-        self._tend_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
+        self._rebalance_at = self._chores_at = self._sweep_at = self._fire_at = _AT_ONCE
         self._turned_at = time.monotonic()
-        self._asked = _Asked()
+        self._broker_watch = _BrokerWatch()
 
     @property
     def idle_s(self) -> float:
         """How many seconds ago it last looked for events, or tried whether what had paused it is over; or since when
         its broker has not answered, where that is too long."""
-        waited_s = self._asked.waited_s
+        waited_s = self._broker_watch.waited_s
         return waited_s if waited_s > STILL_S else time.monotonic() - self._turned_at
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -206,7 +206,7 @@ class Relay:
     async def _live(self, stop: asyncio.Event) -> None:
         poll_s = POLL_S_MIN
         while not stop.is_set():
-            self.signal.clear()  # before looking: who commits after this wakes us
+            self.signal.clear()  # before looking: a commit after this wakes us
             try:
                 sent = await resist(self._turn())
             except ProgrammerError:
@@ -214,8 +214,8 @@ class Relay:
             except OnefoldError as error:
                 await self._pause("the database", error, stop)
                 continue
-            except Exception as error:  # ended by it, nothing would be published until somebody looks
-                _log.exception("the relay failed, and tries again")
+            except Exception as error:  # ended by it, nothing would be published until the process is restarted
+                _log.exception("relay %s failed; it tries again", self._session.relay)
                 await self._pause("onefold", error, stop)
                 continue
             self._resume("the database")
@@ -236,14 +236,14 @@ class Relay:
     async def _turn(self) -> Sent:
         """What is to be done now, and one tick."""
         now = self._turned_at = time.monotonic()
-        if now >= self._tend_at:
+        if now >= self._rebalance_at:
             await self._renew_and_rebalance()
-            self._tend_at = now + self._settings.lease_s / 3
+            self._rebalance_at = now + self._settings.lease_s / 3
         if now >= self._chores_at:
             self._chores_at = now + await self._chores()
         sent = await self._tick()
-        if self._session.buried:
-            self._tend_at = _AT_ONCE
+        if self._session.expired:
+            self._rebalance_at = _AT_ONCE
         self._report(sent)
         return sent
 
@@ -252,7 +252,7 @@ class Relay:
         beating = asyncio.create_task(self._beat(self._session))
         try:
             if self._refresh is not None:
-                with self._asked:
+                with self._broker_watch:
                     await self._refresh()
             return await self._run(self._session.tick(probing="the broker" in self._pauses))
         finally:
@@ -260,10 +260,10 @@ class Relay:
             await asyncio.gather(beating, return_exceptions=True)
 
     async def _beat(self, session: RelaySession) -> None:
-        while not session.buried:
+        while not session.expired:
             await asyncio.sleep(self._settings.lease_s / 3)
             self._turned_at = time.monotonic()
-            self._asked.note()
+            self._broker_watch.note()
             with suppress(Exception):  # the tick itself will find out
                 await self._run(session.renew())
 
@@ -274,7 +274,7 @@ class Relay:
             tell(self._listener, SetAside(id_, topic, error))
         for name, unavailable in sent.paused.items():
             if sent.outage is None:
-                _log.warning("destination %s is paused, the others go on: %s", name, unavailable)
+                _log.warning("destination %s is paused, other destinations go on: %s", name, unavailable)
             tell(self._listener, DestinationPaused(name, str(unavailable)))
         for name in sent.resumed:
             _log.info("destination %s takes events again", name)
@@ -282,19 +282,20 @@ class Relay:
 
     async def _renew_and_rebalance(self) -> None:
         if not self._entered:
-            tended = await self._run(self._session.enter())
+            rebalanced = await self._run(self._session.enter())
         elif (found := await self._run(self._session.renew_and_rebalance())) is not None:
-            tended = found
+            rebalanced = found
         else:
-            _log.warning("relay %s was taken for dead: it begins anew", self._session.relay)
-            self._session, self._entered = self._reborn(self._session), False
-            tended = await self._run(self._session.enter())
+            former, self._entered = self._session, False
+            self._session = self._new_session(former)
+            _log.warning("relay %s has lost its lease: it goes on as relay %s", former.relay, self._session.relay)
+            rebalanced = await self._run(self._session.enter())
         self._entered = True
-        if tended.buckets != self._buckets:
-            self._buckets = tended.buckets
-            tell(self._listener, BucketsHeld(self._session.relay, tended.buckets))
-        for id_, topic in tended.set_aside:
-            _log.error("event %s on %r was at hand when a relay died, too often: it is set aside", id_, topic)
+        if rebalanced.buckets != self._buckets:
+            self._buckets = rebalanced.buckets
+            tell(self._listener, BucketsHeld(self._session.relay, rebalanced.buckets))
+        for id_, topic in rebalanced.set_aside:
+            _log.error("event %s on %r is a dead letter (%s); see `onefold outbox list`", id_, topic, DIED_OF)
             tell(self._listener, SetAside(id_, topic, DIED_OF))
 
     async def _chores(self) -> float:
@@ -320,7 +321,7 @@ class Relay:
 
     def _until_next(self, poll_s: float) -> float:
         now = time.monotonic()
-        return max(0.0, min(poll_s, self._tend_at - now, self._chores_at - now))
+        return max(0.0, min(poll_s, self._rebalance_at - now, self._chores_at - now))
 
     async def _leave(self) -> None:
         if not self._entered:
@@ -332,30 +333,32 @@ class Relay:
                 await self._run(self._session.leave())
         except (OnefoldError, TimeoutError) as error:
             _log.warning(
-                "relay %s could not hand over its buckets (%s): its lease runs out", self._session.relay, error
+                "relay %s could not hand over its buckets, others take them when its lease runs out: %s",
+                self._session.relay,
+                error,
             )
 
-    def _reborn(self, former: RelaySession | None = None) -> RelaySession:
-        aims: Aims | None = getattr(self._broker, "destinations", None)
+    def _new_session(self, former: RelaySession | None = None) -> RelaySession:
+        endpoints_of: EndpointsOf | None = getattr(self._broker, "destinations", None)
         session = RelaySession(
-            self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw, aims, former
+            self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw, endpoints_of, former
         )
         if former is None:
             return session
         session.stopping = former.stopping
         if former.unmarked is not None:
-            # What was confirmed is published, under whatever name; a failure is for those to mark who are still there.
+            # What was confirmed is published, whichever session sent it; a failure is marked by a session with a row.
             former.unmarked.failures.clear()
             session.unmarked = former.unmarked
         return session
 
     async def _run(self, flow: Flow[T]) -> T:
-        return await run_async(flow, _RelayExecutor(self._database, self._broker, self._asked))
+        return await run_async(flow, _RelayExecutor(self._database, self._broker, self._broker_watch))
 
     async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease runs out; tell it the first time."""
         if who not in self._pauses:
-            _log.warning("the relay pauses, because %s does not take part: %s", who, error)
+            _log.warning("relay %s paused (%s): %s; it tries again", self._session.relay, who, error)
             if not self._pauses:
                 tell(self._listener, RelayPaused(f"{who}: {error}"))
         count = self._pauses[who] = self._pauses.get(who, 0) + 1
@@ -365,15 +368,15 @@ class Relay:
         with suppress(TimeoutError):
             async with asyncio.timeout(certain_s):
                 await stop.wait()
-        # Who commits now may have another destination, which takes its event.
+        # An event that is committed now may have another destination, which takes it.
         await self.signal.wait(wait_s - certain_s)
 
     def _resume(self, who: str) -> None:
-        """It takes part again. That the relay goes on is told when nothing else is away."""
+        """It is back. That the relay goes on is told when nothing else is away."""
         if self._pauses.pop(who, None) is None:
             return
         if self._pauses:
-            _log.info("%s takes part again; the relay waits for %s", who, " and ".join(self._pauses))
+            _log.info("relay %s: %s is back; still paused (%s)", self._session.relay, who, ", ".join(self._pauses))
         else:
-            _log.info("the relay goes on: %s takes part again", who)
+            _log.info("relay %s resumed: %s is back", self._session.relay, who)
             tell(self._listener, RelayResumed())

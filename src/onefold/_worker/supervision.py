@@ -1,4 +1,4 @@
-"""Tasks of a consumer that go on whatever happens to them: nobody would notice that one is gone."""
+"""Tasks of a consumer that go on whatever happens to them: without one of them the consumer would stand still."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from onefold._kernel.effects import Flow
-from onefold._worker.backoff_timer import BackoffTimer, pause, resist
+from onefold._worker.backoff_timer import BackoffTimer, pause
+from onefold._worker.cancellation import resist
 from onefold.errors import StoreError
 
 _log = logging.getLogger("onefold.consumer")
@@ -23,16 +24,15 @@ def supervise(consumer: str, stop: asyncio.Event, work: Callable[[], Coroutine[A
             try:
                 return await resist(work())
             except Exception:
-                _log.exception("consumer %r: a worker failed, and begins again", consumer)
+                _log.exception("consumer %r: a worker failed, and is restarted", consumer)
                 await pause(stop, backoff.next_s())
 
     return asyncio.create_task(go_on())
 
 
-async def repeat(consumer: str, stop: asyncio.Event, work: Callable[[asyncio.Event], Flow[None]]) -> None:
+async def repeat(consumer: str, what: str, stop: asyncio.Event, work: Callable[[asyncio.Event], Flow[None]]) -> None:
     """Whatever fails in the background is tried again, after a pause. Handling does not wait for that: it may be
     the only statement that the database does not take."""
-    what = work.__name__.lstrip("_")
     backoff = BackoffTimer()
     while not stop.is_set():
         try:
@@ -43,5 +43,5 @@ async def repeat(consumer: str, stop: asyncio.Event, work: Callable[[asyncio.Eve
                 _log.warning("consumer %r: %s failed, and is tried again: %s", consumer, what, error)
             await pause(stop, backoff.next_s())
         except Exception:
-            _log.exception("consumer %r: %s failed", consumer, what)
+            _log.exception("consumer %r: %s failed, and is tried again", consumer, what)
             await pause(stop, backoff.next_s())

@@ -25,7 +25,7 @@ _AT_HAND: Final[ContextVar[tuple[tuple[str, str], ...]]] = ContextVar("onefold_t
 Identify: TypeAlias = Callable[[Sequence[Any], dict[str, Any]], str | None]
 
 
-class Handling(Protocol):
+class SupportsHandling(Protocol):
     """What this needs of Onefold or AsyncOnefold."""
 
     @property
@@ -38,7 +38,7 @@ def in_place_of(decorator: str) -> str:
 
 
 def in_transaction(
-    once: Handling,
+    once: SupportsHandling,
     consumer: str,
     handler: Callable[..., Any],
     identify: Identify,
@@ -78,21 +78,21 @@ def in_transaction(
             return await handler(*arguments, **named)
         transaction, at_hand = enter(arguments, named)
         async with transaction as tx:
-            with _holding(at_hand):
+            with _note_at_hand(at_hand):
                 return None if tx is None else await handler(*arguments, **named, tx=tx)
 
     def handle(*arguments: Any, **named: Any) -> Any:
         if "tx" in named:
             return handler(*arguments, **named)
         transaction, at_hand = enter(arguments, named)
-        with transaction as tx, _holding(at_hand):
+        with transaction as tx, _note_at_hand(at_hand):
             return None if tx is None else handler(*arguments, **named, tx=tx)
 
-    return shown_as(handle_async if awaited else handle, handler, also)
+    return wrap_as(handle_async if awaited else handle, handler, also)
 
 
 @contextmanager
-def _holding(message: tuple[str, str]) -> Iterator[None]:
+def _note_at_hand(message: tuple[str, str]) -> Iterator[None]:
     token = _AT_HAND.set((*_AT_HAND.get(), message))
     try:
         yield
@@ -110,7 +110,7 @@ def check_handler(consumer: str, handler: Callable[..., Any]) -> None:
         )
 
 
-def shown_as(
+def wrap_as(
     handle: Callable[..., Any], handler: Callable[..., Any], also: Sequence[inspect.Parameter]
 ) -> Callable[..., Any]:
     """A function that looks like the handler to the library that calls it, except that `tx` is none of its business."""

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "taskiq") from None
 
 from onefold._worker.ledger_reaper import RETENTION_S
-from onefold._worker.task_queues import TRIES, Handling, in_place_of, in_transaction, refuse
+from onefold._worker.task_queues import TRIES, SupportsHandling, in_place_of, in_transaction, refuse
 from onefold.errors import ConfigurationError
 
 _CONTEXT: Final = inspect.Parameter(
@@ -35,7 +35,7 @@ _log = logging.getLogger("onefold.consumer")
 
 @named_arguments("handled_once", hints={"task": in_place_of("broker.task")})
 def handled_once(
-    once: Handling,
+    once: SupportsHandling,
     consumer: str,
     task: Callable[..., Any],
     *,

@@ -35,7 +35,7 @@ CHANNEL: Final = "onefold_outbox"
 #: NOTIFY is sent at most once in this time.
 NOTIFY_EVERY_S: Final = 0.005
 
-#: It does not wait for the disk: a hint may be lost, and whoever else sends NOTIFY waits until it is committed.
+#: It does not wait for the disk: a hint may be lost, and other senders of NOTIFY wait until it is committed.
 _NOTIFY: Final = qualified(f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', $1::text)")
 
 #: After how long a lost listening connection is replaced.
@@ -54,8 +54,8 @@ _CLOSE_S: Final = 1.0
 _log = logging.getLogger("onefold.worker")
 
 
-class _Sender:
-    """Whose NOTIFY it is: whoever has the same name has been told by a signal already, and need not hear of it."""
+class _NotifySender:
+    """Whose NOTIFY it is: a relay of the same name has been told by a signal already, and need not hear of it."""
 
     def __init__(self) -> None:
         self._name = uuid4().hex
@@ -69,7 +69,7 @@ class _Sender:
         await Batch((Statement(_NOTIFY, (self.sender,)),))
 
 
-class Notifier(_Sender):
+class Notifier(_NotifySender):
     """Tells the relays of other processes that something was committed. Append `notify` to `Outbox.committed`."""
 
     def __init__(self, database: AsyncDatabase[Any]) -> None:
@@ -105,7 +105,7 @@ class Notifier(_Sender):
             await asyncio.sleep(NOTIFY_EVERY_S)
 
 
-class ThreadNotifier(_Sender):
+class ThreadNotifier(_NotifySender):
     """The same for threads: a thread of its own sends, for as long as there is something to be told."""
 
     def __init__(self, database: Database[Any]) -> None:
@@ -211,7 +211,7 @@ class _Ear:
                 elif callable(getattr(driver, "notifies", None)):
                     await self._with_psycopg(driver)
                 else:
-                    return  # this driver cannot: whoever waits polls
+                    return  # this driver cannot: the relay polls
             except Exception as error:  # a vendor's, of any kind: it only costs the hint
                 _log.debug("the connection that listens for NOTIFY was lost: %s", error)
             finally:

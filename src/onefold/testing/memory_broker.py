@@ -26,8 +26,8 @@ from onefold._kernel.messages import Confirm, Delivery, Message, write
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
 from onefold._outbox.event_checks import check_key, check_topic, serialise
+from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession, release_due
-from onefold._outbox.relay_settings import Settings
 from onefold.errors import ConfigurationError, OnefoldError
 
 #: Handlers that publish to each other could go on for ever.
@@ -113,7 +113,7 @@ class _Broker:
         """Take what is in the outbox, as a relay does."""
         dialect = self._once._database.dialect
         await release_due(dialect)
-        carrier = RelaySession(f"memory-{uuid4().hex}", dialect, Settings(), random.random)
+        carrier = RelaySession(f"memory-{uuid4().hex}", dialect, RelayConfig(), random.random)
         await carrier.enter()
         while (await carrier.tick()).claimed:
             pass

@@ -40,7 +40,7 @@ def discard_command(
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     with session(database) as place:
         whose = consumer_of(place, consumer)
-        confirmed(f"Delete {len(ids) if ids else 'all fitting'} letter(s) of {whose} for good?", yes=yes)
+        confirmed(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
         if ids:
             count = place.ask(discard(place.dialect, whose, tuple(ids), actor=acting(actor), force=force))
         else:

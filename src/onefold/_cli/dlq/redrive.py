@@ -16,7 +16,7 @@ from onefold._cli.output import answer, moment, printed, say
 from onefold._cli.session import Session, asked, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
-from onefold._inbox.redrive import LETTERS_MAX, Filter, Job, Preview, audited, cancel, job_of, preview, redrive
+from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, list_audit, preview, redrive
 
 _LOOK_EVERY_S: Final = 0.25
 
@@ -30,8 +30,8 @@ def redrive_command(
     since: Annotated[str, SINCE] = "",
     until: Annotated[str, UNTIL] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    rate: Annotated[float, typer.Option(help="Letters per second.")] = 10,
-    limit: Annotated[int, typer.Option(min=1, max=LETTERS_MAX, help="So many, at the most.")] = 10_000,
+    rate: Annotated[float, typer.Option(help="Dead letters per second.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=REDRIVE_MAX, help="So many, at the most.")] = 10_000,
     days_max: Annotated[
         float, typer.Option("--days", min=0, help="Not those that died longer ago: as the consumer's dead_letter_s.")
     ] = 7,
@@ -39,7 +39,7 @@ def redrive_command(
     actor: Annotated[str, ACTOR] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Try dead letters again, in the order of their keys."""
+    """Redrive dead letters: try them again, in the order of their keys."""
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     with session(database) as place:
         chosen = Filter(
@@ -54,9 +54,7 @@ def redrive_command(
         if dry_run:
             _print_preview(chosen.consumer, place.ask(preview(place.dialect, chosen, dead_letter_s=age_s)), as_json)
             return
-        started = redrive(
-            place.dialect, chosen, actor=acting(actor), per_second=rate, letters_max=limit, dead_letter_s=age_s
-        )
+        started = redrive(place.dialect, chosen, actor=acting(actor), per_second=rate, limit=limit, dead_letter_s=age_s)
         job = place.ask(started)
         if wait and job.failed_messages:
             job = _waited(place, job)
@@ -73,7 +71,7 @@ def jobs_command(
     """List redrives, the newest first, and how they stand."""
     with session(database) as place:
         # Every job has a line in the audit; other lines are in between.
-        lines = place.ask(audited(place.dialect, limit=10_000))
+        lines = place.ask(list_audit(place.dialect, limit=10_000))
         begun = [line for line in lines if line["action"] == "redrive"][:limit]
         found = [
             {
@@ -88,7 +86,8 @@ def jobs_command(
         return
     columns = ("id", "consumer", "actor", "started", "failed_messages", "handled", "waiting", "dead", "cancelled")
     if found:
-        printed("", columns, [[each[column] for column in columns] for each in found])
+        titles = ["messages" if column == "failed_messages" else column for column in columns]
+        printed("", titles, [[each[column] for column in columns] for each in found])
     else:
         typer.echo("there are no redrives")
 
@@ -120,7 +119,7 @@ def _waited(place: Session, job: Job) -> Job:
 
 
 def _job(job: Job) -> dict[str, Any]:
-    # What a cancelled job had not tried is no longer its own, so nobody can say how many were handled.
+    # What a cancelled job had not tried is no longer its own, so how many were handled is not known.
     handled = None if job.cancelled else job.failed_messages - job.waiting - job.dead
     return {**asdict(job), "handled": handled}
 
@@ -142,9 +141,9 @@ def _print_preview(consumer: str, found: Preview, as_json: bool) -> None:
     if as_json:
         answer({"consumer": consumer, "failed_messages": found.failed_messages, **asdict(found)})
         return
-    typer.echo(f"would redrive {found.failed_messages} failed messages of {consumer}")
+    typer.echo(f"would redrive {found.failed_messages} dead letters of {consumer}")
     if found.groups:
         rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in found.groups]
-        printed("", ("topic", "failed_messages", "unfit", "reason"), rows)
+        printed("", ("topic", "messages", "unfit", "reason"), rows)
     if found.first:
         typer.echo("first: " + ", ".join(found.first))

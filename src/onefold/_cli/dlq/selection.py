@@ -1,4 +1,4 @@
-"""Which failed messages: the filters the commands share, and whose failed messages are meant where nobody said."""
+"""Which failed messages: the filters the commands share, and of which consumer where none is named."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Final, Literal
 import typer
 
 from onefold._cli.session import Session
-from onefold._inbox.failed_messages import listed, tallied
+from onefold._inbox.failed_messages import count_failed, list_failed
 from onefold._inbox.stored_message import FailedMessage
 from onefold.errors import ConfigurationError
 
-CONSUMER = typer.Option("--consumer", "-c", help="Whose letters. May be left out where only one consumer has any.")
-REASON = typer.Option("--reason", help="Whose reason contains this.")
-SINCE = typer.Option("--since", help="Died at this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d.")
-UNTIL = typer.Option("--until", help="Died before this time.")
+CONSUMER = typer.Option("--consumer", "-c", help="Consumer. May be left out where only one has failed messages.")
+REASON = typer.Option("--reason", help="Only those whose reason contains this.")
+SINCE = typer.Option(
+    "--since", help="Only those that died at this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d."
+)
+UNTIL = typer.Option("--until", help="Only those that died before this time.")
 
-#: Letters that are looked at in one go: each may have half a megabyte of data.
+#: Failed messages that are read in one go: each may have half a megabyte of data.
 PAGE: Final = 100
 
 
 def consumers_with_failed_messages(session: Session) -> list[str]:
-    return sorted({tally.consumer for tally in session.ask(tallied(session.dialect))})
+    return sorted({tally.consumer for tally in session.ask(count_failed(session.dialect))})
 
 
 def consumer_of(session: Session, given: str) -> str:
@@ -31,9 +33,11 @@ def consumer_of(session: Session, given: str) -> str:
         return given
     names = consumers_with_failed_messages(session)
     if not names:
-        raise ConfigurationError("there are no letters")
+        raise ConfigurationError("there are no failed messages")
     if len(names) > 1:
-        raise ConfigurationError(f"several consumers have letters ({', '.join(names)}): name one with --consumer")
+        raise ConfigurationError(
+            f"several consumers have failed messages ({', '.join(names)}): name one with --consumer"
+        )
     return names[0]
 
 
@@ -47,7 +51,7 @@ def failed_messages(
 ) -> Iterator[FailedMessage]:
     """All failed messages of a consumer, page by page, in the order of their ids."""
     while True:
-        page = session.ask(listed(session.dialect, consumer, state=state, topic=topic, after=after, limit=PAGE))
+        page = session.ask(list_failed(session.dialect, consumer, state=state, topic=topic, after=after, limit=PAGE))
         yield from page
         if len(page) < PAGE:
             return

@@ -15,11 +15,11 @@ class OperatorStatements:
     """The statements behind `onefold dlq`, of one dialect."""
 
     def __init__(self, d: Dialect) -> None:
-        self._driving(d)
-        self._looking(d)
-        self._pausing(d)
+        self._prepare_redrives(d)
+        self._prepare_jobs(d)
+        self._prepare_pauses(d)
 
-    def _driving(self, d: Dialect) -> None:
+    def _prepare_redrives(self, d: Dialect) -> None:
         fits = f"""
             consumer = $1::text
             AND ($2::text IS NULL OR topic = $2::text)
@@ -41,7 +41,7 @@ class OperatorStatements:
                    {d.epoch_ms("died_at")}, redrive
             FROM onefold_letter WHERE
         """
-        self._summed_up = {
+        self._list_summaries = {
             "dead": d.text(f"{shown} state = 'dead' AND {chosen} ORDER BY died_at LIMIT $8::int"),
             "waiting": d.text(f"{shown} state = 'waiting' AND {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
             None: d.text(f"{shown} {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
@@ -72,7 +72,7 @@ class OperatorStatements:
             WHERE consumer = $1::text AND message_id = picked.picked_id AND state = 'dead'
         """)
 
-    def _looking(self, d: Dialect) -> None:
+    def _prepare_jobs(self, d: Dialect) -> None:
         self._job = d.text("""
             INSERT INTO onefold_redrive (id, consumer, actor, filter, letters)
             VALUES ($1::text, $2::text, $3::text, $4::text,
@@ -96,7 +96,7 @@ class OperatorStatements:
             INSERT INTO onefold_audit (actor, action, consumer, details)
             VALUES ($1::text, $2::text, $3::text, $4::text)
         """)
-        self._audited = d.text(f"""
+        self._list_audit = d.text(f"""
             SELECT {d.epoch_ms("audit_at")}, actor, action, consumer, details FROM onefold_audit
             ORDER BY id DESC LIMIT $1::int
         """)
@@ -110,7 +110,7 @@ class OperatorStatements:
             SELECT state, topic, key, stream, epoch, version FROM onefold_letter WHERE {THIS} {d.lock}
         """)
         self._mark = d.text(f"UPDATE onefold_letter SET reason = $3::text WHERE {THIS}")
-        self._listed = d.text(f"""
+        self._list_failed = d.text(f"""
             SELECT {failed_columns(d)} FROM onefold_letter
             WHERE consumer = $1::text AND ($2::text IS NULL OR state = $2::text)
               AND ($3::text IS NULL OR topic = $3::text) AND ($4::text IS NULL OR message_id > $4::text)
@@ -121,7 +121,7 @@ class OperatorStatements:
             GROUP BY consumer, topic, state ORDER BY consumer, topic, state LIMIT 1000
         """)
 
-    def _pausing(self, d: Dialect) -> None:
+    def _prepare_pauses(self, d: Dialect) -> None:
         self._pause = d.text("""
             INSERT INTO onefold_pause (consumer, actor) VALUES ($1::text, $2::text) ON CONFLICT DO NOTHING
         """)
@@ -141,9 +141,9 @@ class OperatorStatements:
         """Of one consumer, or of all: who paused it, and when."""
         return Statement(self._pauses, (consumer,))
 
-    def summed_up(self, chosen: tuple[Value, ...], state: str | None, limit: int) -> Statement:
-        """Letters as `listed` has them, without their data and history."""
-        return Statement(self._summed_up[state], (*chosen, b"", limit))
+    def list_summaries(self, chosen: tuple[Value, ...], state: str | None, limit: int) -> Statement:
+        """As `list_failed` has them, without their data and history."""
+        return Statement(self._list_summaries[state], (*chosen, b"", limit))
 
     def discard_some(self, chosen: tuple[Value, ...], limit: int) -> Statement:
         """Delete dead letters that fit, the oldest first."""
@@ -156,7 +156,7 @@ class OperatorStatements:
         return Statement(self._sample, (*chosen, -age_ms, limit))
 
     def redrive(self, chosen: tuple[Value, ...], age_ms: int, limit: int, job: str, pause_us: int) -> Statement:
-        """Dead failed messages become due one after the other, in their order, `pause_us` apart."""
+        """Dead letters become due one after the other, in their order, `pause_us` apart."""
         return Statement(self._redrive, (*chosen, -age_ms, limit, job, pause_us))
 
     def job(self, job: str, consumer: str, actor: str, filtered: str) -> Statement:
@@ -174,8 +174,8 @@ class OperatorStatements:
     def audit(self, actor: str, action: str, consumer: str, details: str) -> Statement:
         return Statement(self._audit, (actor, action, consumer, details))
 
-    def audited(self, limit: int) -> Statement:
-        return Statement(self._audited, (limit,))
+    def list_audit(self, limit: int) -> Statement:
+        return Statement(self._list_audit, (limit,))
 
     def discard(self, consumer: str, ids: str, *, force: bool) -> Statement:
         return Statement(self._discard, (consumer, ids, int(force)))
@@ -186,8 +186,10 @@ class OperatorStatements:
     def mark(self, consumer: str, message_id: str, reason: str) -> Statement:
         return Statement(self._mark, (consumer, message_id, reason))
 
-    def listed(self, consumer: str, state: str | None, topic: str | None, after: str | None, limit: int) -> Statement:
-        return Statement(self._listed, (consumer, state, topic, after, limit))
+    def list_failed(
+        self, consumer: str, state: str | None, topic: str | None, after: str | None, limit: int
+    ) -> Statement:
+        return Statement(self._list_failed, (consumer, state, topic, after, limit))
 
     def counts(self) -> Statement:
         return Statement(self._counts)

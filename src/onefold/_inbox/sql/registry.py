@@ -9,7 +9,7 @@ from onefold._inbox.sql.dialect import Dialect
 from onefold._kernel.effects import Statement
 
 
-class MemberStatements:
+class RegistryStatements:
     """The registry, in one dialect."""
 
     def __init__(self, d: Dialect) -> None:
@@ -54,17 +54,17 @@ class MemberStatements:
     def leave(self, consumer: str, process: str) -> Statement:
         return Statement(self._leave, (consumer, process))
 
-    def members(self, consumer: str | None) -> Statement:
+    def processes(self, consumer: str | None) -> Statement:
         return Statement(self._members, (consumer,))
 
     def forget(self, consumer: str, processes: str) -> Statement:
         return Statement(self._forget, (consumer, processes))
 
-    def named(self) -> Statement:
+    def consumers(self) -> Statement:
         """The consumers that this database knows of."""
         return Statement(self._named)
 
     def end(self, consumer: str, limit: int) -> list[Statement]:
         """Delete some of what the database has of a consumer: of its ledger, its failed messages, its progress, its
-        members, its pause."""
+        processes, its pause."""
         return [Statement(text, (consumer, limit)) for text in self._end]

@@ -14,7 +14,7 @@ from onefold._inbox.message_identity import Identity
 from onefold._inbox.sql.catching_up import Runs
 from onefold._inbox.sql.dialect import CONTENT, CONTENT_VALUES, STREAM, THIS, Dialect, failed_columns, mine, others
 from onefold._inbox.sql.operators import OperatorStatements
-from onefold._inbox.sql.registry import MemberStatements
+from onefold._inbox.sql.registry import RegistryStatements
 from onefold._kernel.effects import Statement, Value
 
 
@@ -27,14 +27,14 @@ class Statements(OperatorStatements):
         self.proof = d.proof
         self.ended = d.ended
         self.runs = Runs(d)
-        self.members = MemberStatements(d)
-        self._handling(d)
-        self._ordering(d)
-        self._keeping(d)
+        self.registry = RegistryStatements(d)
+        self._prepare_ledger(d)
+        self._prepare_order(d)
+        self._prepare_failed(d)
 
     # --- the ledger --------------------------------------------------------------------------------------
 
-    def _handling(self, d: Dialect) -> None:
+    def _prepare_ledger(self, d: Dialect) -> None:
         insert = "INSERT INTO onefold_inbox (consumer, message_id, source) SELECT $1::text, $2::text, $4::text WHERE"
         new = "NOT EXISTS (SELECT 1 FROM onefold_inbox WHERE consumer = $1::text AND message_id = $3::text)"
         unkept = """
@@ -114,7 +114,7 @@ class Statements(OperatorStatements):
 
     # --- order -------------------------------------------------------------------------------------------
 
-    def _ordering(self, d: Dialect) -> None:
+    def _prepare_order(self, d: Dialect) -> None:
         self._ensure = d.text("""
             INSERT INTO onefold_progress (consumer, stream, epoch, version)
             VALUES ($1::text, $2::bytea, $3::bigint, 0) ON CONFLICT DO NOTHING
@@ -152,16 +152,16 @@ class Statements(OperatorStatements):
         """)
 
     def ensure(self, consumer: str, stream: bytes, epoch: int) -> Statement:
-        """The stream's row, so that it can be locked and nobody begins elsewhere."""
+        """The stream's row, so that it can be locked and no other process begins elsewhere."""
         return Statement(self._ensure, (consumer, stream, epoch))
 
     def lock(self, consumer: str, stream: bytes) -> Statement:
         return Statement(self._lock, (consumer, stream))
 
     def look(self, consumer: str, stream: bytes, epoch: int, who: Identity) -> Statement:
-        """Where the stream stands, while none of it was handled the smallest other version that is kept (later nobody
-        asks, and those that were deleted would be walked over), and of this message whether it was handled, is kept,
-        and whether its name is another source's."""
+        """Where the stream stands, while none of it was handled the smallest other version that is kept (not
+        needed later, and those that were deleted would be walked over), and of this message whether it was handled, is
+        kept, and whether its name is another source's."""
         return Statement(self._look, (consumer, stream, epoch, who.name, who.apart, who.source))
 
     def advance(self, consumer: str, stream: bytes, epoch: int, version: int) -> Statement:
@@ -182,7 +182,7 @@ class Statements(OperatorStatements):
 
     # --- failed messages -----------------------------------------------------------------------------------------
 
-    def _keeping(self, d: Dialect) -> None:
+    def _prepare_failed(self, d: Dialect) -> None:
         self._known = d.text(f"SELECT state, started, failed, history FROM onefold_letter WHERE {THIS} {d.lock}")
         self._keep = d.text(f"""
             INSERT INTO onefold_letter (consumer, {CONTENT}, state, reason, started, failed, history, due_at, died_at)
@@ -220,7 +220,7 @@ class Statements(OperatorStatements):
             WHERE consumer = $1::text AND state = 'waiting' AND due_at IS NOT NULL ORDER BY due_at LIMIT 1
         """)
         due = f"consumer = $1::text AND state = 'waiting' AND due_at <= {d.now}"
-        self._bury = d.text(f"""
+        self._kill_suspects = d.text(f"""
             UPDATE onefold_letter SET state = 'dead', reason = $2::text, due_at = NULL, died_at = {d.now}
             WHERE {due} AND started - failed >= $3::int RETURNING topic, message_id
         """)
@@ -277,8 +277,8 @@ class Statements(OperatorStatements):
     def next_due(self, consumer: str) -> Statement:
         return Statement(self._next_due, (consumer,))
 
-    def bury(self, consumer: str, reason: str, deaths_max: int) -> Statement:
-        return Statement(self._bury, (consumer, reason, deaths_max))
+    def kill_suspects(self, consumer: str, reason: str, deaths_max: int) -> Statement:
+        return Statement(self._kill_suspects, (consumer, reason, deaths_max))
 
     def take(self, consumer: str, lease_ms: int, limit: int, *, suspects: bool) -> Statement:
         """Start failed messages that are due. A suspect was at hand when a process died."""

@@ -3,7 +3,7 @@
 An event with a key is written in one statement with its version: the stream's row stays locked until COMMIT, so
 versions become visible in their order, and positions, drawn under that lock, rise with them.
 
-Whoever locks a relay's row and rows of the outbox in one transaction locks the relay's first.
+A transaction that locks a relay's row and rows of the outbox locks the relay's first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
 from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
-from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, Place
+from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
 from onefold._outbox.event_checks import write_headers
 from onefold._outbox.schema import bucket_of
 from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
@@ -45,8 +45,8 @@ VALUES ($1::smallint, NULL, $2::text, $3::text, $4::text, NULL, $5::text, $6::te
 
 # --- the relay ----------------------------------------------------------------------------------------------
 
-#: Who tends holds an advisory lock until COMMIT (any number will do, if it is always the same), and for no longer than
-#: a lease, even if it stands still: all others wait for it, and no longer than that.
+#: A relay that rebalances holds an advisory lock until COMMIT (any number will do, if it is always the same), and for
+#: no longer than a lease, even if it stands still: all others wait for it, and no longer than that.
 _BOUNDED = qualified("""
 SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $1::text, true)
 """)
@@ -99,7 +99,7 @@ ON CONFLICT (relay) DO UPDATE SET leased_until = excluded.leased_until
 
     RENEW = qualified(f"UPDATE onefold_relay SET leased_until = {_LEASE} WHERE relay = $1::text")
 
-    BURY = qualified("""
+    EXPIRE_DEAD = qualified("""
 DELETE FROM onefold_relay WHERE leased_until < clock_timestamp() RETURNING array_to_json(trying)::text
 """)
 
@@ -219,7 +219,7 @@ RETURNING 1
         return (Statement(_WRITE, (bucket, event.id, event.source, event.topic, *body, due_ms)),)
 
     def turn(self, lease_s: float) -> tuple[Step, ...]:
-        """Be the only one who tends, in this transaction."""
+        """Be the only relay that rebalances, in this transaction."""
         return (Statement(_BOUNDED, (f"{round(lease_s * 1000)}ms",)), _LOCK)
 
     async def suspect(self, positions: Sequence[int]) -> list[Row]:
@@ -231,7 +231,7 @@ RETURNING 1
         return await Fetch(scan(relay, milliseconds(lease_s), limits, paused))
 
     async def tour(
-        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: Place
+        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: TourPosition
     ) -> list[Row]:
         """Rows of one stream after the other of the relay's buckets, noted as tried."""
         await Batch((Boundary.BEGIN, PLAN_BY_INDEX))

@@ -24,7 +24,7 @@ from typing import Final
 
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
-from onefold._outbox.claimed_rows import BEYOND, COLUMNS, Limits, Place
+from onefold._outbox.claimed_rows import BEYOND, COLUMNS, Limits, TourPosition
 
 _READY: Final = "w.published_at IS NULL AND w.due_at IS NULL"
 
@@ -138,7 +138,7 @@ def scan(relay: str, lease_ms: int, limits: Limits, paused: Collection[str]) -> 
     return Statement(_SCAN, values)
 
 
-def tour(relay: str, lease_ms: int, limits: Limits, paused: Collection[str], start: Place) -> Statement:
+def tour(relay: str, lease_ms: int, limits: Limits, paused: Collection[str], start: TourPosition) -> Statement:
     values = (relay, lease_ms, limits.steps, limits.rows, limits.data_bytes, limits.per_stream, _array(paused))
     return Statement(_TOUR, (*values, *start, BEYOND))
 

@@ -9,7 +9,7 @@ from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
 from onefold._kernel.messages import Message
-from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, Place
+from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
 from onefold._outbox.event_checks import write_headers
 from onefold._outbox.schema import bucket_of
 from onefold._outbox.sql.sqlite_claims import PEEK, scan, tour
@@ -88,7 +88,7 @@ ON CONFLICT (relay) DO UPDATE SET leased_until_ms = excluded.leased_until_ms
 
     RENEW = f"UPDATE onefold_relay SET leased_until_ms = {_LEASE} WHERE relay = ?1"
 
-    BURY = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
+    EXPIRE_DEAD = f"DELETE FROM onefold_relay WHERE leased_until_ms < {_NOW} RETURNING trying"
 
     ASSIGN = """
 UPDATE onefold_bucket SET relay = (SELECT value FROM json_each(?1) WHERE CAST(key AS INTEGER) = bucket)
@@ -205,15 +205,15 @@ DELETE FROM onefold_outbox WHERE id = ?1 AND {_HELD_BACK} AND error IS NULL AND 
 
     async def scan(self, relay: str, lease_s: float, limits: Limits, paused: Collection[str]) -> list[Row]:
         """The oldest rows of the relay's buckets, noted as tried."""
-        return await self._noted(scan(relay, limits, paused), relay, lease_s)
+        return await self._claim(scan(relay, limits, paused), relay, lease_s)
 
     async def tour(
-        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: Place
+        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: TourPosition
     ) -> list[Row]:
         """Rows of one stream after the other of the relay's buckets, noted as tried."""
-        return await self._noted(tour(relay, limits, paused, start), relay, lease_s)
+        return await self._claim(tour(relay, limits, paused, start), relay, lease_s)
 
-    async def _noted(self, claim: Statement, relay: str, lease_s: float) -> list[Row]:
+    async def _claim(self, claim: Statement, relay: str, lease_s: float) -> list[Row]:
         if not await Fetch(Statement(PEEK, (relay,))):
             return []
         await Batch((Boundary.BEGIN,))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 from onefold._kernel.effects import Statement
-from onefold._outbox.claimed_rows import BEYOND, COLUMNS, Limits, Place
+from onefold._outbox.claimed_rows import BEYOND, COLUMNS, Limits, TourPosition
 
 _READY: Final = "w.published_at_ms IS NULL AND w.due_at_ms IS NULL"
 
@@ -109,6 +109,6 @@ def scan(relay: str, limits: Limits, paused: Collection[str]) -> Statement:
     return Statement(_SCAN, values)
 
 
-def tour(relay: str, limits: Limits, paused: Collection[str], start: Place) -> Statement:
+def tour(relay: str, limits: Limits, paused: Collection[str], start: TourPosition) -> Statement:
     values = (relay, limits.steps, limits.rows, limits.data_bytes, limits.per_stream, json.dumps(list(paused)))
     return Statement(_TOUR, (*values, *start, BEYOND))

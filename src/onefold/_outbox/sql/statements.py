@@ -9,7 +9,7 @@ from typing import ClassVar
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Flow, Row, Statement, Step, Value
 from onefold._kernel.messages import Message
-from onefold._outbox.claimed_rows import Failure, Limits, Place
+from onefold._outbox.claimed_rows import Failure, Limits, TourPosition
 
 
 class Statements:
@@ -17,7 +17,7 @@ class Statements:
 
     ENTER: ClassVar[str]
     RENEW: ClassVar[str]
-    BURY: ClassVar[str]
+    EXPIRE_DEAD: ClassVar[str]
     ASSIGN: ClassVar[str]
     FAIL: ClassVar[str]
     NEXT_DUE: ClassVar[str]
@@ -46,7 +46,7 @@ class Statements:
         raise NotImplementedError
 
     def turn(self, lease_s: float) -> tuple[Step, ...]:
-        """Be the only one who tends, in this transaction."""
+        """Be the only relay that rebalances, in this transaction."""
         raise NotImplementedError
 
     def suspect(self, positions: Sequence[int]) -> Flow[list[Row]]:
@@ -58,7 +58,7 @@ class Statements:
         raise NotImplementedError
 
     def tour(
-        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: Place
+        self, relay: str, lease_s: float, limits: Limits, paused: Collection[str], start: TourPosition
     ) -> Flow[list[Row]]:
         """Rows of one stream after the other of the relay's buckets, noted as tried; and a row without a position that
         says where the next tour goes on."""
@@ -72,12 +72,12 @@ class Statements:
         return Statement(self.ENTER, (relay, milliseconds(lease_s)))
 
     def renew(self, relay: str, lease_s: float) -> Statement:
-        """Extend the lease; no row changes where the relay was buried."""
+        """Extend the lease; no row changes where the session has expired."""
         return Statement(self.RENEW, (relay, milliseconds(lease_s)))
 
     def expire_dead(self) -> Statement:
         """Remove the relays whose lease ran out; what each was trying, as JSON."""
-        return Statement(self.BURY)
+        return Statement(self.EXPIRE_DEAD)
 
     def relays(self) -> Statement:
         return Statement("SELECT relay FROM onefold_relay ORDER BY relay")
@@ -94,18 +94,18 @@ class Statements:
     def forget_trying(self, relay: str) -> Statement:
         return Statement(self.FORGET_TRYING, (relay,))
 
-    def published(self, positions: Sequence[int], *, keep: bool) -> Statement:
+    def mark_published(self, positions: Sequence[int], *, keep: bool) -> Statement:
         return Statement(self.KEEP if keep else self.DELETE, (self.positions(positions),))
 
     def copyable(self, positions: Sequence[int]) -> Statement:
-        """Which of these are still there, and nobody else's to copy until COMMIT."""
+        """Which of these are still there; locked until COMMIT."""
         return Statement(self.COPYABLE, (self.positions(positions),))
 
     def copy(self, position: int, stream: bytes | None, destination: str) -> Statement:
         """Write a row once more, for one destination."""
         return Statement(self.COPY, (position, stream, destination))
 
-    def failed(self, relay: str, failures: Sequence[Failure]) -> Statement:
+    def mark_failed(self, relay: str, failures: Sequence[Failure]) -> Statement:
         """Stop these until their next try, if the relay is still there."""
         return Statement(self.FAIL, (relay, json.dumps([failure._asdict() for failure in failures])))
 
@@ -139,8 +139,8 @@ class Statements:
     def delayed(self, limit: int) -> Statement:
         return Statement(self.DELAYED, (limit,))
 
-    def stopped(self, chosen: tuple[Value, ...], limit: int) -> Statement:
-        """Of what is stopped, that which fits: see `report.Chosen`."""
+    def list_stopped(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        """Of what is stopped, that which fits: see `status_report.Chosen`."""
         return Statement(self.LIST_STOPPED, (*chosen, limit))
 
     def relays_seen(self) -> Statement:

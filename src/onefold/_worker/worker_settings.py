@@ -45,7 +45,7 @@ def check_relay_settings(settings: Collection[str]) -> None:
     refuse_unknown(settings, RelaySettings.__annotations__, "a relay")
 
 
-def chosen(consumers: Sequence[Consumer], only: Collection[str]) -> list[Consumer]:
+def select_consumers(consumers: Sequence[Consumer], only: Collection[str]) -> list[Consumer]:
     """Those named; all, when none is."""
     if isinstance(only, str):
         raise ConfigurationError(f"only={only!r} is one text; write a list of names: [{only!r}]")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from onefold._worker.backoff_timer import resist
+from onefold._worker.cancellation import resist
 
 #: Works until it is told to stop, and calls the second argument when it is under way.
 Work: TypeAlias = Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
@@ -25,7 +25,7 @@ async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterato
     """Work while the block lasts; with `waits`, the block begins when the work is under way. What ended it early is
     raised when the block ends, and logged when it happens."""
     stop, begun = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(_logged(work(stop, begun.set), name), name=name)
+    task = asyncio.create_task(_log_end(work(stop, begun.set), name), name=name)
     task.add_done_callback(lambda _: begun.set())
     try:
         if waits:
@@ -49,7 +49,7 @@ def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         told.append(lambda: loop.call_soon_threadsafe(stop.set))
         started.set()
-        await _logged(work(stop, begun.set), name)
+        await _log_end(work(stop, begun.set), name)
 
     def run() -> None:
         try:
@@ -75,9 +75,9 @@ def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]
         raise failures[0]
 
 
-async def _logged(work: Awaitable[None], name: str) -> None:
+async def _log_end(work: Awaitable[None], name: str) -> None:
     try:
         await resist(work)
     except Exception:
-        _log.exception("the %s has ended", name)
+        _log.exception("%s failed, and has ended", name)
         raise

@@ -13,7 +13,8 @@ from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.topics import refuse_patterns
 from onefold._kernel.transaction import Transaction
-from onefold._worker.backoff_timer import BackoffTimer, Interrupted, either, pause, resist
+from onefold._worker.backoff_timer import BackoffTimer, pause
+from onefold._worker.cancellation import Interrupted, either, resist
 from onefold._worker.consumer_worker import ConsumerWorker
 from onefold._worker.flow_runner import MakeTransaction
 from onefold._worker.pause_gate import PauseGate
@@ -22,7 +23,7 @@ from onefold.errors import BrokerUnavailable
 _log = logging.getLogger("onefold.consumer")
 
 
-class Consumers:
+class ConsumerRunner:
     """Consumers of one broker over one database, until they are told to stop. They open the broker, and close it."""
 
     def __init__(
@@ -85,7 +86,7 @@ class Consumers:
                 opened.set()
             except (BrokerUnavailable, Interrupted) as error:
                 if backoff.failures == 0:
-                    _log.warning("the consumers wait for their broker, which is tried again and again: %s", error)
+                    _log.warning("consumers wait for their broker, which is tried again: %s", error)
                     for gate in self._gates:
                         gate.tried.set()
                 await pause(stop, backoff.next_s())

@@ -8,8 +8,8 @@ from onefold._policy.ranges import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What all lives of a relay share."""
+class RelayConfig:
+    """What all sessions of a relay share."""
 
     lease_s: float = 30.0
     batch_max: int = 1000

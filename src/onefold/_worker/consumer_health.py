@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Listener, tell
-from onefold._worker.backoff_timer import BackoffTimer, either, pause
+from onefold._worker.backoff_timer import BackoffTimer, pause
+from onefold._worker.cancellation import either
 from onefold.errors import BrokerUnavailable, StoreError
 
-Trouble: TypeAlias = Literal["broker", "handling", "letters"]
+Trouble: TypeAlias = Literal["broker", "handling", "failed messages"]
 
 #: After how long without a failure handling counts as working, if nothing was handled: some of the longest pauses.
 QUIET_S: Final = 30.0
@@ -26,49 +27,49 @@ QUIET_S: Final = 30.0
 _log = logging.getLogger("onefold.consumer")
 
 
-class TroubleLog:
+class ConsumerHealth:
     """The troubles of one consumer."""
 
     def __init__(self, consumer: str, listener: Listener | None, *, now: Callable[[], float] = time.monotonic) -> None:
         self._consumer = consumer
         self._listener = listener
         self._now = now
-        self._backoff = {trouble: BackoffTimer() for trouble in ("broker", "handling", "letters")}
+        self._backoff = {trouble: BackoffTimer() for trouble in ("broker", "handling", "failed messages")}
         #: What is wrong, and when that was last seen.
         self._seen: dict[Trouble, float] = {}
         #: Whether handlers may run. By itself it is set again after a pause.
         self.healthy = asyncio.Event()
         self.healthy.set()
 
-    def note(self, trouble: Trouble, error: Exception) -> None:
-        """The database or the broker does not take part, or we are wrong: in any case not to be repeated at once."""
+    def note_failure(self, trouble: Trouble, error: Exception) -> None:
+        """The database or the broker is away, or our own code is wrong: in any case not to be repeated at once."""
         # Without the broker failed messages, and what is at hand, can be handled all the same.
         if trouble != "broker" and self.healthy.is_set():
             self.healthy.clear()
-            # By a timer: whoever noted it goes on to other things, and whoever receives may be waiting for the broker.
+            # By a timer: the task that noted it goes on to other things, the one that receives may wait for the broker.
             asyncio.get_running_loop().call_later(self._backoff[trouble].next_s(), self.healthy.set)
         if not isinstance(error, StoreError | BrokerUnavailable):
             _log.error("consumer %r: %s", self._consumer, error, exc_info=error)
         if not self._seen:
-            _log.warning("consumer %r pauses: %s", self._consumer, error)
+            _log.warning("consumer %r paused (%s): %s; it tries again", self._consumer, trouble, error)
             tell(self._listener, ConsumerPaused(self._consumer, f"{type(error).__name__}: {error}"))
         self._seen[trouble] = self._now()
 
-    def end(self, where: Trouble) -> None:
+    def note_success(self, where: Trouble) -> None:
         """It works there."""
         self._backoff[where].reset()
         if not self._seen:
             return
         self._seen.pop(where, None)
-        if where == "letters" and self._seen.get("handling", self._now()) <= self._now() - QUIET_S:
+        if where == "failed messages" and self._seen.get("handling", self._now()) <= self._now() - QUIET_S:
             del self._seen["handling"]
         if not self._seen:
-            _log.warning("consumer %r goes on", self._consumer)
+            _log.warning("consumer %r resumed", self._consumer)
             tell(self._listener, ConsumerResumed(self._consumer))
 
     async def pause(self, stop: asyncio.Event, trouble: Trouble, error: Exception) -> None:
         """Note it and wait, longer each time."""
-        self.note(trouble, error)
+        self.note_failure(trouble, error)
         if trouble == "broker":
             await pause(stop, self._backoff[trouble].next_s())
         else:

@@ -21,7 +21,7 @@ from onefold._cli.options import DATABASE, JSON, TOPIC
 from onefold._cli.output import answer, harmless, moment, printed
 from onefold._cli.session import Session, session
 from onefold._cli.times import moment_of
-from onefold._inbox.failed_messages import summed_up, tallied
+from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
 from onefold.errors import ConfigurationError
@@ -60,7 +60,7 @@ def list_command(
         for name in [consumer] if consumer else consumers_with_failed_messages(place):
             chosen = Filter(consumer=name, topic=topic or None, reason=reason or None, since=begin, until=end)
             if len(found) < limit:
-                fit = place.ask(summed_up(place.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
+                fit = place.ask(list_summaries(place.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
                 found += [_summary(name, failed_message) for failed_message in fit]
         waiting = 0 if state is not State.DEAD or as_json else _waiting(place, consumer, topic)
     if as_json:
@@ -69,16 +69,19 @@ def list_command(
     columns = ("id", "consumer", "topic", "key", "state", "failed", "died", "reason")
     if found:
         printed("", columns, [[each[column] for column in columns] for each in found])
-    typer.echo(f"letters: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+    what = "dead letters" if state is State.DEAD else "failed messages"
+    typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
     if waiting:
-        typer.echo(f"waiting for their next try, or behind a letter of their key: {waiting}; see --state waiting")
+        typer.echo(
+            f"waiting for their next try, or behind an earlier message of their key: {waiting}; see --state waiting"
+        )
 
 
 def _waiting(place: Session, consumer: str, topic: str) -> int:
     """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
     return sum(
         tally.failed_messages
-        for tally in place.ask(tallied(place.dialect))
+        for tally in place.ask(count_failed(place.dialect))
         if tally.state == "waiting" and consumer in ("", tally.consumer) and topic in ("", tally.topic)
     )
 
@@ -98,10 +101,14 @@ def show_command(
             if (failed_message := failed_message_of(place, name, message_id)) is not None
         ]
     if not found:
-        raise ConfigurationError(f"there is no letter {message_id!r}" + (f" of {consumer!r}" if consumer else ""))
+        raise ConfigurationError(
+            f"there is no failed message {message_id!r}" + (f" of {consumer!r}" if consumer else "")
+        )
     if len(found) > 1:
         owners = ", ".join(name for name, _ in found)
-        raise ConfigurationError(f"several consumers have a letter {message_id!r} ({owners}): name one with --consumer")
+        raise ConfigurationError(
+            f"several consumers have a failed message {message_id!r} ({owners}): name one with --consumer"
+        )
     name, failed_message = found[0]
     if as_json:
         origin = {

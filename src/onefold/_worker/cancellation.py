@@ -1,0 +1,79 @@
+"""Cancelling tasks, waiting for them, and telling a cancellation that is meant from one that only passes through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from onefold.errors import OnefoldError
+
+T = TypeVar("T")
+
+#: Tasks that `cancel_task` has cancelled.
+_ending: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+
+class Interrupted(OnefoldError):
+    """Something that was waited for was cancelled, and not because of a stop."""
+
+
+def is_foreign() -> bool:
+    """Whether a CancelledError that was caught just now is not meant for the task that caught it."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
+
+
+async def resist(work: Awaitable[T]) -> T:
+    """Await it. A cancellation that is not meant for this task is an error like any other: taken for a stop, it would
+    end a worker that nothing starts again."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        if not is_foreign():
+            raise
+        raise Interrupted("something that was waited for was cancelled elsewhere") from error
+
+
+async def either(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cancel_task(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, so that it knows the cancellation from one of its own making."""
+    _ending.add(task)
+    task.cancel()
+
+
+def may_go_on() -> bool:
+    """Whether a CancelledError that was caught just now was not `cancel_task`, so that its task may go on.
+
+    It came out of something awaited, or the handler has cancelled the task it runs in. A loop that cancels all its
+    tasks before it is closed looks the same; then the tasks that started this one are cancelled, too, and cancel it so.
+    """
+    task = asyncio.current_task()
+    if task is None or task in _ending:
+        return False
+    while task.uncancel():
+        pass
+    return True
+
+
+async def join_tasks(running: Iterable[asyncio.Task[None]], grace_s: float | None) -> None:
+    """Wait for tasks to end by themselves; those that do not in time, or until we are cancelled, are cancelled."""
+    tasks = list(running)
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks, timeout=grace_s)
+    finally:
+        for task in tasks:
+            cancel_task(task)
+        await asyncio.gather(*tasks, return_exceptions=True)
