@@ -121,7 +121,7 @@ async def _count_round_trips(driver: str, server: PrivatePostgres, place: str, c
     async with counting_proxy(HOST, server.port) as (wire, port):
         through = place.replace(f":{server.port}/", f":{port}/")
 
-        async def count_cycles(subject: str, application: _Application) -> None:
+        async def count_cycles(subject: str, application: Application) -> None:
             """The warm-up has prepared statements and, where keys repeat, filled what remembers them."""
             await application.post_all(WARM_UP, start=0)
             before = wire.cycles
@@ -174,7 +174,7 @@ async def _count_wal(place: str, counts: Counts) -> None:
     """On a table that begins empty, after a checkpoint, with the pages' first images paid for in the warm-up."""
     watcher = await asyncpg.connect(place)
 
-    async def count_log(subject: str, application: _Application) -> None:
+    async def count_log(subject: str, application: Application) -> None:
         before = await wal_position(watcher)
         await application.post_all(WAL_COUNTED, start=WARM_UP)
         after = await wal_position(watcher)
@@ -205,7 +205,7 @@ async def wal_position(watcher: asyncpg.Connection[asyncpg.Record]) -> tuple[int
 async def _count_sqlite(place: str, counts: Counts) -> None:
     with traced_sqlite() as statements, counted_hops() as hops:
 
-        async def count_statements(subject: str, application: _Application, start: int) -> None:
+        async def count_statements(subject: str, application: Application, start: int) -> None:
             statements.clear()
             hops.clear()
             await application.post_all(COUNTED, start=start)
@@ -283,14 +283,14 @@ def counted_hops() -> Iterator[list[None]]:
 
 
 @asynccontextmanager
-async def _application(name: str, place: str) -> AsyncIterator[_Application]:
+async def _application(name: str, place: str) -> AsyncIterator[Application]:
     """The application in this process, on one connection."""
     app = APPLICATIONS[name](place, 1)
     async with app.router.lifespan_context(app):
-        yield _Application(app)
+        yield Application(app)
 
 
-class _Application:
+class Application:
     """An ASGI application and its one, patient caller."""
 
     def __init__(self, app: Any) -> None:
