@@ -111,7 +111,7 @@ class Stepper(Generic[T]):
         """Perform the effect that the flow stands before."""
         assert self.awaits is not None, f"{self.name} has ended"
         try:
-            answer = self.awaits.perform(self._executor)
+            answer = getattr(self._executor, self.awaits.verb)(*self.awaits.arguments)
         except Exception as error:
             self._resume(self._flow.throw, error)
         else:

@@ -77,7 +77,8 @@ def _answered(flow: Flow[Any], effect: Effect[Any], reply: Any) -> tuple[Any, An
             flow.close()
             raise ScriptDiffers(f"the script answers {effect!r} with {reply}, which only a Call can be answered with")
         try:
-            return flow.send, effect.function()
+            [function] = effect.arguments
+            return flow.send, function()
         except Exception as error:
             return flow.throw, error
     return (flow.throw if isinstance(reply, BaseException) else flow.send), reply

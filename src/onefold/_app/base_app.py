@@ -25,11 +25,11 @@ from onefold._kernel.effects import Flow, Isolation, checked_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
 from onefold._kernel.plain_transaction import PlainTransaction
-from onefold._kernel.ports import AsyncDatabase, Broker, Database
+from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
 from onefold._kernel.redaction import redact
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Event, Listener, tell
-from onefold._kernel.transaction import Sessions, Transaction
+from onefold._kernel.transaction import Transaction
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
 from onefold._outbox.status_report import retry_topics

@@ -22,13 +22,12 @@ from onefold._http.refusals import refuse
 from onefold._http.request import Request, Response
 from onefold._http.request_identity import ask_of
 from onefold._http.stored_response import NOT_STORED, replayed, stored
-from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run
-from onefold._idempotency.store import Store, rows_kept
+from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
+from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.telemetry import Claimed, Outcome, Released, Settled, tell
-from onefold._kernel.transaction import Transaction
-from onefold._kernel.transaction_end import close_sessions, commit, undo
+from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
 from onefold._policy.quota import QuotaSlot
 from onefold.errors import (
     ConnectionLost,

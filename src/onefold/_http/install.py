@@ -39,9 +39,8 @@ from onefold._idempotency.sql import sqlite
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import UnkeyedStore
 from onefold._kernel.plain_transaction import PlainTransaction
-from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.ports import AsyncDatabase, Database, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
-from onefold._kernel.transaction import Outgoing, Sessions
 from onefold._policy.quota import Quota
 from onefold.errors import ConfigurationError
 

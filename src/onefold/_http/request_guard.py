@@ -20,8 +20,9 @@ from onefold._http.stored_response import READING, Reading, new_run_id
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.ports import Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
-from onefold._kernel.transaction import Outgoing, Sessions, Transaction, no_outbox
+from onefold._kernel.transaction import Transaction, no_outbox
 from onefold.errors import (
     CallerError,
     KeyMissing,

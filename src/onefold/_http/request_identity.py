@@ -31,7 +31,7 @@ from onefold._idempotency.fingerprint import (
     raw_bytes,
 )
 from onefold._idempotency.model import Ask, Record, Scope, lock_id
-from onefold._idempotency.record_matching import Judge
+from onefold._idempotency.record_matching import Compared, is_same_request
 
 #: `{id}` and `{id:int}`; `<id>`, `<int:id>` and `<any(a, b):id>`.
 _PARAMETER = re.compile(r"\{[^{}]*\}|<(?:[A-Za-z_]\w*(?:\(.*?\))?:)?[A-Za-z_]\w*>")
@@ -129,14 +129,14 @@ def ask_of(
     if naming.peppers:
         printed = hashed(asked, form, ours=ours, key=scope.fingerprint_key(key, naming.peppers[0]))
     fingerprint = printed + form_name(strategy, form)
-    judge = Judge(
+    compared = Compared(
         asked,
         fingerprint,
-        key=key,
-        scopes=scopes,
-        strategies=(strategy, *policy.fingerprint_before),
-        peppers=naming.peppers,
-        open_headers=naming.open_headers,
+        key,
+        scopes,
+        (strategy, *policy.fingerprint_before),
+        naming.peppers,
+        naming.open_headers,
     )
     return Ask(
         digest,
@@ -152,7 +152,7 @@ def ask_of(
             _request_locks, asked, form, plain, ours=ours, secret=secret, earlier=first, automatic=automatic
         ),
         isolation=policy.isolation,
-        same=judge,
+        same=partial(is_same_request, compared),
         # onefold 0.1 compares by value what is compared by its bytes here, and a route's earlier strategy made another
         # lock: neither can be told from another payload's while it runs.
         tells_apart=not policy.fingerprint_before and not (naming.earlier_records and ours and is_large(body)),

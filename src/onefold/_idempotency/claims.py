@@ -22,7 +22,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
-from onefold._idempotency.recent_keys import Recent
 from onefold._idempotency.sql import postgres
 from onefold._idempotency.store import ask_for, in_batch, lost_connection, record_of, recorded, status_of
 from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
@@ -98,6 +97,27 @@ class LockedStatements(Protocol):
     def settle_reserved(self, ask: Ask, answer: Answer) -> Statement: ...
     def status(self, digest: bytes) -> Statement: ...
     def reap(self, limit: int) -> Statement: ...
+
+
+class Recent:
+    """A bounded memory of the keys this process has seen: the last `size` digests at least, and at most twice as many.
+    A hint, never an answer: being wrong costs one statement."""
+
+    __slots__ = ("_newer", "_older", "_size")
+
+    def __init__(self, size: int = 8_192) -> None:
+        self._size = size
+        # Two generations: forgetting the older one whole costs nothing, picking the oldest of a dict is a search.
+        self._newer: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def add(self, digest: bytes) -> None:
+        self._newer.add(digest)
+        if len(self._newer) >= self._size:  # two threads at once may forget one generation too many: just as good
+            self._newer, self._older = set(), self._newer
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._newer or digest in self._older
 
 
 class LockedStore:

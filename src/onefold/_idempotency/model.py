@@ -200,6 +200,11 @@ class Expired:
 Claim: TypeAlias = Run | Replay | InFlight | Mismatch | Expired
 
 
+def rows_kept(lost_to: Claim | None) -> bool | None:
+    """Whether a settle that ended like this kept the handler's rows. None: not known."""
+    return None if isinstance(lost_to, InFlight) else lost_to is None
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What became of a key: unknown, in flight, or done."""

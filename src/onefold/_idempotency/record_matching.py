@@ -8,6 +8,7 @@ the record can have been made with. Records of onefold 0.1 do not name their for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from onefold._idempotency.fingerprint import (
     FINGERPRINT_BYTES,
@@ -25,58 +26,51 @@ from onefold._idempotency.model import Record, Scope
 from onefold.errors import StoreError
 
 
-class Judge:
-    """Knows one request, and says of records whether they are of the same."""
+class Compared(NamedTuple):
+    """What a record is compared with."""
 
-    __slots__ = ("_asked", "_fingerprint", "_key", "_open_headers", "_peppers", "_scopes", "_strategies")
+    asked: Asked
+    fingerprint: bytes
+    """The request's own."""
+    key: str
+    scopes: Mapping[bytes, Scope]
+    """What the request may be stored under, by digest."""
+    strategies: tuple[Strategy, ...]
+    """The route's, today's first."""
+    peppers: tuple[bytes, ...] = ()
+    open_headers: Callable[[Record], object] | None = None
+    """Raises where a record was encrypted with a key that is not known."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        fingerprint: bytes,
-        *,
-        key: str,
-        scopes: Mapping[bytes, Scope],
-        strategies: tuple[Strategy, ...],
-        peppers: tuple[bytes, ...] = (),
-        open_headers: Callable[[Record], object] | None = None,
-    ) -> None:
-        """`fingerprint` is the request's own, `scopes` are those it may be stored under, by digest, `strategies` the
-        route's, today's first. `open_headers` raises where a record was sealed with a key that is not known."""
-        self._asked = asked
-        self._fingerprint = fingerprint
-        self._key = key
-        self._scopes = scopes
-        self._strategies = strategies
-        self._peppers = peppers
-        self._open_headers = open_headers
 
-    def __call__(self, record: Record) -> bool:
-        if record.fingerprint == self._fingerprint:
-            return True
-        return self._is_named(record) if record.version > 1 else self._is_any(record)
+def is_same_request(compared: Compared, record: Record) -> bool:
+    """Whether a record is of the request at hand."""
+    if record.fingerprint == compared.fingerprint:
+        return True
+    return _agrees_in_its_form(compared, record) if record.version > 1 else _agrees_in_any_form(compared, record)
 
-    def _is_named(self, record: Record) -> bool:
-        printed, name = record.fingerprint[:FINGERPRINT_BYTES], record.fingerprint[FINGERPRINT_BYTES:]
-        strategy = strategy_named(name, self._strategies)
-        if strategy is None:
-            raise StoreError(
-                f"a record of {record.operation} was compared by {name!r}, a strategy its route does not have now; "
-                "list it in fingerprint_before=(named_strategy(...),) until one retention after the change"
-            )
-        form = form_of(strategy, self._asked)
-        scope = self._scopes[record.digest]
-        for pepper in (*self._peppers, b""):
-            key = scope.fingerprint_key(self._key, pepper)
-            if hashed(self._asked, form, ours=is_ours(strategy), key=key) == printed:
-                return True
-        # Another request; unless its pepper went with a key that left the ring too early: then nothing is known.
-        if self._open_headers is not None:
-            self._open_headers(record)
-        return False
 
-    def _is_any(self, record: Record) -> bool:
-        return any(
-            earlier_fingerprint(self._asked, strategy, key=record.digest) == record.fingerprint
-            for strategy in dict.fromkeys((*self._strategies, canonical_json, raw_bytes))
+def _agrees_in_its_form(compared: Compared, record: Record) -> bool:
+    printed, name = record.fingerprint[:FINGERPRINT_BYTES], record.fingerprint[FINGERPRINT_BYTES:]
+    strategy = strategy_named(name, compared.strategies)
+    if strategy is None:
+        raise StoreError(
+            f"a record of {record.operation} was compared by {name!r}, a strategy its route does not have now; "
+            "list it in fingerprint_before=(named_strategy(...),) until one retention after the change"
         )
+    form = form_of(strategy, compared.asked)
+    scope = compared.scopes[record.digest]
+    for pepper in (*compared.peppers, b""):
+        key = scope.fingerprint_key(compared.key, pepper)
+        if hashed(compared.asked, form, ours=is_ours(strategy), key=key) == printed:
+            return True
+    # Another request; unless its pepper went with a key that left the ring too early: then nothing is known.
+    if compared.open_headers is not None:
+        compared.open_headers(record)
+    return False
+
+
+def _agrees_in_any_form(compared: Compared, record: Record) -> bool:
+    return any(
+        earlier_fingerprint(compared.asked, strategy, key=record.digest) == record.fingerprint
+        for strategy in dict.fromkeys((*compared.strategies, canonical_json, raw_bytes))
+    )

@@ -105,11 +105,6 @@ def _by_name(ask: Ask) -> Callable[[Record], int]:
     return lambda record: ask.digests.index(record.digest)
 
 
-def rows_kept(lost_to: Claim | None) -> bool | None:
-    """Whether a settle that ended like this kept the handler's rows. None: not known."""
-    return None if isinstance(lost_to, InFlight) else lost_to is None
-
-
 def lost_connection(ask: Ask) -> str:
     """What is said of a request whose connection is gone."""
     return (

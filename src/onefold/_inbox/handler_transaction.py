@@ -20,8 +20,7 @@ from onefold._kernel.checkout import rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translated
 from onefold._kernel.messages import Message, carried
-from onefold._kernel.transaction import Transaction
-from onefold._kernel.transaction_end import close_sessions, commit, undo
+from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
 from onefold.errors import (
     ConnectionLost,
     OnefoldError,

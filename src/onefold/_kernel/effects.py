@@ -8,15 +8,11 @@ after every one of them. There is no concurrency inside a flow.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from onefold._kernel.messages import Confirm, Message
 from onefold.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from onefold._kernel.ports import AsyncExecutor, Executor
 
 T = TypeVar("T")
 
@@ -97,114 +93,115 @@ def checked_isolation(isolation: Isolation | None) -> Isolation | None:
     return isolation
 
 
-# The effects are not frozen, as values elsewhere are: freezing would triple the price of making one, and every request
-# makes several. Nobody but its runner ever holds one.
-
-
 class Effect(Generic[T]):
-    """Something a flow wants done. Awaiting it hands it to the runner, which answers or throws."""
+    """Something a flow wants done: a verb of the executor (see `ports.py`), and what it is called with. Awaiting it
+    hands it to the runner, which answers or throws.
 
-    __slots__ = ()
+    Not frozen, as values elsewhere are: freezing would triple the price of making one, and every request makes several.
+    """
+
+    __slots__ = ("arguments",)
+
+    verb: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.arguments: tuple[Any, ...] = ()
 
     def __await__(self) -> Generator[Effect[T], T, T]:
         return (yield self)
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        """Do it on an executor. On a thread's executor this answers; on an asyncio executor it gives what to await."""
-        raise NotImplementedError
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Effect) and type(self) is type(other) and self.arguments == other.arguments
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.arguments))})"
 
 
-@dataclass(slots=True)
 class Batch(Effect[int]):
     """Steps in order, in as few round trips as the driver can. Stops at the first error.
 
     The answer is how many rows the last step returned or changed (0 for a boundary): all that a merged
-    round trip can tell on every driver. Who needs rows asks with Fetch.
+    round trip can tell on every driver. A flow that needs rows asks with Fetch.
     """
 
-    steps: tuple[Step, ...]
+    __slots__ = ()
+    verb = "batch"
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.batch(self.steps)
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.arguments = (steps,)
 
 
-@dataclass(slots=True)
 class Fetch(Effect[list[Row]]):
     """One statement and all its rows. Outside a transaction what it writes is committed with its answer."""
 
-    statement: Statement
+    __slots__ = ()
+    verb = "fetch"
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.fetch(self.statement)
+    def __init__(self, statement: Statement) -> None:
+        self.arguments = (statement,)
 
 
-@dataclass(slots=True)
 class Acquire(Effect[None]):
     """Have a connection: take one from the pool unless the executor holds one already."""
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.acquire()
+    __slots__ = ()
+    verb = "acquire"
 
 
-@dataclass(slots=True)
 class Release(Effect[None]):
     """Give the connection back to its pool. It must be outside a transaction."""
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.release()
+    __slots__ = ()
+    verb = "release"
 
 
-@dataclass(slots=True)
 class ReleaseCommitted(Release):
     """COMMIT was answered: note that for the transaction of the executor, then give the connection back. An
     interruption while it goes back finds the outcome known."""
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        executor.note_commit()
-        return executor.release()
+    __slots__ = ()
+    verb = "release_committed"
 
 
-@dataclass(slots=True)
 class Discard(Effect[None]):
     """Throw the connection away: its state is unknown, and the server rolls back what it held."""
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.discard()
+    __slots__ = ()
+    verb = "discard"
 
 
-@dataclass(slots=True)
 class Sleep(Effect[None]):
     """Wait. Flows release their connection before they do."""
 
-    seconds: float
+    __slots__ = ()
+    verb = "sleep"
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.sleep(self.seconds)
+    def __init__(self, seconds: float) -> None:
+        self.arguments = (seconds,)
 
 
-@dataclass(slots=True)
 class Now(Effect[float]):
     """Seconds on a monotonic clock: for bounding waits, never for what is stored."""
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.now()
+    __slots__ = ()
+    verb = "now"
 
 
-@dataclass(slots=True)
 class Call(Effect[Any]):
     """Call the user's function; on an asyncio executor its awaitable result is awaited."""
 
-    function: Callable[[], Any]
+    __slots__ = ()
+    verb = "call"
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.call(self.function)
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.arguments = (function,)
 
 
-@dataclass(slots=True)
 class Publish(Effect[Sequence[Confirm]]):
     """Hand messages to the broker, all at once; what became of each, in order. No transaction may be open."""
 
-    messages: Sequence[Message]
+    __slots__ = ()
+    verb = "publish"
 
-    def perform(self, executor: Executor | AsyncExecutor) -> Any:
-        return executor.publish(self.messages)
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.arguments = (messages,)

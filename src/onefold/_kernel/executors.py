@@ -22,9 +22,9 @@ from onefold.errors import ProgrammerError, StoreError
 
 H = TypeVar("H")
 
-_NO_BROKER = "the lane has no broker: flows that publish run on a BrokerLane"
+_NO_BROKER = "the executor has no broker: flows that publish run on a BrokerExecutor"
 
-_NO_CONNECTION = "the lane holds no connection; the flow must await Acquire() first"
+_NO_CONNECTION = "the executor holds no connection; the flow must await Acquire() first"
 
 
 class Inside(Protocol):
@@ -67,11 +67,6 @@ class ThreadExecutor(Generic[H]):
         if self._connection is None:
             self._connection = self._database.acquire()
 
-    def note_commit(self) -> None:
-        """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
-        if self.inside is not None:
-            self.inside.committed()
-
     def release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
@@ -81,6 +76,12 @@ class ThreadExecutor(Generic[H]):
         except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
             with contextlib.suppress(StoreError):
                 connection.discard()
+
+    def release_committed(self) -> None:
+        """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
+        if self.inside is not None:
+            self.inside.committed()
+        self.release()
 
     def discard(self) -> None:
         connection, self._connection = self._connection, None
@@ -172,11 +173,6 @@ class TaskExecutor(Generic[H]):
         if self._connection is None:
             self._connection = await self._database.acquire()
 
-    def note_commit(self) -> None:
-        """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
-        if self.inside is not None:
-            self.inside.committed()
-
     async def release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
@@ -186,6 +182,12 @@ class TaskExecutor(Generic[H]):
         except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
             with contextlib.suppress(StoreError):
                 await connection.discard()
+
+    async def release_committed(self) -> None:
+        """The same as for threads."""
+        if self.inside is not None:
+            self.inside.committed()
+        await self.release()
 
     async def discard(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,17 +1,22 @@
-"""What the kernel needs from the world, as Protocols: a database, its connections, an executor for one request, a
-broker.
+"""What the kernel needs from the world, as Protocols: a database, its connections, an executor for one request, what
+joins its transaction (events, sessions), a broker.
 
 Each port comes in two colours with the same verbs. A driver knows these verbs and no feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from uuid import UUID
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.messages import Confirm, Delivery, Message
+
+if TYPE_CHECKING:
+    from onefold._kernel.transaction import Transaction
 
 H_co = TypeVar("H_co", covariant=True)
 
@@ -74,13 +79,14 @@ class AsyncDatabase(Protocol[H_co]):
 
 
 class Executor(Protocol):
-    """One request's way to the world: at most one connection at a time, plus waiting, time and user calls."""
+    """One request's way to the world: at most one connection at a time, plus waiting, time and user calls. Each verb
+    answers the effect of its name (see `effects.py`)."""
 
     def batch(self, steps: Sequence[Step]) -> int: ...
     def fetch(self, statement: Statement) -> list[Row]: ...
     def acquire(self) -> None: ...
-    def note_commit(self) -> None: ...
     def release(self) -> None: ...
+    def release_committed(self) -> None: ...
     def discard(self) -> None: ...
     def sleep(self, seconds: float) -> None: ...
     def now(self) -> float: ...
@@ -95,14 +101,80 @@ class AsyncExecutor(Protocol):
     async def batch(self, steps: Sequence[Step]) -> int: ...
     async def fetch(self, statement: Statement) -> list[Row]: ...
     async def acquire(self) -> None: ...
-    def note_commit(self) -> None: ...
     async def release(self) -> None: ...
+    async def release_committed(self) -> None: ...
     async def discard(self) -> None: ...
     async def sleep(self, seconds: float) -> None: ...
     async def now(self) -> float: ...
     async def call(self, function: Callable[[], Any]) -> Any: ...
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]: ...
     def abandon(self) -> None: ...
+
+
+class Outgoing(Protocol):
+    """The events of one transaction, until COMMIT. See `_outbox/write.py`."""
+
+    def __len__(self) -> int: ...
+    def add(
+        self,
+        topic: str,
+        data: object,
+        *,
+        key: str | int | UUID | None,
+        headers: Mapping[str, str],
+        content_type: str | None,
+        not_before: datetime | None,
+    ) -> str: ...
+    def cancel(self, event_id: str) -> bool | tuple[Step, ...]: ...
+    def cut(self, length: int) -> None: ...
+    def flush(self) -> tuple[Statement, ...]: ...
+    def committed(self) -> None: ...
+
+
+class Joined(Protocol):
+    """What works inside the transaction and must be told of its end: a session.
+
+    What it answers is awaited where it can be.
+    """
+
+    def write(self) -> Any:
+        """The handler has returned: write what is held back now, where the handler ran. Whatever comes next may close
+        it. A failure is raised by `before_end`, where the answer still has to be kept."""
+        ...
+
+    def begin_part(self) -> Any:
+        """A savepoint is about to be set: write what is held back in front of it. The answer is for `end_part`."""
+        ...
+
+    def end_part(self, part: Any, *, keep: bool) -> Any:
+        """The savepoint is about to be released, or rolled back: write, or forget, what came since. None for the part:
+        it joined inside of it."""
+        ...
+
+    def before_end(self, keep_rows: bool) -> Any:
+        """Write what is still held back, or let go of it. Called again with False if the end fails."""
+        ...
+
+    def after_end(self, kept: bool | None) -> Any:
+        """The transaction is over and its connection gone. None: it is not known whether the rows were kept."""
+        ...
+
+
+class Sessions(Protocol):
+    """The application's sessions. See `db/sqlalchemy/_sessions.py`."""
+
+    @property
+    def kind(self) -> str:
+        """Session or AsyncSession."""
+        ...
+
+    def join(self, tx: Transaction[Any]) -> Any:
+        """A session inside the transaction, for as long as that lasts."""
+        ...
+
+    def own(self) -> Any:
+        """A session with a transaction of its own, where there is none to join. Its user commits, and closes it."""
+        ...
 
 
 class Subscription(Protocol):

@@ -1,4 +1,5 @@
-"""The two runners: they drive a flow by performing the effects it awaits, on a thread or on asyncio.
+"""The two runners: they drive a flow by calling the executor's verbs for the effects it awaits, on a thread or on
+asyncio.
 
 What an effect raises is thrown into the flow at the place that awaited it, so flows handle failure with
 plain `try`. An interruption (cancellation, KeyboardInterrupt) is different: nothing more may be awaited on
@@ -29,7 +30,7 @@ def run(flow: Flow[T], executor: Executor) -> T:
         try:
             if not isinstance(effect, Effect):
                 raise _not_an_effect(effect)
-            answer = effect.perform(executor)
+            answer = getattr(executor, effect.verb)(*effect.arguments)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error
@@ -52,7 +53,7 @@ async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
         try:
             if not isinstance(effect, Effect):
                 raise _not_an_effect(effect)
-            answer = await effect.perform(executor)
+            answer = await getattr(executor, effect.verb)(*effect.arguments)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error

@@ -24,7 +24,8 @@ from onefold._kernel.ports import Connection
 from onefold.errors import ConnectionLost, ProgrammerError, TransactionMisused
 
 if TYPE_CHECKING:
-    from onefold._kernel.transaction import Joined, Mark, Transaction
+    from onefold._kernel.ports import Joined
+    from onefold._kernel.transaction import Mark, Transaction
 
 #: How long an interrupted part waits for its rollback. It is one short statement, behind one that is being cancelled.
 UNDO_S_MAX: Final = 5.0

@@ -2,6 +2,16 @@
 
 The handler never begins or ends it. It is open from the claim to the settle; before and after, touching it is an
 error that says so.
+
+Theory of its end, the same wherever it was begun (in a request, a consumer, a block). Sessions write what they hold
+back, or let go of it. Then the transaction is refused to its user, committed or rolled back, and concluded: hooks are
+called, sessions are let go of, once. What COMMIT's failure tells of the rows is what hooks are told: where that is not
+known, neither kind is called.
+
+An interruption (cancellation, KeyboardInterrupt) may strike anywhere in between: the flow is closed where it stands.
+The executor, which is abandoned then, knows the transaction it leads to, and concludes it with what was known at that
+moment: rolled back before COMMIT was sent, unknown from then on, and how it ended once that was answered. That is noted
+before the connection is given back (`ReleaseCommitted`): nothing can be awaited, and so interrupted, in between.
 """
 
 from __future__ import annotations
@@ -10,19 +20,29 @@ import functools
 import logging
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, Never, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Never, ParamSpec, TypeVar
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.effects import Call, Flow, Statement, Step
+from onefold._kernel.effects import Call, Flow, Statement
 from onefold._kernel.end_hooks import Due, Hooks
 from onefold._kernel.event_cancellation import Cancels
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
 from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.ports import Joined, Outgoing, Sessions
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable
+from onefold.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    MessageInvalid,
+    OutcomeUnknowable,
+    OutcomeUnknown,
+    ProgrammerError,
+    StoreUnavailable,
+)
 
 H = TypeVar("H")
+T = TypeVar("T")
 P = ParamSpec("P")
 
 _log = logging.getLogger("onefold.transaction")
@@ -54,72 +74,6 @@ class EventId(str):
     def __await__(self) -> Generator[None, None, str]:
         yield from ()
         return self
-
-
-class Outgoing(Protocol):
-    """The events of one transaction, until COMMIT. See `_outbox/write.py`."""
-
-    def __len__(self) -> int: ...
-    def add(
-        self,
-        topic: str,
-        data: object,
-        *,
-        key: str | int | UUID | None,
-        headers: Mapping[str, str],
-        content_type: str | None,
-        not_before: datetime | None,
-    ) -> str: ...
-    def cancel(self, event_id: str) -> bool | tuple[Step, ...]: ...
-    def cut(self, length: int) -> None: ...
-    def flush(self) -> tuple[Statement, ...]: ...
-    def committed(self) -> None: ...
-
-
-class Joined(Protocol):
-    """What works inside the transaction and must be told of its end: a session.
-
-    What it answers is awaited where it can be.
-    """
-
-    def write(self) -> Any:
-        """The handler has returned: write what is held back now, where the handler ran. Whatever comes next may close
-        it. A failure is raised by `before_end`, where the answer still has to be kept."""
-        ...
-
-    def begin_part(self) -> Any:
-        """A savepoint is about to be set: write what is held back in front of it. The answer is for `end_part`."""
-        ...
-
-    def end_part(self, part: Any, *, keep: bool) -> Any:
-        """The savepoint is about to be released, or rolled back: write, or forget, what came since. None for the part:
-        it joined inside of it."""
-        ...
-
-    def before_end(self, keep_rows: bool) -> Any:
-        """Write what is still held back, or let go of it. Called again with False if the end fails."""
-        ...
-
-    def after_end(self, kept: bool | None) -> Any:
-        """The transaction is over and its connection gone. None: it is not known whether the rows were kept."""
-        ...
-
-
-class Sessions(Protocol):
-    """The application's sessions. See `db/sqlalchemy/_sessions.py`."""
-
-    @property
-    def kind(self) -> str:
-        """Session or AsyncSession."""
-        ...
-
-    def join(self, tx: Transaction[Any]) -> Any:
-        """A session inside the transaction, for as long as that lasts."""
-        ...
-
-    def own(self) -> Any:
-        """A session with a transaction of its own, where there is none to join. Its user commits, and closes it."""
-        ...
 
 
 class Mark(NamedTuple):
@@ -386,3 +340,57 @@ class Transaction(Generic[H]):
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
         if self._savepoints is not None:
             self._savepoints.check()
+
+
+async def close_sessions(tx: Transaction[Any], keep_rows: bool) -> None:
+    """The transaction is about to end: have what joined it write what it holds back, or let go of it."""
+    for joined in reversed(tx.joined):
+        await Call(functools.partial(joined.before_end, keep_rows))
+
+
+def is_kept(_: object) -> bool:
+    """A COMMIT that was answered has kept the rows."""
+    return True
+
+
+async def commit(
+    tx: Transaction[Any],
+    work: Callable[[tuple[Statement, ...]], Flow[T]],
+    *,
+    keep_rows: bool = True,
+    kept: Callable[[T], bool | None] = is_kept,
+) -> T:
+    """Have `work` commit, and conclude. It is given what writes the events, none where the rows are not kept; `kept`
+    says of its answer whether they were."""
+    tx.end(None if keep_rows else False)
+    try:
+        answer = await work(tx.flush() if keep_rows else ())
+    except Exception as error:
+        await tx.conclude(_kept_despite(error) if tx.kept is None else tx.kept)
+        raise
+    outcome = kept(answer)
+    if outcome:
+        tx.committed()
+    await tx.conclude(outcome if keep_rows else False)
+    return answer
+
+
+async def undo(tx: Transaction[Any], work: Callable[[], Flow[T]], *, name: str) -> T:
+    """Have `work` roll back, and conclude. `name` says whose session could not be closed, should there be one."""
+    try:
+        await close_sessions(tx, False)
+    except Exception:
+        _log.warning("%s: a session could not be closed; its connection rolls back", name, exc_info=True)
+    tx.end()
+    try:
+        answer = await work()
+    except Exception:
+        await tx.conclude(False)
+        raise
+    await tx.conclude(False)
+    return answer
+
+
+def _kept_despite(error: Exception) -> bool | None:
+    """Whether the rows of a transaction whose COMMIT failed like this were kept. None: not known."""
+    return None if isinstance(error, ConnectionLost | OutcomeUnknown | OutcomeUnknowable) else False

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from onefold._kernel.effects import Flow, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.transaction import Transaction
-from onefold._kernel.transaction_end import close_sessions, commit, undo
+from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
 
 
 class Ends(Protocol):
