@@ -121,7 +121,7 @@ class Arena:
         headers = ((b"idempotency-key", key.encode()), (b"content-type", b"text/plain"))
         asked = Request(method="POST", path=PAY, headers=headers)
         handler = self._handler(fighter, key)
-        return request(guard, self._route, asked, fighter.payload.encode(), Transaction(executor), handler)
+        return request(guard, self._route, asked, fighter.payload.encode(), executor, handler)
 
     def _handler(self, fighter: Fighter, key: str) -> Callable[[Transaction[Any]], Response]:
         shop = Shop(self.boundaries)

@@ -93,7 +93,7 @@ def test_a_lost_connection_is_really_thrown_away_with_what_it_held(file: SqliteD
     connection = boundaries.around(file).acquire()
     connection.batch((Boundary.BEGIN, INSERT))
     with pytest.raises(ConnectionLost):
-        connection.fetch(COUNT.arguments[0])
+        connection.fetch(COUNT.argument)
     with pytest.raises(ConnectionLost, match="lost before"):
         connection.batch((Boundary.COMMIT,))
     run(insert(), ThreadExecutor(file))  # the write lock is free again

@@ -31,7 +31,7 @@ def test_an_exception_is_thrown_where_it_is_awaited() -> None:
 
 def test_a_function_may_say_what_is_expected() -> None:
     def commits(effect: object) -> bool:
-        return isinstance(effect, Batch) and effect.arguments[0][-1] is Boundary.COMMIT
+        return isinstance(effect, Batch) and effect.argument[-1] is Boundary.COMMIT
 
     async def settle() -> int:
         return await Batch((ONE, Boundary.COMMIT))

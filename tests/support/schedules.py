@@ -111,7 +111,8 @@ class Stepper(Generic[T]):
         """Perform the effect that the flow stands before."""
         assert self.awaits is not None, f"{self.name} has ended"
         try:
-            answer = getattr(self._executor, self.awaits.verb)(*self.awaits.arguments)
+            verb, argument = getattr(self._executor, self.awaits.verb), self.awaits.argument
+            answer = verb() if argument is None else verb(argument)
         except Exception as error:
             self._resume(self._flow.throw, error)
         else:
@@ -176,20 +177,18 @@ async def request(
     route: Route,
     asked: Request,
     body: bytes,
-    tx: Transaction[Any],
+    executor: ThreadExecutor[Any],
     handler: Callable[[Transaction[Any]], Response],
 ) -> Response:
     """One keyed request as one flow, from its admission to its answer: what the adapters do, without a adapter."""
-    guarded = guard.screen(asked, route, tx)
-    assert guarded is not None, f"{asked.method} {asked.path} is no idempotent route"
+    guarded = guard.screen(asked, route, executor)
     if isinstance(guarded, Response):
         return guarded
     refusal = await guarded.admit(body)
     if refusal is not None:
         return refusal
-    guarded.entered = True
     try:
-        response = await Handling(lambda: handler(tx))
+        response = await Handling(lambda: handler(guarded.tx))
     except Exception as error:
         await guarded.abort(type(error).__name__)
         return Response(500, ())

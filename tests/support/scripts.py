@@ -77,8 +77,7 @@ def _answered(flow: Flow[Any], effect: Effect[Any], reply: Any) -> tuple[Any, An
             flow.close()
             raise ScriptDiffers(f"the script answers {effect!r} with {reply}, which only a Call can be answered with")
         try:
-            [function] = effect.arguments
-            return flow.send, function()
+            return flow.send, effect.argument()
         except Exception as error:
             return flow.throw, error
     return (flow.throw if isinstance(reply, BaseException) else flow.send), reply

@@ -12,11 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from onefold._http.adapter import SESSIONS, Inside, leave
-from onefold._http.adapter import TRANSACTION as TRANSACTION  # where an application without a framework finds its own
 from onefold._http.background import AnswerReplaced, only_replaced, run_held_back
-from onefold._http.guarded_request import GuardedRequest
-from onefold._http.install_checks import always_ready
+from onefold._http.guarded_request import SESSIONS, GuardedRequest
+from onefold._http.guarded_request import TRANSACTION as TRANSACTION  # where an application without a framework looks
+from onefold._http.install_checks import READY, Readiness
 from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
 from onefold._http.request import Request, Response
@@ -55,8 +54,7 @@ class IdempotencyMiddleware:
         database: AsyncDatabase[Any],
         resolve: Resolve,
         pages: Pages | None = None,
-        marks_entry: bool = False,
-        check_ready: Callable[[], None] = always_ready,
+        ready: Readiness = READY,
         layer_name: str = "",
         reaping: Reaping = REAPED_ELSEWHERE,
     ) -> None:
@@ -65,8 +63,7 @@ class IdempotencyMiddleware:
         self._database = database
         self._resolve = resolve
         self._pages = pages
-        self._marks_entry = marks_entry
-        self._check_ready = check_ready
+        self._ready = ready
         self.layer_name = layer_name
         self._clock = SharedTimer()
         self._reaping = reaping
@@ -75,36 +72,36 @@ class IdempotencyMiddleware:
         scope[SESSIONS] = self._guard.sessions
         if scope["type"] != "http":
             return await (self._live if scope["type"] == "lifespan" else self._app)(scope, receive, send)
-        self._check_ready()
+        if not self._ready.passed:
+            self._ready.check()
         if not self._reaping.seen:
             self._reaping.report_missing(self.layer_name)
         request = Request(
             scope["method"], scope["path"], scope.get("query_string", b""), tuple(scope["headers"]), scope
         )
-        executor: TaskExecutor[Any] = TaskExecutor(self._database)
-        if self._pages is not None and (page := self._pages.find(request)) is not None:
-            return await send_whole(await run_async(page(), executor), send)
-        tx = self._guard.transaction(executor, request)
-        screened = self._guard.screen(request, self._resolve(request), tx)
-        if screened is None:
+        if self._pages is not None and request.method == "GET" and (page := self._pages.find(request)) is not None:
+            return await send_whole(await run_async(page(), TaskExecutor(self._database)), send)
+        route = self._resolve(request)
+        if route is None:
             return await self._app(scope, receive, send)
-        if isinstance(screened, Response):
-            return await send_whole(screened, send)
+        executor: TaskExecutor[Any] = TaskExecutor(self._database)
+        guarded = self._guard.screen(request, route, executor)
+        if isinstance(guarded, Response):
+            return await send_whole(guarded, send)
         try:
-            body = await self._whole_body(receive, screened.policy)
+            body = await self._whole_body(receive, guarded.policy)
         except CallerError as error:
             return await send_whole(self._guard.refusal(error, request), send)
         except ClientGone:
             return None
-        refusal = await run_async(screened.admit(body), executor)
+        refusal = await run_async(guarded.admit(body), executor)
         if refusal is not None:
             return await send_whole(refusal, send)
-        return await self._run(screened, executor, scope, _Received(body, receive, shielded=screened.keyed), send)
+        return await self._run(guarded, scope, _Received(body, receive, shielded=guarded.keyed), send)
 
     async def _run(
         self,
-        guarded: GuardedRequest,
-        executor: TaskExecutor[Any],
+        guarded: GuardedRequest[TaskExecutor[Any]],
         scope: MutableMapping[str, Any],
         received: _Received,
         send: Send,
@@ -113,12 +110,12 @@ class IdempotencyMiddleware:
         extensions = scope.get("extensions")
         if extensions and not _BODY_EXTENSIONS.isdisjoint(extensions):
             scope["extensions"] = {name: extensions[name] for name in extensions if name not in _BODY_EXTENSIONS}
-        held = _Held(guarded, executor, received, send)
-        with Inside(guarded, executor, scope, marks_entry=self._marks_entry):
+        held = _Held(guarded, received, send)
+        with guarded:
             try:
                 await self._app(scope, received, held)
             except Exception as error:
-                instead = await run_async(guarded.fail(error), executor)
+                instead = await run_async(guarded.fail(error), guarded.executor)
                 if instead is not None:
                     received.settle()
                     await send_whole(instead, send)
@@ -126,7 +123,7 @@ class IdempotencyMiddleware:
                     raise
             cut_short = guarded.stream_error
         if not guarded.over:
-            await run_async(guarded.abort("no answer"), executor)
+            await run_async(guarded.abort("no answer"), guarded.executor)
             if cut_short is not None:  # middleware kept it to itself, and has only the beginning of an answer
                 raise cut_short
         if guarded.followed_by and guarded.sent:
@@ -137,7 +134,7 @@ class IdempotencyMiddleware:
             flow = reap(self._guard.store, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
             await run_async(flow, TaskExecutor(self._database))
 
-        passing_by = Lifespan(receive, send, check_ready=self._check_ready, reaping=self._reaping, reap=reap_now)
+        passing_by = Lifespan(receive, send, check_ready=self._ready.check, reaping=self._reaping, reap=reap_now)
         try:
             await self._app(scope, passing_by.receive, passing_by.send)
         finally:
@@ -199,11 +196,10 @@ class _Received:
 class _Held:
     """What the application sends: held back until it is whole and committed, or too large to be kept."""
 
-    __slots__ = ("_bytes", "_executor", "_guarded", "_parts", "_received", "_send", "_start")
+    __slots__ = ("_bytes", "_guarded", "_parts", "_received", "_send", "_start")
 
-    def __init__(self, guarded: GuardedRequest, executor: TaskExecutor[Any], received: _Received, send: Send) -> None:
+    def __init__(self, guarded: GuardedRequest[TaskExecutor[Any]], received: _Received, send: Send) -> None:
         self._guarded = guarded
-        self._executor = executor
         self._received = received
         self._send = send
         self._start: Message | None = None
@@ -240,10 +236,12 @@ class _Held:
     async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
         response = Response(start["status"], headers, b"".join(self._parts))
-        instead = await run_async(self._guarded.finish(response, kept=kept), self._executor)
+        guarded = self._guarded
+        instead = await run_async(guarded.finish(response, kept=kept), guarded.executor)
         self._received.settle()
-        leave(self._guarded)  # what follows the answer is not in flight any more
-        self._guarded.sent = response.status if instead is None else 0
+        if guarded.place is not None:  # what follows the answer is not in flight any more
+            guarded.leave_quota()
+        guarded.sent = response.status if instead is None else 0
         if instead is not None:
             self._start = None
             await send_whole(instead, self._send)

@@ -107,7 +107,7 @@ class Question:
     def name(self) -> str:
         return f"{self.setting} function {_name(self.function)}"
 
-    def put(self, request: Request, source: Mapping[str, Any], body: bytes) -> Any:
+    def put(self, request: Request, source: Mapping[str, Any], body: bytes, template: str | None = None) -> Any:
         """Call it with the request in its form."""
         match self.form:
             case "onefold":
@@ -116,6 +116,7 @@ class Question:
                 return self.function()
             case "starlette":
                 assert self.wanted is not None
+                cast("MutableMapping[str, Any]", source)[TEMPLATE] = template
                 reads_bodies = any(_is(kind, "starlette", "Request") for kind in self.wanted.__mro__)
                 return self.function(self.wanted(source, *((_receiving(body),) if reads_bodies else ())))
             case "werkzeug":
@@ -216,25 +217,22 @@ async def identify(framework: Framework, asked: Question, request: Request, body
     )
 
 
-async def _ask(framework: Framework, asked: Question, request: Request, body: bytes, template: str | None) -> Any:
-    if framework.within is None:
-        return await _put(framework, asked, request, request.source, body, template)
-    with framework.within(request, body) as source:
-        return await _put(framework, asked, request, source, body, template)
-
-
-async def _put(
+async def _ask(
     framework: Framework,
     asked: Question,
     request: Request,
-    source: Mapping[str, Any],
     body: bytes,
     template: str | None,
+    source: Mapping[str, Any] | None = None,
 ) -> Any:
-    if asked.form == "starlette":
-        cast("MutableMapping[str, Any]", source)[TEMPLATE] = template
+    """What the function says of a request. `source` is the environ inside of the framework's own context."""
+    if source is None:
+        if framework.within is not None:
+            with framework.within(request, body) as inner:
+                return await _ask(framework, asked, request, body, template, inner)
+        source = request.source
     try:
-        found = asked.put(request, source, body)
+        found = asked.put(request, source, body, template)
         if not isinstance(found, str) and inspect.isawaitable(found):
             found = await _awaited(framework, asked, found)
     except OnefoldError:

@@ -39,7 +39,7 @@ class HeldBack:
 
     __slots__ = ("_guarded", "_status", "_task")
 
-    def __init__(self, guarded: GuardedRequest, status: int | None, task: Task) -> None:
+    def __init__(self, guarded: GuardedRequest[Any], status: int | None, task: Task) -> None:
         self._guarded = guarded
         #: The response's own, where it is known.
         self._status = status
@@ -53,7 +53,7 @@ class HeldBack:
             await self._task()
 
 
-def hold_back(guarded: GuardedRequest, result: Any, injected: Any = None) -> Any:
+def hold_back(guarded: GuardedRequest[Any], result: Any, injected: Any = None) -> Any:
     """A handler's result, whose background tasks (its own, and those FastAPI has injected) now wait for the outcome."""
     if injected is not None and injected.tasks:
         injected.tasks[:] = [_task(HeldBack(guarded, None, type(injected)(injected.tasks)))]

@@ -65,7 +65,7 @@ def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = Fa
         @functools.wraps(function)
         async def entered(*args: Any, **kwargs: Any) -> Any:
             guarded = _enter(found)
-            injected = _injected(kwargs, background)
+            injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             try:
                 result = await function(*args, **kwargs)
                 if guarded is not None:
@@ -82,7 +82,7 @@ def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = Fa
         @functools.wraps(function)
         def entered(*args: Any, **kwargs: Any) -> Any:
             guarded = _enter(found)
-            injected = _injected(kwargs, background)
+            injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             try:
                 result = function(*args, **kwargs)
                 if guarded is not None:
@@ -145,7 +145,7 @@ def is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function)
 
 
-def _enter(found: IdempotentHandler) -> GuardedRequest | None:
+def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
     """The guarded request this call is about; None where another handler calls this one, in its own guarded request."""
     guarded = current_request.get()
     if guarded is None or guarded.over:
@@ -169,11 +169,6 @@ def _enter(found: IdempotentHandler) -> GuardedRequest | None:
     return guarded
 
 
-def _injected(arguments: dict[str, Any], background: str) -> Any:
-    """The background tasks of the request, where FastAPI has handed them over."""
-    return arguments.pop(PARAMETER, None) if background is PARAMETER else arguments.get(background)
-
-
 def note_outside(error: Exception) -> None:
     """Something that the application's own handlers or middleware may answer was raised around the handler: a response
     that is not what it must be, the exit of a dependency, a decorator. Nothing that raised is kept."""
@@ -182,7 +177,7 @@ def note_outside(error: Exception) -> None:
         guarded.raised = error
 
 
-def _note(guarded: GuardedRequest | None, error: BaseException) -> None:
+def _note(guarded: GuardedRequest[Any] | None, error: BaseException) -> None:
     if guarded is None:
         return
     misused = late_isolation(error)

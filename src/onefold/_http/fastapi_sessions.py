@@ -22,8 +22,8 @@ except ModuleNotFoundError as error:
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
-from onefold._http.adapter import SESSIONS, TRANSACTION
 from onefold._http.fastapi import Tx
+from onefold._http.guarded_request import SESSIONS, TRANSACTION
 from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError

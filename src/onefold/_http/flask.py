@@ -20,10 +20,9 @@ from flask import Response as FlaskResponse
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect, Rule
 
-from onefold._http.adapter import SESSIONS, TRANSACTION
 from onefold._http.authentication import of_werkzeug, with_body
 from onefold._http.decorator import note_outside, policy_of
-from onefold._http.guarded_request import current_request
+from onefold._http.guarded_request import SESSIONS, TRANSACTION, current_request
 from onefold._http.install_checks import Endpoint
 from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response

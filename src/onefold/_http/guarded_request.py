@@ -3,15 +3,20 @@
 A `RequestGuard` looks at the head of each request. What concerns it becomes a `GuardedRequest`, which is admitted with
 the body (claim), and ends in exactly one of `finish` (the handler answered) and `abort` (it did not). All three are
 flows. What a guarded request returns is what to send; None means: go on with what you have.
+
+It is the one object that goes with a request: `with` it, the application runs, and finds it in the scope or environ and
+in `current_request`. The decorator of the handler notes there that the handler was reached and what it raised, a
+response what cut it short, the adapter what was sent.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
-from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import Context, ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from onefold._http.authentication import Answered, answered_by_application, authorize, identify
 from onefold._http.claiming import place_claimed, take_place, wait_and_claim
@@ -19,12 +24,13 @@ from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
 from onefold._http.policy import Route
 from onefold._http.refusals import refuse
-from onefold._http.request import Request, Response
+from onefold._http.request import Request, Response, carried_in
 from onefold._http.request_identity import ask_of
 from onefold._http.stored_response import NOT_STORED, replayed, stored
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.telemetry import Claimed, Outcome, Released, Settled, tell
 from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
@@ -43,16 +49,27 @@ from onefold.errors import (
 if TYPE_CHECKING:
     from onefold._http.request_guard import RequestGuard
 
+E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
+
+#: Where a handler finds its transaction in the scope or environ.
+TRANSACTION: Final = "onefold.transaction"
+
+#: Where a shedder inside of the layer finds the guarded request: see `GuardedRequest.step_aside`.
+GUARDED: Final = "onefold.guarded_request"
+
+#: Where a request finds the application's sessions.
+SESSIONS: Final = "onefold.sessions"
+
 _log = logging.getLogger("onefold.requests")
 
 
-class GuardedRequest:
+class GuardedRequest(Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
     __slots__ = (
-        "_ask", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store",
-        "entered", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent", "stream_error",
-        "tx",
+        "_ask", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token",
+        "entered", "executor", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent",
+        "stream_error", "tx",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +79,7 @@ class GuardedRequest:
         route: Route,
         key: str | None,
         key_ms: int | None,
-        tx: Transaction[Any],
+        executor: E,
     ) -> None:
         self._guard = guard
         self._store = guard.store if key is not None else guard.unkeyed
@@ -75,10 +92,14 @@ class GuardedRequest:
         self._route = route
         self.policy = route.policy
         self.operation = f"{request.method} {route.name}"
-        self.tx = tx
-        #: Whether the handler itself was reached. A framework that refuses the request before (validation) leaves
-        #: it False; adapters without a decorator to tell set it True.
-        self.entered = False
+        self.executor = executor
+        self.tx: Transaction[Any] = Transaction(executor, guard.outbox, guard.sessions)
+        # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
+        self.tx.carried = functools.partial(carried_in, request.headers)
+        self._token: Token[GuardedRequest[Any] | None] | None = None
+        #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
+        #: before (validation) leaves it False.
+        self.entered = not guard.decorated
         #: What the handler raised, if it did. An exception handler of the application may have answered since.
         self.raised: BaseException | None = None
         #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
@@ -91,6 +112,33 @@ class GuardedRequest:
         self.sent: int | None = None
         #: What came before that was known, and has to follow it: see `background`.
         self.followed_by: list[tuple[Context, Callable[[], Awaitable[object]]]] = []
+
+    def __enter__(self) -> None:
+        """The application runs inside of it from now on."""
+        source = cast("MutableMapping[str, Any]", self.request.source)
+        source[TRANSACTION], source[GUARDED] = self.tx, self
+        self._token = current_request.set(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            self.sent, self.over = self.sent or 0, True
+            self.executor.abandon()  # interrupted: nothing more may be awaited on its connection
+        assert self._token is not None
+        current_request.reset(self._token)
+        if self.place is not None:
+            self.leave_quota()
+        # It knows the scope, and tracebacks lead to it: circles for the garbage collector.
+        cast("MutableMapping[str, Any]", self.request.source).pop(GUARDED, None)
+        self._token = self.raised = self.stream_error = None
+
+    def leave_quota(self) -> None:
+        """The request is not in flight any more. Its record is stored once COMMIT was answered, whatever interrupts
+        what comes after that (a hook)."""
+        if self.place is not None:
+            self.place.recorded = self.keyed and self.tx.settled
+            self.place.leave()
 
     def belongs_to(self, store: Store) -> bool:
         return self._guard.store is store
@@ -319,4 +367,4 @@ class GuardedRequest:
 
 
 #: The guarded request this task or thread is inside of, from admission to end.
-current_request: ContextVar[GuardedRequest | None] = ContextVar("onefold_passing", default=None)
+current_request: ContextVar[GuardedRequest[Any] | None] = ContextVar("onefold_current_request", default=None)

@@ -13,7 +13,7 @@ from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
 from onefold._http.bare_header_check import header_taken
 from onefold._http.decorator import IdempotentHandler, idempotent_handler_of, mark, name_of
 from onefold._http.guarded_request import current_request
-from onefold._http.install_checks import Known, Readiness, always_ready, check_complete, check_free, check_served
+from onefold._http.install_checks import READY, Known, Readiness, check_complete, check_free, check_served
 from onefold._http.openapi import describe
 from onefold._http.policy import (
     Authorize,
@@ -249,7 +249,7 @@ class Layer:
     def _parts(self, routes: Routes, framework: Framework, ready: Readiness | None) -> dict[str, Any]:
         if ready is None:  # routes that are written down
             self._check_operations(routes, framework.protocol)
-        guard = replace(self._guard, framework=framework)
+        guard = replace(self._guard, framework=framework, decorated=ready is not None)
         pages = None
         if self._pages is not None:
             pages = Pages(
@@ -259,8 +259,7 @@ class Layer:
             "guard": guard,
             "resolve": routes.resolve,
             "pages": pages,
-            "marks_entry": ready is not None,
-            "check_ready": always_ready if ready is None else ready,
+            "ready": READY if ready is None else ready,
             "layer_name": self.name,
             "reaping": self.reaping,
         }

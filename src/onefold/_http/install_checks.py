@@ -120,19 +120,21 @@ def check_complete(marks: Iterable[IdempotentHandler], applications: Iterable[Kn
 class Readiness:
     """The checks of one application, until they have passed."""
 
-    __slots__ = ("_checks",)
+    __slots__ = ("_checks", "passed")
 
     def __init__(self, *checks: Callable[[], None]) -> None:
         self._checks = checks
+        self.passed = not checks
 
-    def __call__(self) -> None:
+    def check(self) -> None:
         for check in self._checks:
             check()
         self._checks = ()
+        self.passed = True
 
 
-def always_ready() -> None:
-    """For applications whose routes are written down: there is nothing to look for."""
+#: For applications whose routes are written down: there is nothing to look for.
+READY = Readiness()
 
 
 def _names(marks: list[IdempotentHandler]) -> str:

@@ -193,7 +193,7 @@ class Route:
     pattern: re.Pattern[str] | None = None
     """With a group named PARAMETER_GROUP and a number for each parameter."""
     values: tuple[str, ...] | None = None
-    """Of the path at hand, where a framework has found them already."""
+    """Of the path at hand, where they are known already: a framework has found them, or there are none."""
     place: str = ""
     """Where the application is that has the route: the prefix of its mount, after its host, if it is mounted at one."""
     earlier: str | None = None
@@ -212,8 +212,6 @@ class Route:
         """The values in its path, in their order. None: they are not known, the path stands for them."""
         if self.pattern is None:
             return self.values
-        if not self.pattern.groups:
-            return ()
         found = self.pattern.fullmatch(request.path_below_root)
         # A converter may have groups of its own.
         ours = (name for name in self.pattern.groupindex if name.startswith(PARAMETER_GROUP))

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
-from onefold._http.guarded_request import GuardedRequest, current_request
+from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.keys import generated_ms, readable_key
-from onefold._http.policy import METHODS, Policy, Route
+from onefold._http.policy import Policy, Route
 from onefold._http.problems import problem
-from onefold._http.request import Request, Response, carried_in
+from onefold._http.request import Request, Response
 from onefold._http.request_identity import NAMING, Naming
 from onefold._http.stored_response import READING, Reading, new_run_id
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
-from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
-from onefold._kernel.transaction import Transaction, no_outbox
+from onefold._kernel.transaction import no_outbox
 from onefold.errors import (
     CallerError,
     KeyMissing,
@@ -52,25 +49,18 @@ class RequestGuard:
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
+    decorated: bool = False
+    """Whether the handlers of its routes are decorated: those note by themselves that they were reached."""
     framework: Framework = PLAIN_ASGI
     """Of the application that the layer is around: how its `authorize` and `principal` are asked."""
     now_ms: Callable[[], int] = wall_ms
     new_run_id: Callable[[], bytes] = new_run_id
 
-    def transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any], request: Request) -> Transaction[Any]:
-        """The request's transaction, still closed."""
-        tx = Transaction(executor, self.outbox, self.sessions)
-        # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
-        tx.carried = functools.partial(carried_in, request.headers)
-        return tx
-
-    def screen(self, request: Request, route: Route | None, tx: Transaction[Any]) -> GuardedRequest | Response | None:
+    def screen(self, request: Request, route: Route, executor: E) -> GuardedRequest[E] | Response:
         """Judge a request by its head, before its body is read and before any store access.
 
-        None: not ours. A Response: refused. A GuardedRequest: read the body and have it admitted.
+        A Response: refused. A GuardedRequest: read the body and have it admitted.
         """
-        if route is None or request.method not in METHODS:
-            return None
         lines = request.values(HEADER)
         try:
             key, key_ms = self.read_key(lines, route.policy) if lines else (None, None)
@@ -91,7 +81,7 @@ class RequestGuard:
                 ),
                 request,
             )
-        return GuardedRequest(self, request, route, key, key_ms, tx)
+        return GuardedRequest(self, request, route, key, key_ms, executor)
 
     def refusal(self, error: OnefoldError, request: Request) -> Response:
         """An error as a response, with a link to the specification, wherever the application is mounted."""

@@ -91,7 +91,7 @@ def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
 
     Not in WSGI, where the prefix may be a proxy's, and a given operation is what keeps keys when that changes.
     """
-    values = route.parameters(request)
+    values = route.values if route.pattern is None else route.parameters(request)
     if route.place and values is not None and route.policy.operation is not None and "root_path" in request.source:
         return (route.place, *values)
     return values

@@ -117,7 +117,10 @@ def _route(entry: Entry, pattern: re.Pattern[str]) -> Route | None:
     if entry.policy is None:
         return None
     # Keys belong to a template: the same path at another host is another operation.
-    return Route((entry.host.name if entry.host else "") + entry.template, entry.policy, pattern)
+    template = (entry.host.name if entry.host else "") + entry.template
+    if not pattern.groups:
+        return Route(template, entry.policy, values=())
+    return Route(template, entry.policy, pattern)
 
 
 def _pattern(template: str, converter: Callable[[str], str | None]) -> re.Pattern[str]:

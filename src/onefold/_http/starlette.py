@@ -27,9 +27,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
-from onefold._http.adapter import TRANSACTION
 from onefold._http.authentication import PlainAsgi, rendered
 from onefold._http.decorator import idempotent_handler_of, is_async, note_outside, policy_of
+from onefold._http.guarded_request import TRANSACTION
 from onefold._http.install_checks import Endpoint
 from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response

@@ -9,10 +9,9 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from onefold._http.adapter import SESSIONS, Inside
-from onefold._http.adapter import TRANSACTION as TRANSACTION  # where an application without a framework finds its own
-from onefold._http.guarded_request import GuardedRequest
-from onefold._http.install_checks import always_ready
+from onefold._http.guarded_request import SESSIONS, GuardedRequest
+from onefold._http.guarded_request import TRANSACTION as TRANSACTION  # where an application without a framework looks
+from onefold._http.install_checks import READY, Readiness
 from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Reaping
 from onefold._http.request import Headers, Request, Response
@@ -41,8 +40,7 @@ class IdempotencyMiddleware:
         database: Database[Any],
         resolve: Resolve,
         pages: Pages | None = None,
-        marks_entry: bool = False,
-        check_ready: Callable[[], None] = always_ready,
+        ready: Readiness = READY,
         layer_name: str = "",
         reaping: Reaping = REAPED_ELSEWHERE,
     ) -> None:
@@ -51,50 +49,50 @@ class IdempotencyMiddleware:
         self._database = database
         self._resolve = resolve
         self._pages = pages
-        self._marks_entry = marks_entry
-        self._check_ready = check_ready
+        self._ready = ready
         self.layer_name = layer_name
         self._reaping = reaping
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        self._check_ready()
+        if not self._ready.passed:
+            self._ready.check()
         if not self._reaping.seen:
             self._reaping.report_missing(self.layer_name)
         environ[SESSIONS] = self._guard.sessions
         request = request_of(environ)
-        executor: ThreadExecutor[Any] = ThreadExecutor(self._database)
-        if self._pages is not None and (page := self._pages.find(request)) is not None:
-            return send_whole(run(page(), executor), start_response)
-        tx = self._guard.transaction(executor, request)
-        screened = self._guard.screen(request, self._resolve(request), tx)
-        if screened is None:
+        if self._pages is not None and request.method == "GET" and (page := self._pages.find(request)) is not None:
+            return send_whole(run(page(), ThreadExecutor(self._database)), start_response)
+        route = self._resolve(request)
+        if route is None:
             return self._app(environ, start_response)
-        if isinstance(screened, Response):
-            return send_whole(screened, start_response)
+        executor: ThreadExecutor[Any] = ThreadExecutor(self._database)
+        guarded = self._guard.screen(request, route, executor)
+        if isinstance(guarded, Response):
+            return send_whole(guarded, start_response)
         try:
-            body = _whole_body(environ, screened.policy)
+            body = _whole_body(environ, guarded.policy)
         except CallerError as error:
             return send_whole(self._guard.refusal(error, request), start_response)
-        refusal = run(screened.admit(body), executor)
+        refusal = run(guarded.admit(body), executor)
         if refusal is not None:
             return send_whole(refusal, start_response)
         environ["wsgi.input"] = BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
-        return self._run(screened, executor, environ, start_response)
+        return self._run(guarded, environ, start_response)
 
     def _run(
-        self, guarded: GuardedRequest, executor: ThreadExecutor[Any], environ: Environ, start_response: StartResponse
+        self, guarded: GuardedRequest[ThreadExecutor[Any]], environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         held = _Held(guarded.policy.response_bytes_max)
-        with Inside(guarded, executor, environ, marks_entry=self._marks_entry):
+        with guarded:
             try:
                 rest = held.collect(self._app(environ, held.start_response))
-                instead = run(guarded.finish(held.response(), kept=rest is None), executor)
+                instead = run(guarded.finish(held.response(), kept=rest is None), guarded.executor)
             except Exception as error:
                 try:
                     held.close()
                 finally:  # whatever its closing does, the transaction ends here
-                    instead = run(guarded.fail(error), executor)
+                    instead = run(guarded.fail(error), guarded.executor)
                 if instead is None:
                     raise
                 return send_whole(instead, start_response)

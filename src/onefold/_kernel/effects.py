@@ -94,27 +94,25 @@ def checked_isolation(isolation: Isolation | None) -> Isolation | None:
 
 
 class Effect(Generic[T]):
-    """Something a flow wants done: a verb of the executor (see `ports.py`), and what it is called with. Awaiting it
-    hands it to the runner, which answers or throws.
+    """Something a flow wants done: a verb of the executor (see `ports.py`), and its argument, if it has one.
+    Awaiting it hands it to the runner, which answers or throws.
 
     Not frozen, as values elsewhere are: freezing would triple the price of making one, and every request makes several.
     """
 
-    __slots__ = ("arguments",)
+    __slots__ = ()
 
     verb: ClassVar[str]
-
-    def __init__(self) -> None:
-        self.arguments: tuple[Any, ...] = ()
+    argument: Any = None
 
     def __await__(self) -> Generator[Effect[T], T, T]:
         return (yield self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Effect) and type(self) is type(other) and self.arguments == other.arguments
+        return isinstance(other, Effect) and type(self) is type(other) and self.argument == other.argument
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self.arguments))})"
+        return f"{type(self).__name__}({'' if self.argument is None else repr(self.argument)})"
 
 
 class Batch(Effect[int]):
@@ -124,21 +122,21 @@ class Batch(Effect[int]):
     round trip can tell on every driver. A flow that needs rows asks with Fetch.
     """
 
-    __slots__ = ()
+    __slots__ = ("argument",)
     verb = "batch"
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
-        self.arguments = (steps,)
+        self.argument = steps
 
 
 class Fetch(Effect[list[Row]]):
     """One statement and all its rows. Outside a transaction what it writes is committed with its answer."""
 
-    __slots__ = ()
+    __slots__ = ("argument",)
     verb = "fetch"
 
     def __init__(self, statement: Statement) -> None:
-        self.arguments = (statement,)
+        self.argument = statement
 
 
 class Acquire(Effect[None]):
@@ -173,11 +171,11 @@ class Discard(Effect[None]):
 class Sleep(Effect[None]):
     """Wait. Flows release their connection before they do."""
 
-    __slots__ = ()
+    __slots__ = ("argument",)
     verb = "sleep"
 
     def __init__(self, seconds: float) -> None:
-        self.arguments = (seconds,)
+        self.argument = seconds
 
 
 class Now(Effect[float]):
@@ -190,18 +188,18 @@ class Now(Effect[float]):
 class Call(Effect[Any]):
     """Call the user's function; on an asyncio executor its awaitable result is awaited."""
 
-    __slots__ = ()
+    __slots__ = ("argument",)
     verb = "call"
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self.arguments = (function,)
+        self.argument = function
 
 
 class Publish(Effect[Sequence[Confirm]]):
     """Hand messages to the broker, all at once; what became of each, in order. No transaction may be open."""
 
-    __slots__ = ()
+    __slots__ = ("argument",)
     verb = "publish"
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        self.arguments = (messages,)
+        self.argument = messages

@@ -30,7 +30,8 @@ def run(flow: Flow[T], executor: Executor) -> T:
         try:
             if not isinstance(effect, Effect):
                 raise _not_an_effect(effect)
-            answer = getattr(executor, effect.verb)(*effect.arguments)
+            verb = getattr(executor, effect.verb)
+            answer = verb() if effect.argument is None else verb(effect.argument)
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error
@@ -53,7 +54,8 @@ async def run_async(flow: Flow[T], executor: AsyncExecutor) -> T:
         try:
             if not isinstance(effect, Effect):
                 raise _not_an_effect(effect)
-            answer = await getattr(executor, effect.verb)(*effect.arguments)
+            verb = getattr(executor, effect.verb)
+            answer = await (verb() if effect.argument is None else verb(effect.argument))
             resume = flow.send
         except Exception as error:
             resume, answer = flow.throw, error

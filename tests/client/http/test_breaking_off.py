@@ -171,7 +171,7 @@ def test_whoever_breaks_off_at_any_effect_gives_his_permit_back(way: str) -> Non
                 resume, answer = flow.send, 100.0
                 if isinstance(effect, Call):
                     try:
-                        answer = effect.arguments[0]()
+                        answer = effect.argument()
                     except ValueError as error:
                         resume, answer = flow.throw, error
             flow.close()

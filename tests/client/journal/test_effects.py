@@ -32,7 +32,7 @@ def claim() -> Any:
 
 
 def commits(effect: Effect[Any]) -> bool:
-    return isinstance(effect, Batch) and effect.arguments[0][-1] is Boundary.COMMIT
+    return isinstance(effect, Batch) and effect.argument[-1] is Boundary.COMMIT
 
 
 def test_a_key_is_known_to_nobody_before_commit_was_answered() -> None:

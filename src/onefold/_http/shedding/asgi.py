@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
-from onefold._http.adapter import PASSAGE
 from onefold._http.asgi import Application, Message, Receive, Send, send_whole
-from onefold._http.guarded_request import GuardedRequest
+from onefold._http.guarded_request import GUARDED, GuardedRequest
 from onefold._http.problems import problem
-from onefold._http.request import Request, Response
+from onefold._http.request import Request
 from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
 from onefold._http.shedding.admission_queue import Ticket, Verdict
 from onefold._http.shedding.settings import Shedding
@@ -60,7 +59,7 @@ class SheddingMiddleware:
         ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
         if ticket is None:
             return await self._run(_Answer(admission.place(now, deadline), send, deadline), scope, receive)
-        line = _Line(admission, ticket, receive, scope.get(PASSAGE))
+        line = _Line(admission, ticket, receive, scope.get(GUARDED))
         verdict = await line.verdict()
         if verdict == "gone":
             return None
@@ -69,7 +68,7 @@ class SheddingMiddleware:
         answer = _Answer(admission.place(admission.clock(), deadline), send, deadline)
         if line.aside is not None:
             try:
-                instead = await line.aside.step_back()
+                instead = await run_async(line.aside.step_back(), line.aside.executor)
             except BaseException as error:
                 answer.place.fail(error)
                 raise
@@ -89,22 +88,6 @@ class SheddingMiddleware:
             if token is not None:
                 deadlines.end(token)
         answer.place.leave()
-
-
-class _Aside:
-    """The claim of a request in the queue, which does not wait with it: its connection is needed by those who run."""
-
-    __slots__ = ("_executor", "_guarded")
-
-    def __init__(self, guarded: GuardedRequest, executor: TaskExecutor[Any]) -> None:
-        self._guarded = guarded
-        self._executor = executor
-
-    async def step_aside(self) -> bool:
-        return await run_async(self._guarded.step_aside(), self._executor)
-
-    async def step_back(self) -> Response | None:
-        return await run_async(self._guarded.step_back(), self._executor)
 
 
 class _Answer:
@@ -142,13 +125,14 @@ class _Line:
         admission: AdmissionController,
         ticket: Ticket,
         receive: Receive,
-        guarded: tuple[GuardedRequest, TaskExecutor[Any]] | None,
+        guarded: GuardedRequest[TaskExecutor[Any]] | None,
     ) -> None:
         self._reception = admission
         self._ticket = ticket
         self._receive = receive
         self._guarded = guarded
-        self.aside: _Aside | None = None
+        #: Its claim, which does not wait with it: its connection is needed by those that run.
+        self.aside: GuardedRequest[TaskExecutor[Any]] | None = None
         self._ahead: deque[Message] = deque()
         self._gone = False
 
@@ -162,8 +146,8 @@ class _Line:
             ticket.instead_of.wake()
         try:
             if ticket.verdict is None and self._guarded is not None:
-                aside = _Aside(*self._guarded)
-                self.aside = aside if await aside.step_aside() else None
+                stepped = await run_async(self._guarded.step_aside(), self._guarded.executor)
+                self.aside = self._guarded if stepped else None
             if ticket.verdict is None:
                 await self._wait()
         except BaseException:

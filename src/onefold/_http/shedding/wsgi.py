@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Event
 from typing import Any, TypeVar
 
-from onefold._http.adapter import PASSAGE
-from onefold._http.guarded_request import GuardedRequest
+from onefold._http.guarded_request import GUARDED, GuardedRequest
 from onefold._http.problems import problem
 from onefold._http.request import Response
 from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
@@ -46,19 +45,19 @@ class SheddingMiddleware:
             return send_whole(problem(error), start_response)
         ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
         if ticket is not None:
-            verdict, aside = self._verdict(ticket, environ.get(PASSAGE))
+            verdict, aside = self._verdict(ticket, environ.get(GUARDED))
             if verdict != "enter":
                 return send_whole(admission.refusal(verdict, priority), start_response)
             place = admission.place(admission.clock(), deadline)
-            if aside is not None and (instead := _step_back(place, *aside)) is not None:
+            if aside is not None and (instead := _step_back(place, aside)) is not None:
                 return send_whole(instead, start_response)
         else:
             place = admission.place(now, deadline)
         return self._run(place, deadline, environ, start_response)
 
     def _verdict(
-        self, ticket: Ticket, guarded: tuple[GuardedRequest, ThreadExecutor[Any]] | None
-    ) -> tuple[Verdict, tuple[GuardedRequest, ThreadExecutor[Any]] | None]:
+        self, ticket: Ticket, guarded: GuardedRequest[ThreadExecutor[Any]] | None
+    ) -> tuple[Verdict, GuardedRequest[ThreadExecutor[Any]] | None]:
         """Wait for it. Interrupted: the ticket is given up, and its place, if it has one. The claim of a request does
         not wait with it: what is returned beside the verdict has to be claimed again."""
         aside = None
@@ -68,7 +67,7 @@ class SheddingMiddleware:
         told = Event()
         ticket.wake = told.set
         try:
-            if ticket.verdict is None and guarded is not None and run(guarded[0].step_aside(), guarded[1]):
+            if ticket.verdict is None and guarded is not None and run(guarded.step_aside(), guarded.executor):
                 aside = guarded
             # Looked at after `wake` is set: who told before that has left the verdict here.
             while ticket.verdict is None:
@@ -100,10 +99,10 @@ class SheddingMiddleware:
         return answer
 
 
-def _step_back(place: Admission, guarded: GuardedRequest, executor: ThreadExecutor[Any]) -> Response | None:
+def _step_back(place: Admission, guarded: GuardedRequest[ThreadExecutor[Any]]) -> Response | None:
     """The request runs (None), or its place is free again: it was done meanwhile."""
     try:
-        instead = run(guarded.step_back(), executor)
+        instead = run(guarded.step_back(), guarded.executor)
     except BaseException as error:
         place.fail(error)
         raise
