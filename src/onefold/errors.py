@@ -332,7 +332,7 @@ class BrokerError(OnefoldError):
 
 
 class BrokerUnavailable(BrokerError):
-    """The broker cannot be reached, or did not confirm in time: nobody's message is at fault."""
+    """The broker cannot be reached, or did not confirm in time: no message is at fault."""
 
 
 class ConsumerActive(BrokerError):
@@ -340,7 +340,7 @@ class ConsumerActive(BrokerError):
 
 
 class MessageRefused(BrokerError):
-    """The broker refuses this message, and would again: too large, or nobody to route it to."""
+    """The broker refuses this message, and would again: too large, or without a route."""
 
 
 class TopicNotSubscribed(MessageRefused):
@@ -392,8 +392,8 @@ class RequiredValueMissing(StatementRefused):
 
 
 class TransactionAborted(StatementRefused):
-    """The transaction had failed before this statement: someone swallowed an SQL error."""
+    """The transaction had failed before this statement: the handler swallowed an SQL error."""
 
 
 class TransactionEnded(StatementRefused):
-    """There is no open transaction, or its savepoint is gone: someone committed or rolled back behind our back."""
+    """There is no open transaction, or its savepoint is gone: the handler committed or rolled back by itself."""

@@ -98,4 +98,4 @@ def test_no_two_features_number_their_migrations_alike(dialect: str) -> None:
 def test_two_features_with_one_number_are_found_when_onefold_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "_FEATURES", (inbox, outbox, inbox))
     with pytest.raises(ProgrammerError, match=r"onefold\._inbox\.schema has migrations \[3, 7"):
-        migrations._numbered("sqlite")
+        migrations._collect_migrations("sqlite")

@@ -50,7 +50,7 @@ class Onefold(BaseOnefold[Database[Any]]):
     """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
 
     `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
-    credential (tokens rotate between retries) and never a header that anyone can write. It gets onefold's `Request`, or
+    credential (tokens rotate between retries) and never a header that clients can set. It gets onefold's `Request`, or
     one of the framework's where its parameter is annotated so. An application with one principal only says so with
     `single_principal`. `authorize` may refuse a request: like `principal`, it runs before any replay.
     """
@@ -137,7 +137,7 @@ class Onefold(BaseOnefold[Database[Any]]):
 
         def loop() -> None:
             while not stop.wait(every_s):
-                self._layer.survive(self.reap)
+                self._layer.log_failure(self.reap)
 
         thread = threading.Thread(target=loop, name="onefold-reaper", daemon=True)
         thread.start()
@@ -184,7 +184,7 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
     """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
 
     `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
-    credential (tokens rotate between retries) and never a header that anyone can write. It gets onefold's `Request`, or
+    credential (tokens rotate between retries) and never a header that clients can set. It gets onefold's `Request`, or
     one of the framework's where its parameter is annotated so. An application with one principal only says so with
     `single_principal`. `authorize` may refuse a request: like `principal`, it runs before any replay.
     """

@@ -72,7 +72,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """One row of the document: somebody receives or sends messages of one topic."""
+    """One operation of the document: a consumer or the application receives or sends messages of one topic."""
 
     name: str
     action: Literal["receive", "send"]
@@ -117,7 +117,7 @@ def describe(
     names = _Names()
     operations = [names.operation("send", "", each.topic, each.payload, each.description) for each in published]
     for consumer in consumers:
-        payload, told = _payload(consumer), _told(consumer)
+        payload, told = _payload(consumer), _describe(consumer)
         operations += [names.operation("receive", consumer.name, topic, payload, told) for topic in consumer.topics]
     messages = {each.message: each for each in operations}
     typed = [(name, each.payload) for name, each in messages.items() if each.payload is not None]
@@ -143,7 +143,7 @@ def _payload(consumer: Consumer) -> PydanticPayload | None:
     return next((value for value in consumer.signature.values() if isinstance(value, PydanticPayload)), None)
 
 
-def _told(consumer: Consumer) -> str:
+def _describe(consumer: Consumer) -> str:
     """What its handler says of itself. An object's docstring is its class's, which may be anything."""
     return inspect.getdoc(consumer.handler) or "" if inspect.isroutine(consumer.handler) else ""
 

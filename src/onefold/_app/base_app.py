@@ -21,7 +21,7 @@ from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handler_transaction import handling
 from onefold._inbox.ledger_entry import LedgerEntry
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.effects import Flow, Isolation, checked_isolation
+from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
 from onefold._kernel.plain_transaction import PlainTransaction
@@ -55,7 +55,7 @@ D = TypeVar("D", Database[Any], AsyncDatabase[Any])
 _DATABASES = "a SQLite file ('app.db'), a URL (postgresql://...), or a pool or an engine of your driver"
 
 
-def _named(handler: Callable[..., object]) -> str:
+def _name_of(handler: Callable[..., object]) -> str:
     return f"{handler.__module__}.{getattr(handler, '__qualname__', repr(handler))}"
 
 
@@ -75,7 +75,7 @@ def _both(first: Listener | None, second: Listener | None) -> Listener | None:
     return each
 
 
-def shown(database: object, source: str | None) -> str:
+def show_given(database: object, source: str | None) -> str:
     """What a Onefold was made with, without anything secret."""
     if isinstance(database, str | Path):
         given = repr(redact(str(database)))
@@ -132,12 +132,12 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         self._database: D = self._open(database)
         self._outbox = Outbox(dialect=self._database.dialect, source=source, event_bytes_max=event_bytes_max)
         self._outbox.committed.extend(self._wakes())
-        # SQLite's one write lock is taken by whoever touches the connection, not by everyone who might.
+        # SQLite's one write lock is taken by handlers that touch the connection, not by all that might.
         self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
         self._sessions = self._sessions_of(session_factory)
-        self._isolation = checked_isolation(isolation)
+        self._isolation = check_isolation(isolation)
         self._prepare_messages(broker)
-        self._shown = shown(database, source)
+        self._shown = show_given(database, source)
         self._layer = Layer(
             name=repr(self),
             dialect=self._database.dialect,
@@ -218,8 +218,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             for other in self._consumers:
                 if other.name == name:
                     raise ConfigurationError(
-                        f"two consumers are named {name!r}, {_named(other.handler)} and {_named(function)}: they would "
-                        "share their messages. Give each a name of its own, or one handler both topics"
+                        f"two consumers are named {name!r}, {_name_of(other.handler)} and {_name_of(function)}: they "
+                        "would share their messages. Give each a name of its own, or one handler both topics"
                     )
             self._check_session(consumer)
             check_patterns(self._broker, name, topics)
@@ -389,8 +389,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
                 )
             given = "local"
 
-        async def awaited(topics: Sequence[str]) -> None:
+        async def retry_awaited(topics: Sequence[str]) -> None:
             await run_async(retry_topics(database.dialect, topics), TaskExecutor(database))
 
         self._news.sender = self._notifier.sender
-        return broker_of(given, database, awaited, self._news)
+        return broker_of(given, database, retry_awaited, self._news)

@@ -22,7 +22,7 @@ _log = logging.getLogger("onefold.database")
 _FEATURES = (idempotency_schema, outbox_schema, inbox_schema, local_schema, journal_schema, endpoint_schema)
 
 
-def _numbered(dialect: str) -> dict[int, tuple[str, ...]]:
+def _collect_migrations(dialect: str) -> dict[int, tuple[str, ...]]:
     """The migrations of all features. Two with one number would be one, and its tables would be missing."""
     found: dict[int, tuple[str, ...]] = {}
     for feature in _FEATURES:
@@ -33,7 +33,7 @@ def _numbered(dialect: str) -> dict[int, tuple[str, ...]]:
 
 
 #: Every feature's tables, per dialect. The numbers run through all of them.
-MIGRATIONS = {dialect: _numbered(dialect) for dialect in ("postgres", "sqlite")}
+MIGRATIONS = {dialect: _collect_migrations(dialect) for dialect in ("postgres", "sqlite")}
 
 
 def migrate_embedded(database: object) -> None:

@@ -24,7 +24,7 @@ from onefold._kernel.deadlines import shortened
 from onefold._kernel.executors import name_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import Listener
-from onefold._kernel.timeouts import finishing_within, within
+from onefold._kernel.timeouts import finish_within, within
 from onefold._policy.attempts import Attempts, Host
 from onefold._policy.outcome import Outcome, Unanswered
 from onefold._policy.ranges import require
@@ -113,7 +113,7 @@ class FunctionCalls:
                     except StopIteration as done:
                         ended = done.value  # at once: no timer was needed
                     else:
-                        ended = await finishing_within(attempts.deadline_at - now, attempt, waits_for)
+                        ended = await finish_within(attempts.deadline_at - now, attempt, waits_for)
                 except Exception as error:
                     ended = Raised(error)
                 except BaseException:

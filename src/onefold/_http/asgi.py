@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from onefold._http.background import AnswerReplaced, only_replaced, run_held_back
+from onefold._http.background import AnswerReplaced, is_only_replaced, run_held_back
 from onefold._http.guarded_request import SESSIONS, GuardedRequest
 from onefold._http.guarded_request import TRANSACTION as TRANSACTION  # where an application without a framework looks
 from onefold._http.install_checks import READY, Readiness
@@ -40,7 +40,7 @@ _BODY_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopys
 
 
 class ClientGone(Exception):
-    """The client went away before its body was complete: nothing was claimed, nobody is there to be told."""
+    """The client disconnected before its body was complete: nothing was claimed, and no answer is sent."""
 
 
 class IdempotencyMiddleware:
@@ -119,7 +119,7 @@ class IdempotencyMiddleware:
                 if instead is not None:
                     received.settle()
                     await send_whole(instead, send)
-                elif not only_replaced(error):
+                elif not is_only_replaced(error):
                     raise
             cut_short = guarded.stream_error
         if not guarded.over:

@@ -73,7 +73,7 @@ class PlainAsgi:
     within: None = None
 
     def answer(self, error: Exception, request: Request) -> Awaitable[Response | None] | Response | None:
-        return rendered(error)
+        return render_http_exception(error)
 
 
 PLAIN_ASGI = PlainAsgi()
@@ -88,7 +88,7 @@ class PlainWsgi:
         return nullcontext(with_body(request.source, body))
 
     def answer(self, error: Exception, request: Request) -> Response | None:
-        return rendered(error)
+        return render_http_exception(error)
 
 
 PLAIN_WSGI = PlainWsgi()
@@ -118,7 +118,7 @@ class Question:
                 assert self.wanted is not None
                 cast("MutableMapping[str, Any]", source)[TEMPLATE] = template
                 reads_bodies = any(_is(kind, "starlette", "Request") for kind in self.wanted.__mro__)
-                return self.function(self.wanted(source, *((_receiving(body),) if reads_bodies else ())))
+                return self.function(self.wanted(source, *((_make_receive(body),) if reads_bodies else ())))
             case "werkzeug":
                 assert self.wanted is not None
                 return self.function(self.wanted(source))
@@ -133,7 +133,7 @@ class Question:
                 )
 
 
-def question(setting: str, function: object) -> Question:
+def read_question(setting: str, function: object) -> Question:
     """Read from its signature how a function wants to be asked."""
     if not callable(function):
         raise ConfigurationError(
@@ -159,13 +159,13 @@ def question(setting: str, function: object) -> Question:
     if not places and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
         return Question(setting, function, "nothing")
     annotation = places[0].annotation if places else inspect.Parameter.empty
-    return _annotated(setting, function, annotation)
+    return _read_annotation(setting, function, annotation)
 
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _annotated(setting: str, function: Callable[..., Any], annotation: Any) -> Question:
+def _read_annotation(setting: str, function: Callable[..., Any], annotation: Any) -> Question:
     told = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if told in (inspect.Parameter.empty, Any, object, Request):
         return Question(setting, function, "onefold")
@@ -204,12 +204,12 @@ async def identify(framework: Framework, asked: Question, request: Request, body
     if isinstance(found, str) and found:
         return found
     if found is None or found == "":
-        # The same words wherever it is asked: a stranger learns nothing about routes. The operator does.
+        # The same words on every route: an unauthenticated caller learns nothing about routes. The log says more.
         _log.info(
             "%s %s got 401: the %s found no principal in it", request.method, template or request.path, asked.name
         )
         raise PrincipalMissing(
-            "The application found no principal in this request; keys belong to someone. Authenticate and retry."
+            "The application found no principal in this request, and each key belongs to one. Authenticate and retry."
         )
     raise AuthenticationBroken(
         f"the {asked.name} returned a {type(found).__qualname__}; it must return a string that stays the same for the "
@@ -234,11 +234,11 @@ async def _ask(
     try:
         found = asked.put(request, source, body, template)
         if not isinstance(found, str) and inspect.isawaitable(found):
-            found = await _awaited(framework, asked, found)
+            found = await _await_answer(framework, asked, found)
     except OnefoldError:
         raise
     except Exception as error:
-        answer = await _rendered_by(framework, error, request)
+        answer = await _render_with(framework, error, request)
         if answer is not None:
             raise Answered(answer) from error
         raise AuthenticationBroken(
@@ -248,7 +248,7 @@ async def _ask(
     return found
 
 
-async def answered_by_application(
+async def render_with_application(
     framework: Framework, error: Exception, request: Request, body: bytes
 ) -> Response | None:
     """The application's answer to what its own constraint raised, where it has a handler for that.
@@ -262,17 +262,17 @@ async def answered_by_application(
     if not isinstance(vendor, Exception):
         return None
     with nullcontext() if framework.within is None else framework.within(request, body):
-        return await _rendered_by(framework, vendor, request)
+        return await _render_with(framework, vendor, request)
 
 
-async def _rendered_by(framework: Framework, error: Exception, request: Request) -> Response | None:
+async def _render_with(framework: Framework, error: Exception, request: Request) -> Response | None:
     answer = framework.answer(error, request)
     if inspect.isawaitable(answer):
         answer = await Call(functools.partial(_same, answer))
     return cast("Response | None", answer)
 
 
-async def _awaited(framework: Framework, asked: Question, found: Awaitable[Any]) -> Any:
+async def _await_answer(framework: Framework, asked: Question, found: Awaitable[Any]) -> Any:
     if framework.protocol == "wsgi":
         if inspect.iscoroutine(found):
             found.close()
@@ -280,7 +280,7 @@ async def _awaited(framework: Framework, asked: Question, found: Awaitable[Any])
     return await Call(functools.partial(_same, found))
 
 
-def rendered(error: Exception) -> Response | None:
+def render_http_exception(error: Exception) -> Response | None:
     """An HTTPException of Starlette, FastAPI or Werkzeug as a response, where no framework is there to render it."""
     kinds = type(error).__mro__
     told: Any = error
@@ -307,7 +307,7 @@ def with_body(environ: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     return {**environ, "wsgi.input": BytesIO(body), "CONTENT_LENGTH": str(len(body))}
 
 
-def _receiving(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
+def _make_receive(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
     left = [body]
 
     async def receive() -> dict[str, Any]:

@@ -64,12 +64,12 @@ def hold_back(guarded: GuardedRequest[Any], result: Any, injected: Any = None) -
         result.background = _task(HeldBack(guarded, result.status_code, result.background))
     kind: Any = type(result)
     if kind.__call__ is not responses.Response.__call__ and not hasattr(kind, _WATCHED):
-        result.__class__ = _watched(kind)
+        result.__class__ = _watch_class(kind)
     return result
 
 
 @functools.lru_cache(maxsize=256)
-def _watched(kind: Any) -> Any:
+def _watch_class(kind: Any) -> Any:
     """The kind of a response that is sent in parts (a stream, a file, one with a way of its own), which tells the
     guarded request if it fails before its end. A class below it, because frameworks and decorators look for the one
     they know."""
@@ -86,7 +86,7 @@ def _watched(kind: Any) -> Any:
             await kind.__call__(self, scope, receive, note_end)
         except Exception as error:
             guarded = current_request.get()
-            if guarded is not None and not whole and not only_replaced(error):
+            if guarded is not None and not whole and not is_only_replaced(error):
                 guarded.stream_error = error
             raise
 
@@ -96,7 +96,7 @@ def _watched(kind: Any) -> Any:
 async def run_held_back(followed_by: Sequence[tuple[Context, Task]]) -> None:
     """Run what came too early, each in the context it came in."""
     for context, task in followed_by:
-        await asyncio.get_running_loop().create_task(_awaited(task), context=context)
+        await asyncio.get_running_loop().create_task(_await_task(task), context=context)
 
 
 def ask_for_background(signature: inspect.Signature) -> tuple[inspect.Signature, str]:
@@ -115,10 +115,10 @@ def ask_for_background(signature: inspect.Signature) -> tuple[inspect.Signature,
     return signature.replace(parameters=parameters), PARAMETER
 
 
-def only_replaced(error: BaseException) -> bool:
+def is_only_replaced(error: BaseException) -> bool:
     """Whether an exception is ours, alone or in a task group's group."""
     if isinstance(error, BaseExceptionGroup):
-        return all(only_replaced(part) for part in error.exceptions)
+        return all(is_only_replaced(part) for part in error.exceptions)
     return isinstance(error, AnswerReplaced)
 
 
@@ -132,5 +132,5 @@ def _is_background(annotation: object, kind: type) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, kind)
 
 
-async def _awaited(task: Task) -> None:
+async def _await_task(task: Task) -> None:
     await task()

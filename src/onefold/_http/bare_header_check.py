@@ -40,7 +40,7 @@ def header_taken(asked: Question) -> str | None:
     if not isinstance(function, FunctionType) or getattr(function, TRUSTED, False) or not _only_reads(function):
         return None
     for name in _texts(function):
-        if _NAME.fullmatch(name) and _WRITTEN in _found(asked, name):
+        if _NAME.fullmatch(name) and _WRITTEN in _call_with_header(asked, name):
             return name
     return None
 
@@ -61,7 +61,7 @@ def _texts(function: FunctionType) -> Iterator[str]:
     yield from (each for each in (*function.__code__.co_consts, *cells) if isinstance(each, str))
 
 
-def _found(asked: Question, name: str) -> str:
+def _call_with_header(asked: Question, name: str) -> str:
     """What the function makes of a request with this header."""
     try:
         match asked.form:

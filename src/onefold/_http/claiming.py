@@ -1,6 +1,6 @@
 """Between a request's claim and its handler: waiting for one in flight, and the quota of its principal.
 
-A place is taken after the claim: what is stored is replayed before anybody is turned away.
+A slot of the quota is taken after the claim: what is stored is replayed whatever the quota says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def wait_and_claim(store: Store, ask: Ask, wait_s: float) -> Claim:
     return claim
 
 
-async def take_place(quota: Quota, principal: str, *, may_record: bool) -> QuotaSlot:
+async def take_slot(quota: Quota, principal: str, *, may_record: bool) -> QuotaSlot:
     """Raises TooManyRequests where the principal has as much as it may have."""
     found = quota.enter(principal, await Now(), may_record=may_record)
     if isinstance(found, QuotaSlot):
@@ -46,10 +46,12 @@ async def take_place(quota: Quota, principal: str, *, may_record: bool) -> Quota
     )
 
 
-async def place_claimed(store: Store, ask: Ask, run: Run, quota: Quota, principal: str, keyed: bool) -> QuotaSlot:
+async def take_slot_or_release(
+    store: Store, ask: Ask, run: Run, quota: Quota, principal: str, keyed: bool
+) -> QuotaSlot:
     """The same for a request that has its claim, which it loses where there is no place."""
     try:
-        return await take_place(quota, principal, may_record=keyed)
+        return await take_slot(quota, principal, may_record=keyed)
     except TooManyRequests:
         await store.release(ask, run)
         raise

@@ -63,7 +63,7 @@ def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = Fa
     if is_async(function):
 
         @functools.wraps(function)
-        async def entered(*args: Any, **kwargs: Any) -> Any:
+        async def call_handler(*args: Any, **kwargs: Any) -> Any:
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             try:
@@ -80,7 +80,7 @@ def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = Fa
     else:
 
         @functools.wraps(function)
-        def entered(*args: Any, **kwargs: Any) -> Any:
+        def call_handler(*args: Any, **kwargs: Any) -> Any:
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             try:
@@ -93,10 +93,10 @@ def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = Fa
                 raise
             return result if guarded is None else hold_back(guarded, result, injected)
 
-    setattr(entered, _MARK, found)
+    setattr(call_handler, _MARK, found)
     if signature is not None:
-        entered.__signature__ = signature  # type: ignore[attr-defined]
-    return cast("F", entered)
+        call_handler.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("F", call_handler)
 
 
 def idempotent_handler_of(function: object) -> IdempotentHandler | None:
@@ -169,7 +169,7 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
     return guarded
 
 
-def note_outside(error: Exception) -> None:
+def note_exception(error: Exception) -> None:
     """Something that the application's own handlers or middleware may answer was raised around the handler: a response
     that is not what it must be, the exit of a dependency, a decorator. Nothing that raised is kept."""
     guarded = current_request.get()

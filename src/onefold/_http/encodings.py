@@ -24,7 +24,7 @@ def fit_encoding(response: Response, asked: Headers) -> Response:
     if stated is None or not response.body:
         return response
     codings = [coding.strip().lower() for coding in stated.split(",") if coding.strip()]
-    accepted = _accepted(asked)
+    accepted = _read_accepted(asked)
     if all(_accepts(accepted, coding) for coding in codings):
         return response
     body = response.body
@@ -38,10 +38,10 @@ def fit_encoding(response: Response, asked: Headers) -> Response:
                 f"here. Retry with the same Idempotency-Key and Accept-Encoding: {stated}."
             )
         body = decoded
-    return Response(response.status, tuple(_described_anew(response.headers, len(body))), body)
+    return Response(response.status, tuple(_rewrite_headers(response.headers, len(body))), body)
 
 
-def _accepted(asked: Headers) -> dict[str, bool] | None:
+def _read_accepted(asked: Headers) -> dict[str, bool] | None:
     """The codings that a request names, with whether it takes them. None: it names none."""
     lines = [value.decode("latin-1") for name, value in asked if name == b"accept-encoding"]
     if not lines:
@@ -79,7 +79,7 @@ def _decode(coding: str, body: bytes) -> bytes | None:
     return None
 
 
-def _described_anew(headers: Headers, length: int) -> list[tuple[bytes, bytes]]:
+def _rewrite_headers(headers: Headers, length: int) -> list[tuple[bytes, bytes]]:
     kept = []
     for name, value in headers:
         if name == b"content-encoding":

@@ -21,7 +21,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect, Rule
 
 from onefold._http.authentication import of_werkzeug, with_body
-from onefold._http.decorator import note_outside, policy_of
+from onefold._http.decorator import note_exception, policy_of
 from onefold._http.guarded_request import SESSIONS, TRANSACTION, current_request
 from onefold._http.install_checks import Endpoint
 from onefold._http.policy import METHODS, Policy, Route
@@ -106,7 +106,7 @@ def hold_back_closing(response: FlaskResponse) -> FlaskResponse:
     def close_after_answer() -> None:
         del response.close  # and with it the circle of the response, this function and the response
         if guarded.sent == 0:
-            getattr(response.response, "close", _nothing)()
+            getattr(response.response, "close", _do_nothing)()
         else:
             close()
 
@@ -114,25 +114,25 @@ def hold_back_closing(response: FlaskResponse) -> FlaskResponse:
     return response
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
 def note_exceptions(app: Flask) -> None:
     """Hear of what is raised around a view (by a decorator, `after_request`, a view that returns no response): Flask
     hands it to these two, whatever handler of the application then answers."""
     for name in ("handle_user_exception", "handle_exception"):
-        setattr(app, name, _noting(getattr(app, name)))
+        setattr(app, name, _note_and_handle(getattr(app, name)))
 
 
-def _noting(handle: Callable[..., Any]) -> Callable[..., Any]:
+def _note_and_handle(handle: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(handle)
-    def noting(*args: Any, **kwargs: Any) -> Any:
+    def note_and_handle(*args: Any, **kwargs: Any) -> Any:
         for given in (*args, *kwargs.values()):  # newer Flasks hand their context over, too
             if isinstance(given, Exception):
-                note_outside(given)
+                note_exception(given)
         return handle(*args, **kwargs)
 
-    return noting
+    return note_and_handle
 
 
 class FlaskFramework:

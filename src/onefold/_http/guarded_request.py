@@ -18,15 +18,15 @@ from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from onefold._http.authentication import Answered, answered_by_application, authorize, identify
-from onefold._http.claiming import place_claimed, take_place, wait_and_claim
+from onefold._http.authentication import Answered, authorize, identify, render_with_application
+from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
 from onefold._http.policy import Route
 from onefold._http.refusals import refuse
-from onefold._http.request import Request, Response, carried_in
+from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
-from onefold._http.stored_response import NOT_STORED, replayed, stored
+from onefold._http.stored_response import NOT_STORED, make_answer, make_replay
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
@@ -95,7 +95,7 @@ class GuardedRequest(Generic[E]):
         self.executor = executor
         self.tx: Transaction[Any] = Transaction(executor, guard.outbox, guard.sessions)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
-        self.tx.carried = functools.partial(carried_in, request.headers)
+        self.tx.carried = functools.partial(pick_carried_headers, request.headers)
         self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
@@ -151,8 +151,8 @@ class GuardedRequest(Generic[E]):
     async def admit(self, body: bytes) -> Response | None:
         """Claim the key. None: the handler runs now, and the guarded request must be finished or aborted.
 
-        Not before the body is here, with a key or without: or anyone could keep a connection for as long as
-        they keep a body back.
+        Not before the body is here, with a key or without: else a slow client would keep a connection for as long as
+        it holds its body back.
         """
         guard, template = self._guard, self._route.template
         self._body = body
@@ -161,7 +161,7 @@ class GuardedRequest(Generic[E]):
                 await authorize(guard.framework, self.policy.authorize_question, self.request, body, template)
             # Without a key too: who may not have one claimed gets no transaction either.
             principal = await identify(guard.framework, self.policy.principal_question, self.request, body, template)
-        except OnefoldError as error:  # also where they ask a store that is down: nobody has said who may do this
+        except OnefoldError as error:  # also where they ask a store that is down: the caller is not authenticated then
             return self._refuse(error)
         except Answered as answered:
             return answered.response
@@ -177,39 +177,39 @@ class GuardedRequest(Generic[E]):
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
             if self.policy.quota is not None and isinstance(claim, Run):
-                self.place = await place_claimed(
+                self.place = await take_slot_or_release(
                     self._store, self._ask, claim, self.policy.quota, principal, self.keyed
                 )
         except OnefoldError as error:
             if isinstance(error, StoreUnavailable) and self.policy.store_down == "run" and self.keyed:
-                return await self._go_on_without(error, principal)
+                return await self._run_unprotected(error, principal)
             return self._refuse(error)
         return self._begin(claim)
 
     def _refuse(self, error: OnefoldError) -> Response:
         if isinstance(error, TooManyRequests):
-            self._tell("limited")
+            self._emit_claimed("limited")
         elif isinstance(error, StoreUnavailable):
-            self._tell("unavailable")
-        return self._guard.broken(error, self.request)
+            self._emit_claimed("unavailable")
+        return self._guard.log_and_refuse(error, self.request)
 
     def _begin(self, claim: Claim) -> Response | None:
         if isinstance(claim, Run):
             self._run = claim
-            self._tell("run")
+            self._emit_claimed("run")
             self.tx.open()
             return None
         self.over = True
         return self._answer(claim)
 
-    async def _go_on_without(self, error: StoreUnavailable, principal: str) -> Response | None:
+    async def _run_unprotected(self, error: StoreUnavailable, principal: str) -> Response | None:
         """The route runs without its store, because it says so; its principal's requests are counted all the same."""
         if self.policy.quota is not None:
             try:
-                self.place = await take_place(self.policy.quota, principal, may_record=False)
+                self.place = await take_slot(self.policy.quota, principal, may_record=False)
             except TooManyRequests as refused:
                 return self._refuse(refused)
-        self._tell("unprotected")
+        self._emit_claimed("unprotected")
         _log.warning("%s runs unprotected: %s", self.operation, error)
         self.tx.deny(error)
         return None
@@ -251,26 +251,26 @@ class GuardedRequest(Generic[E]):
         refused = 400 <= response.status < 500
         if response.status >= 500 or response.status in NOT_STORED or not self.entered:
             found = await self.abort("not entered" if not self.entered else f"status {response.status}")
-            return self._lost(found, self.raised) if response.status >= 500 else self._misused(found)
+            return self._answer_lost(found, self.raised) if response.status >= 500 else self._answer_misuse(found)
         if self.raised is not None and not refused:
             # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
             _log.warning(success_not_stored(self.operation, self.raised, response.status))
-            return self._misused(await self.abort(type(self.raised).__name__))
+            return self._answer_misuse(await self.abort(type(self.raised).__name__))
         try:
             self.tx.check_end(keep_rows=not refused)
             if self.tx.joined:
                 await close_sessions(self.tx, not refused)
             if not refused and self._guard.development and self.policy.writes:
                 check_used(self.tx, self.operation, response.status)
-            answer = stored(
+            answer = make_answer(
                 response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept,
                 sealer=self._guard.reading.sealer, run_id=self._guard.new_run_id(),
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
-            return self._guard.broken(error, self.request)
+            return self._guard.log_and_refuse(error, self.request)
         except Exception as error:  # the handler's own: a session that could not write what it held back
-            instead = await self.fail(error) or await self._answer_of_application(error)
+            instead = await self.fail(error) or await self._render_with_application(error)
             if instead is None:
                 raise
             return instead
@@ -287,9 +287,9 @@ class GuardedRequest(Generic[E]):
             if isinstance(error, TransactionAborted):
                 _log.warning(refusal_not_stored(self.operation, response.status))
                 return None
-            if isinstance(error, StatementRefused) and (own := await self._answer_of_application(error)) is not None:
+            if isinstance(error, StatementRefused) and (own := await self._render_with_application(error)) is not None:
                 return own
-            return self._guard.broken(error, self.request)
+            return self._guard.log_and_refuse(error, self.request)
         if lost_to is not None:
             return self._answer(lost_to)
         if self._key is not None and self._guard.listener is not None:
@@ -303,19 +303,21 @@ class GuardedRequest(Generic[E]):
         judged = not self.over and self._run is not None
         failure = failure_of(error, self.operation, self.policy.lease_s) if judged else None
         found = await self.abort(type(failure or error).__name__)
-        return self._lost(found, error) if failure is None else self._guard.broken(failure, self.request)
+        if failure is None:
+            return self._answer_lost(found, error)
+        return self._guard.log_and_refuse(failure, self.request)
 
-    def _misused(self, found: OnefoldError | None) -> Response | None:
+    def _answer_misuse(self, found: OnefoldError | None) -> Response | None:
         """What is answered in place of something better where the handler has committed by itself."""
         return self._guard.refusal(found, self.request) if isinstance(found, TransactionMisused) else None
 
-    def _lost(self, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
+    def _answer_lost(self, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
         """What is answered where the connection was lost: what was raised tells no more than that, as a rule."""
         if not isinstance(found, ConnectionLost) or raised is None:
             return None
         failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
         failure.__cause__ = raised
-        return self._guard.broken(failure, self.request)
+        return self._guard.log_and_refuse(failure, self.request)
 
     async def abort(self, reason: str) -> OnefoldError | None:
         """The handler failed, or answered something that is not kept: leave nothing behind. What was found to be wrong
@@ -339,8 +341,8 @@ class GuardedRequest(Generic[E]):
         tell(self._guard.listener, Released(self.operation, reason))
         return found
 
-    async def _answer_of_application(self, error: Exception) -> Response | None:
-        return await answered_by_application(self._guard.framework, error, self.request, self._body)
+    async def _render_with_application(self, error: Exception) -> Response | None:
+        return await render_with_application(self._guard.framework, error, self.request, self._body)
 
     def _answer(self, claim: Claim) -> Response:
         """What a request that does not run is told."""
@@ -348,20 +350,20 @@ class GuardedRequest(Generic[E]):
         assert ask is not None
         match claim:
             case Replay(record):
-                self._tell("replay")
+                self._emit_claimed("replay")
                 try:
-                    answer = replayed(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
+                    answer = make_replay(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
                     return fit_encoding(answer, self.request.headers)
                 except OnefoldError as unreadable:
-                    return guard.broken(unreadable, self.request)
+                    return guard.log_and_refuse(unreadable, self.request)
             case Run():
                 raise ProgrammerError("a claim that was granted has no answer yet")
             case _:
                 outcome, error = refuse(claim, self.policy.retention_s)
-                self._tell(outcome)
-                return guard.broken(error, self.request)
+                self._emit_claimed(outcome)
+                return guard.log_and_refuse(error, self.request)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _emit_claimed(self, outcome: Outcome) -> None:
         if self._key is not None and self._guard.listener is not None:
             tell(self._guard.listener, Claimed(self.operation, outcome))
 

@@ -94,7 +94,7 @@ class Layer:
         #: For as long as the layer lasts: frameworks cache the handlers of applications that are long gone, and those
         #: had a route.
         self._applications: list[ApplicationKnown] = []
-        self._defaults: Settings = _checked_defaults(defaults, principal, authorize, quota)
+        self._defaults: Settings = _merge_defaults(defaults, principal, authorize, quota)
         self._named: dict[str, str] = {}
         self._looked_at: list[Callable[..., Any]] = []
         self._asynchronous = asynchronous
@@ -126,7 +126,7 @@ class Layer:
         merged: Settings = {**self._defaults, **settings}
         if "principal" not in merged:
             raise ConfigurationError(
-                "an idempotent route has no principal: keys belong to someone. Pass principal=... to the route or to "
+                "an idempotent route has no principal: each key belongs to one. Pass principal=... to the route or to "
                 "Onefold: a function from the request to the stable id of the account, tenant or user. An application "
                 "with one principal only says so with principal=onefold.single_principal"
             )
@@ -142,7 +142,7 @@ class Layer:
         """The decorator for handlers."""
         policy = self.policy(settings)
 
-        def marked(function: F) -> F:
+        def decorate(function: F) -> F:
             check_sessions(function, name_of(function), self.name, self._guard.sessions)
             self._give(policy.operation, function)
             found = mark(function, policy, self, asynchronous=self._asynchronous)
@@ -151,7 +151,7 @@ class Layer:
             self._marks.add(own)
             return found
 
-        return marked
+        return decorate
 
     def check_app(self, app: object) -> None:
         """Refuse an application that has a layer already."""
@@ -213,7 +213,7 @@ class Layer:
     ) -> asgi.IdempotencyMiddleware:
         if ready is None:
             self.check_app(app)
-        if self._shedding is not None:  # inside: what is stored is replayed before anybody is turned away
+        if self._shedding is not None:  # inside: what is stored is replayed before a request is shed
             app = shed_asgi(app, self._shedding, listener=self.listener)
         return asgi.IdempotencyMiddleware(app, **self._parts(routes, framework, ready), database=database)
 
@@ -239,7 +239,7 @@ class Layer:
             return None
         return guarded.operation
 
-    def survive(self, work: Callable[[], object]) -> None:
+    def log_failure(self, work: Callable[[], object]) -> None:
         """Background work goes on after a failure; the next turn may succeed."""
         try:
             work()
@@ -284,7 +284,7 @@ def _check_parts(pages: object, shedding: object, sealer: object) -> None:
         )
 
 
-def _checked_defaults(
+def _merge_defaults(
     defaults: Settings | None, principal: Principal | None, authorize: Authorize | None, quota: Quota | None
 ) -> Settings:
     given: object = defaults or {}
@@ -358,14 +358,14 @@ def install_wsgi(app: Any, layer: Layer, database: Database[Any]) -> bool:
 def _describe_in_openapi(app: Any, routes: Routes) -> None:
     plain = app.openapi
 
-    def described() -> Any:
+    def describe_once() -> Any:
         if app.openapi_schema is None:
             document = plain()
             describe(document, routes.operations())
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = described
+    app.openapi = describe_once
 
 
 def _store(dialect: str) -> Store:

@@ -138,7 +138,7 @@ def _skip_parameters(value: bytes, position: int) -> None:
     if rest.startswith(b","):
         raise MalformedKey(f"a list of keys: comma at character {len(value) - len(rest) + 1}")
     if rest:
-        raise MalformedKey(f"unexpected {_shown(value[position])} at character {position + 1}")
+        raise MalformedKey(f"unexpected {_show_byte(value[position])} at character {position + 1}")
 
 
 def _is_utf8(percent_encoded: bytes | None) -> bool:
@@ -155,7 +155,7 @@ def _string_fault(value: bytes, position: int) -> MalformedKey:
         return MalformedKey(f"the closing quote is missing after character {position}")
     if value[position : position + 1] == b"\\":
         return MalformedKey(f'bad escape at character {position + 1}: only \\" and \\\\ are known')
-    return MalformedKey(f"{_shown(value[position])} at character {position + 1} is not printable ASCII")
+    return MalformedKey(f"{_show_byte(value[position])} at character {position + 1} is not printable ASCII")
 
 
 def _unquoted_fault(value: bytes, *, strict: bool) -> MalformedKey:
@@ -168,15 +168,15 @@ def _unquoted_fault(value: bytes, *, strict: bool) -> MalformedKey:
     if value[position : position + 1] == b",":
         return MalformedKey(f"a list of keys: comma at character {position + 1}")
     return MalformedKey(
-        f"{_shown(value[position])} at character {position + 1} is not allowed in a key without double quotes"
+        f"{_show_byte(value[position])} at character {position + 1} is not allowed in a key without double quotes"
     )
 
 
-def _shown(byte: int) -> str:
+def _show_byte(byte: int) -> str:
     return f"'{chr(byte)}'" if 0x21 <= byte <= 0x7E else f"byte 0x{byte:02x}"
 
 
-def readable_key(lines: Sequence[bytes], *, strict: bool) -> str:
+def read_key(lines: Sequence[bytes], *, strict: bool) -> str:
     """The same for a request: what cannot be read is the caller's error. Raises KeyMalformed."""
     try:
         return parse_key(lines, strict=strict)

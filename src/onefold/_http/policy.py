@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from onefold._http.authentication import Question, question
+from onefold._http.authentication import Question, read_question
 from onefold._http.bare_header_check import TRUSTED
 from onefold._http.request import Request
 from onefold._idempotency.fingerprint import Strategy, canonical_json
-from onefold._kernel.effects import Isolation, checked_isolation
+from onefold._kernel.effects import Isolation, check_isolation
 from onefold._kernel.typos import refuse_unknown
 from onefold._policy.quota import Quota
 from onefold.errors import ConfigurationError
@@ -95,8 +95,8 @@ class Policy:
             is_bool(name, getattr(self, name))
         _is_fingerprint(self.fingerprint)
         _are_names("headers_kept", self.headers_kept)
-        object.__setattr__(self, "principal_question", question("principal", self.principal))
-        asked = None if self.authorize is None else question("authorize", self.authorize)
+        object.__setattr__(self, "principal_question", read_question("principal", self.principal))
+        asked = None if self.authorize is None else read_question("authorize", self.authorize)
         object.__setattr__(self, "authorize_question", asked)
         _check("wait_s", self.wait_s, 0, 60)
         _check("lease_s", self.lease_s, 0.1, 24 * 3600)
@@ -105,7 +105,7 @@ class Policy:
         _check("body_timeout_s", self.body_timeout_s, 0.01, 3600)
         _check("response_bytes_max", self.response_bytes_max, 0, 1 << 28, whole=True)
         _one_of("expiry", self.expiry, ("new", "refuse"))
-        checked_isolation(self.isolation)
+        check_isolation(self.isolation)
         _is_quota(self.quota)
         _one_of("store_down", self.store_down, ("refuse", "run"))
         if self.lease_s > self.retention_s:

@@ -16,12 +16,12 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 @lru_cache(maxsize=256)
-def _in_bytes(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     return name.lower().encode("latin-1")
 
 
 @lru_cache(maxsize=256)
-def _encoded(path: str, encoding: str, errors: str) -> str:
+def _encode_path(path: str, encoding: str, errors: str) -> str:
     """A path may hold what no name does: blanks, zero bytes, and braces that look like a parameter."""
     return quote(path, safe="/:@!$&'()*+,;=~", encoding=encoding, errors=errors)
 
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
     def values(self, name: str) -> list[bytes]:
         """Every line of a header, undecoded."""
-        wanted = _in_bytes(name)
+        wanted = _encode_name(name)
         return [value for found, value in self.headers if found == wanted]
 
     @property
@@ -55,9 +55,9 @@ class Request(NamedTuple):
         outside = self.source.get("app_root_path")
         if outside is not None:
             root: str = self.source.get("root_path", "")
-            return _encoded(root.removeprefix(outside).rstrip("/"), "utf-8", "surrogatepass")
+            return _encode_path(root.removeprefix(outside).rstrip("/"), "utf-8", "surrogatepass")
         script: str = self.source.get("SCRIPT_NAME", "")
-        return _encoded(script.rstrip("/"), "latin-1", "xmlcharrefreplace") if script else ""
+        return _encode_path(script.rstrip("/"), "latin-1", "xmlcharrefreplace") if script else ""
 
     @property
     def path_below_root(self) -> str:
@@ -68,9 +68,10 @@ class Request(NamedTuple):
         return self.path
 
     def header(self, name: str) -> str | None:
-        """A header that has one value. Two lines of it are refused with 400: one of them may be a stranger's.
+        """A header that has one value. Two lines of it are refused with 400: one may be the gateway's,
+        the other the client's.
 
-        A WSGI server joins the lines before anyone can count them: their values with commas between are another value.
+        A WSGI server joins the lines before they can be counted: their values with commas between are another value.
         """
         lines = self.values(name)
         if len(lines) > 1:
@@ -80,14 +81,14 @@ class Request(NamedTuple):
 
 def first_line(headers: Headers, name: str) -> str | None:
     """The first line of a header among these."""
-    wanted = _in_bytes(name)
+    wanted = _encode_name(name)
     for found, value in headers:
         if found == wanted:
             return value.decode("latin-1")
     return None
 
 
-def carried_in(headers: Headers) -> dict[str, str]:
+def pick_carried_headers(headers: Headers) -> dict[str, str]:
     """Trace and correlation, as the events of a request carry them on."""
     found = {name: first_line(headers, name) for name in CARRIED}
     found["correlation-id"] = found["correlation-id"] or first_line(headers, "x-correlation-id")

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
 from onefold._http.guarded_request import E, GuardedRequest, current_request
-from onefold._http.keys import generated_ms, readable_key
+from onefold._http.keys import generated_ms, read_key
 from onefold._http.policy import Policy, Route
 from onefold._http.problems import problem
 from onefold._http.request import Request, Response
@@ -73,7 +73,7 @@ class RequestGuard:
             return self.refusal(error, request)
         outer = current_request.get()
         if outer is not None and not outer.over:
-            return self.broken(
+            return self.log_and_refuse(
                 ProgrammerError(
                     f"{request.method} {route.name} was called from inside another idempotent request of the "
                     "same process; it would wait for, or commit apart from, the transaction it is called in. Call the "
@@ -88,7 +88,7 @@ class RequestGuard:
         link = None if self.described_by is None else quote(request.root) + self.described_by
         return problem(error, described_by=link)
 
-    def broken(self, error: OnefoldError, request: Request) -> Response:
+    def log_and_refuse(self, error: OnefoldError, request: Request) -> Response:
         """An error as a response; what the programmer or the operator must know goes to the log as well."""
         if not isinstance(error, CallerError) or isinstance(error, StoreError):
             # What to do about missing tables is in the text, and every request says it.
@@ -97,5 +97,5 @@ class RequestGuard:
 
     def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
         """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
-        key = readable_key(lines, strict=policy.strict)
+        key = read_key(lines, strict=policy.strict)
         return key, None if policy.expiry == "new" else generated_ms(key, self.now_ms())

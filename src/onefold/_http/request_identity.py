@@ -24,7 +24,7 @@ from onefold._idempotency.fingerprint import (
     earlier_hash,
     form_name,
     form_of,
-    hashed,
+    hash_asked,
     is_large,
     is_ours,
     is_raw,
@@ -111,7 +111,7 @@ def ask_of(
     scopes = {digest: scope}
     for other in before:
         scopes[other.digest(key)] = other
-    plain = hashed(asked, form, ours=ours, key=secret)
+    plain = hash_asked(asked, form, ours=ours, key=secret)
     earlier = tuple(scopes)[1:]
     unplaced = first = automatic = None
     tells_places = False
@@ -127,7 +127,7 @@ def ask_of(
             automatic = before[-1].fingerprint_key(key)
     printed = plain
     if naming.peppers:
-        printed = hashed(asked, form, ours=ours, key=scope.fingerprint_key(key, naming.peppers[0]))
+        printed = hash_asked(asked, form, ours=ours, key=scope.fingerprint_key(key, naming.peppers[0]))
     fingerprint = printed + form_name(strategy, form)
     compared = Compared(
         asked,
@@ -174,11 +174,11 @@ def _request_locks(
     has, `automatic` the secret of a deploy before the operation was given."""
     hashes = [plain]
     if not is_raw(form, ours=ours):
-        hashes.append(hashed(asked, raw_bytes(asked), ours=True, key=secret))
+        hashes.append(hash_asked(asked, raw_bytes(asked), ours=True, key=secret))
     if earlier is not None:
         hashes.append(earlier_hash(asked, form, ours=ours, key=earlier))
     if automatic is not None:
-        hashes.append(hashed(asked, form, ours=ours, key=automatic))
+        hashes.append(hash_asked(asked, form, ours=ours, key=automatic))
     return tuple(map(lock_id, hashes))
 
 

@@ -27,8 +27,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
-from onefold._http.authentication import PlainAsgi, rendered
-from onefold._http.decorator import idempotent_handler_of, is_async, note_outside, policy_of
+from onefold._http.authentication import PlainAsgi, render_http_exception
+from onefold._http.decorator import idempotent_handler_of, is_async, note_exception, policy_of
 from onefold._http.guarded_request import TRANSACTION
 from onefold._http.install_checks import Endpoint
 from onefold._http.policy import METHODS, Policy, Route
@@ -46,7 +46,7 @@ class ApplicationRoutes:
         self._table = RouteTable(())
         self._read = -1
         self._above: tuple[Any, int] = (None, 0)
-        self._hosted = False
+        self._host_entries = False
 
     def resolve(self, request: Request) -> Route | None:
         routes = self._app.routes
@@ -66,8 +66,8 @@ class ApplicationRoutes:
             return request.mount
         if self._above != (router, len(router.routes)):
             self._above = router, len(router.routes)
-            self._hosted = _has_hosts(router.routes)
-        return (_hosts_above(router, self._app, request) if self._hosted else "") + request.mount
+            self._host_entries = _has_hosts(router.routes)
+        return (_hosts_above(router, self._app, request) if self._host_entries else "") + request.mount
 
     def operations(self) -> dict[str, Policy]:
         return _table(self._app.routes).operations()
@@ -76,7 +76,7 @@ class ApplicationRoutes:
         return _endpoints(self._app.routes, "")
 
     def mounted(self) -> Iterator[tuple[str, object]]:
-        return _mounted(self._app.routes, "")
+        return _walk_mounted(self._app.routes, "")
 
 
 def note_exceptions(app: object) -> None:
@@ -84,11 +84,11 @@ def note_exceptions(app: object) -> None:
     middleware = getattr(app, "user_middleware", None)
     if not isinstance(middleware, list) or getattr(app, "middleware_stack", None) is not None:
         return  # of another framework, or one that serves already
-    if all(added.cls is not _Noting for added in middleware):
-        middleware.append(Middleware(_Noting, outer=app))  # the last is the innermost
+    if all(added.cls is not _NoteExceptions for added in middleware):
+        middleware.append(Middleware(_NoteExceptions, outer=app))  # the last is the innermost
 
 
-class _Noting:
+class _NoteExceptions:
     """Directly around Starlette's own middleware for exceptions, and inside of the application's, which may run both in
     a task of their own.
 
@@ -102,27 +102,27 @@ class _Noting:
             handlers = {HTTPException: app.http_exception, **outer.exception_handlers}
             for kind, handler in handlers.items():
                 if kind not in _LAST_RESORT:
-                    app.add_exception_handler(kind, _noting(handler))
+                    app.add_exception_handler(kind, _note_and_handle(handler))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            note_outside(error)
+            note_exception(error)
             raise
 
 
-def _noting(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _note_and_handle(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """The same exception handler, which tells the guarded request first."""
 
     @functools.wraps(handler)
-    async def noting(connection: Any, error: Exception) -> Any:
-        note_outside(error)
+    async def note_and_handle(connection: Any, error: Exception) -> Any:
+        note_exception(error)
         if is_async(handler):
             return await handler(connection, error)
         return await run_in_threadpool(handler, connection, error)
 
-    return noting
+    return note_and_handle
 
 
 def transaction_of(request: HTTPConnection) -> Transaction[Any]:
@@ -159,7 +159,7 @@ class StarletteFramework(PlainAsgi):
         handlers = {kind: handler for kind, handler in self._app.exception_handlers.items() if kind not in _LAST_RESORT}
         sent: list[MutableMapping[str, Any]] = []
 
-        async def raising(scope: Any, receive: Any, send: Any) -> None:
+        async def raise_error(scope: Any, receive: Any, send: Any) -> None:
             raise error
 
         async def receive() -> dict[str, Any]:
@@ -169,17 +169,17 @@ class StarletteFramework(PlainAsgi):
             sent.append(message)
 
         try:
-            await ExceptionMiddleware(raising, handlers)(dict(request.source), receive, send)
+            await ExceptionMiddleware(raise_error, handlers)(dict(request.source), receive, send)
         except Exception as raised:
             if raised is not error:
                 raise
-            return rendered(error)  # of another framework, or nothing that has an answer
+            return render_http_exception(error)  # of another framework, or nothing that has an answer
         [start] = [message for message in sent if message["type"] == "http.response.start"]
         headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
         return Response(start["status"], headers, b"".join(message.get("body", b"") for message in sent))
 
 
-#: Handlers of what nobody expected: they would hide which function failed.
+#: Catch-all handlers: they would hide which function failed.
 _LAST_RESORT = (500, Exception)
 
 
@@ -198,7 +198,7 @@ def _entries(routes: Iterable[Any], prefix: str, host: Host | None = None) -> It
     for route in _flat(routes):
         original = getattr(route, "route", route)
         if isinstance(original, routing.Host):
-            yield from _hosted(original, prefix, host)
+            yield from _host_entries(original, prefix, host)
             continue
         path = getattr(route, "path", None)
         if path is None:
@@ -247,16 +247,16 @@ def _check_transaction(route: Any, endpoint: object) -> None:
 _CLASS_METHODS = ("GET", "HEAD", "OPTIONS", *sorted(METHODS))
 
 
-def _mounted(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, object]]:
+def _walk_mounted(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, object]]:
     for route in _flat(routes):
         original = getattr(route, "route", route)
         if isinstance(original, routing.Mount | routing.Host):
             path = prefix + str(getattr(original, "path", ""))
             yield path, original.app
-            yield from _mounted(original.routes or (), path)
+            yield from _walk_mounted(original.routes or (), path)
 
 
-def _hosted(route: routing.Host, prefix: str, outer: Host | None) -> Iterator[Entry]:
+def _host_entries(route: routing.Host, prefix: str, outer: Host | None) -> Iterator[Entry]:
     """The routes below a host, which answers whatever is asked there: later routes are not reached.
 
     Below a host with parameters, as in `{tenant}.shop.test`, one route is many operations, which must not share their

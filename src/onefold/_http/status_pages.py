@@ -1,7 +1,7 @@
 """Two resources every application gets: what became of my key, and what this API promises about keys.
 
-The status of a key is shown to its own principal only: whoever asks brings the key, and the principal is found the
-same way as for the request itself, so nobody can name another's.
+The status of a key is shown to its own principal only: the caller brings the key, and the principal is found the same
+way as for the request itself, so that no caller can name another's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Pages:
                 await authorize(framework, asked.authorize_question, request, b"", None)
                 principal = await identify(framework, asked.principal_question, request, b"", None)
             if policy is None:
-                return _unknown(templates if asked is not None else ())
+                return _answer_unknown(templates if asked is not None else ())
             lines = request.values(HEADER)
             if not lines:
                 raise KeyMissing("Send the Idempotency-Key header of the request you are asking about.")
@@ -125,7 +125,7 @@ class Pages:
                 if found.state != "unknown":
                     break
         except OnefoldError as error:
-            return self.guard.broken(error, request)
+            return self.guard.log_and_refuse(error, request)
         except Answered as answered:
             return answered.response
         body: dict[str, str | int | None] = {"operation": operation, "state": found.state}
@@ -134,7 +134,7 @@ class Pages:
         return _whole(200, b"application/json", json.dumps(body).encode())
 
 
-def _unknown(operations: Collection[str]) -> Response:
+def _answer_unknown(operations: Collection[str]) -> Response:
     known = f" Idempotent operations: {', '.join(sorted(operations))}." if operations else ""
     problem = {
         "type": TYPE_PREFIX + "operation-unknown",

@@ -55,13 +55,13 @@ def new_run_id() -> bytes:
     return b2a_base64(urandom(_RUN_ID_BYTES), newline=False)
 
 
-def stored(
+def make_answer(
     response: Response, *, ask: Ask, kept: bool, headers_kept: frozenset[str], sealer: Sealer | None, run_id: bytes
 ) -> Answer:
     """What is kept of a response. With `kept` false its body is not: the record becomes a tombstone.
 
-    The id of the run is a line without a name, which no replay repeats: whoever looks for a COMMIT whose answer was
-    lost knows his own by it. Another run of the same request, by a process that took over, may answer the same.
+    The id of the run is a line without a name, which no replay repeats. A process that looks for a COMMIT whose answer
+    was lost recognises its own by it: another run of the same request, after a takeover, may answer the same.
     """
     allowed = _allowed(headers_kept)
     lines = [b"%b:%b" % line for line in response.headers if line[0] in allowed]
@@ -126,7 +126,7 @@ class Reading(NamedTuple):
 READING = Reading()
 
 
-def replayed(record: Record, *, headers_kept: frozenset[str], reading: Reading) -> Response:
+def make_replay(record: Record, *, headers_kept: frozenset[str], reading: Reading) -> Response:
     """The stored answer as a response, marked as a replay."""
     head = reading.head(record)
     if record.body is None:

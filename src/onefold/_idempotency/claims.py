@@ -23,7 +23,7 @@ from typing import Protocol
 
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
 from onefold._idempotency.sql import postgres
-from onefold._idempotency.store import ask_for, in_batch, lost_connection, record_of, recorded, status_of
+from onefold._idempotency.store import ask_for, describe_lost_connection, in_batch, judge_records, record_of, status_of
 from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
 from onefold._kernel.effects import (
     Acquire,
@@ -179,7 +179,7 @@ class LockedStore:
             except TransactionEnded:
                 found = TransactionMisused(COMMITTED_BY_HANDLER)
             except ConnectionLost:
-                found = ConnectionLost(lost_connection(ask))
+                found = ConnectionLost(describe_lost_connection(ask))
             except OnefoldError:
                 pass  # aborted: the server undoes it now
         await rollback_and_release()
@@ -193,9 +193,9 @@ class LockedStore:
     async def reap(self, limit: int) -> int:
         return await with_connection(lambda: in_batch(self._sql.reap(limit)))
 
-    async def _found(self, ask: Ask) -> Claim | None:
+    async def _find(self, ask: Ask) -> Claim | None:
         rows = await Fetch(self._sql.find(ask))
-        return recorded(ask, [record_of(record) for *record, expired in rows if not expired])
+        return judge_records(ask, [record_of(record) for *record, expired in rows if not expired])
 
     async def _claim(self, ask: Ask) -> Claim:
         again: tuple[Boundary, ...] = ()
@@ -203,7 +203,7 @@ class LockedStore:
             try:
                 if ask.digest in self._recent and not again:
                     # Most likely a replay: one plain read, no transaction.
-                    found = await self._found(ask)
+                    found = await self._find(ask)
                     if found is not None:
                         return found
                 return await self._try(ask, again)
@@ -227,7 +227,7 @@ class LockedStore:
             return await self._try(ask, (Boundary.ROLLBACK,))
         claim = await self._judge(ask, run, seen)
         if claim is None:
-            # Another payload holds the key, or someone only passed by while looking at it. Once more, then believe it.
+            # Another payload holds the key, or a request that only looked at it did. Try once more, then believe it.
             if await Batch((Boundary.ROLLBACK, *begin)) == 0:
                 return run
             claim = await self._judge(ask, run, await Fetch(self._sql.see(ask))) or Mismatch()
@@ -239,7 +239,7 @@ class LockedStore:
         """Look closer, now that the first look was not empty. None: another payload seems to be in flight."""
         _, verdict, late, *_ = rows[0]  # the same in all
         kept = [(record, expired) for _, _, _, *record, expired in rows if record[0] is not None]
-        known = recorded(ask, [record_of(record) for record, expired in kept if not expired])
+        known = judge_records(ask, [record_of(record) for record, expired in kept if not expired])
         if known is not None:
             return known
         if late or (kept and ask.refuses_late):
@@ -259,7 +259,7 @@ class LockedStore:
     ) -> Claim:
         async def look_again() -> Claim | None:
             await Batch((Boundary.ROLLBACK,))
-            return await self._found(ask)
+            return await self._find(ask)
 
         claim = await discard_on_error(look_again)
         await Release()
@@ -273,7 +273,7 @@ class LockedStore:
         raise error
 
     async def _after_lost_commit(self, ask: Ask) -> Claim:
-        """COMMIT was sent and its answer lost. Whoever gets the locks knows: visibility precedes their release."""
+        """COMMIT was sent and its answer lost. A claim that gets the locks knows: visibility precedes their release."""
         asked = False
         give_up_at = await Now() + LOOKUP_S_MAX
         for pause_s in LOOKUP_PAUSES_S:
@@ -287,7 +287,7 @@ class LockedStore:
             asked = True
             if isinstance(claim, Run):
                 await rollback_and_release()
-                raise StoreUnavailable(f"{lost_connection(ask)} and nothing was committed")
+                raise StoreUnavailable(f"{describe_lost_connection(ask)} and nothing was committed")
             if not isinstance(claim, InFlight):
                 return claim
         if asked:

@@ -65,7 +65,7 @@ def fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
     """The hash that stands for `asked`, and the name of the form it was made from. `key` is stored nowhere."""
     _check_key(key)
     form = form_of(strategy, asked)
-    return hashed(asked, form, ours=is_ours(strategy), key=key) + form_name(strategy, form)
+    return hash_asked(asked, form, ours=is_ours(strategy), key=key) + form_name(strategy, form)
 
 
 def earlier_fingerprint(asked: Asked, strategy: Strategy, *, key: bytes) -> bytes:
@@ -79,20 +79,20 @@ def _check_key(key: bytes) -> None:
         raise ValueError(f"key has {len(key)} bytes, needs {_KEY_BYTES_MIN} to {_KEY_BYTES_MAX}")
 
 
-def hashed(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
+def hash_asked(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
     """The 16 bytes that stand for what was asked, in this form and under this key."""
     values = asked.parameters
     target = asked.path if values is None else "".join([f"{len(value)}:{value}" for value in values]) if values else ""
-    return _hashed(target, asked.query, form, ours, key, _VERSION)
+    return _hash(target, asked.query, form, ours, key, _VERSION)
 
 
 def earlier_hash(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
     """The same as onefold 0.1 made it, which went by the path. What it compared a form by were its bytes."""
     known = raw_bytes(asked) if ours and form[:1] == _PARTS else form
-    return _hashed(asked.path, asked.query, known, ours, key, _VERSION_1)
+    return _hash(asked.path, asked.query, known, ours, key, _VERSION_1)
 
 
-def _hashed(target: str, query: bytes, form: bytes, ours: bool, key: bytes, version: bytes) -> bytes:
+def _hash(target: str, query: bytes, form: bytes, ours: bool, key: bytes, version: bytes) -> bytes:
     # A path may carry undecodable bytes as surrogates; they must neither raise nor be replaced.
     path = target.encode("utf-8", "surrogatepass")
     # Each part with its length: no byte can move from one part to the next unnoticed.
@@ -118,7 +118,7 @@ def form_name(strategy: Strategy, form: bytes) -> bytes:
     return form[:1]
 
 
-def strategy_named(name: bytes, known: Iterable[Strategy]) -> Strategy | None:
+def find_strategy(name: bytes, known: Iterable[Strategy]) -> Strategy | None:
     """What makes the form that a record names. `known` are a route's own strategies, today's and earlier ones."""
     match name[:1]:
         case b"j" | b"m":
@@ -211,7 +211,7 @@ class _SelectedFields:
     def form(self, body: Json) -> bytes:
         if _members(body) is None:
             return _JSON + _encode(body)
-        return _FIELDS + _encode([[path, *_selected(body, path)] for path in self.paths])
+        return _FIELDS + _encode([[path, *_select(body, path)] for path in self.paths])
 
 
 def _parts_or_raw(asked: Asked) -> bytes:
@@ -327,7 +327,7 @@ def _members(value: Json) -> dict[str, Json] | None:
     return inner if isinstance(inner, dict) else None
 
 
-def _selected(body: Json, path: str) -> list[Json]:
+def _select(body: Json, path: str) -> list[Json]:
     """The value at `path` in a list of its own, or an empty list: that is how missing differs from null."""
     value = body
     for name in path.split("."):

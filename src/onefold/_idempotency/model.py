@@ -56,19 +56,19 @@ class Scope(NamedTuple):
 
     def digest(self, key: str) -> bytes:
         """The name of the intent: primary key of its record and source of its lock ids."""
-        return _digest(self._framed(key)).digest()
+        return _digest(self._frame(key)).digest()
 
     def fingerprint_key(self, key: str, pepper: bytes = b"") -> bytes:
-        """What the intent's fingerprint is keyed with. It is stored nowhere: whoever has the record has the digest, and
-        the digest tells neither this nor the key. Where client keys can be guessed, a secret pepper cannot."""
-        return _fingerprint_key(self._framed(key), key=pepper).digest()
+        """What the intent's fingerprint is keyed with. It is stored nowhere: a reader of the record has the digest,
+        and the digest tells neither this nor the key. Where client keys can be guessed, a secret pepper cannot."""
+        return _fingerprint_key(self._frame(key), key=pepper).digest()
 
     def derive(self, key: str) -> tuple[bytes, bytes]:
         """Both, without a pepper: what every request needs."""
-        framed = self._framed(key)
+        framed = self._frame(key)
         return _digest(framed).digest(), _fingerprint_key(framed).digest()
 
-    def _framed(self, key: str) -> bytes:
+    def _frame(self, key: str) -> bytes:
         # Lengths first: no two scopes and keys are hashed alike. A principal may hold undecodable bytes as surrogates.
         framed = f"{len(self.principal)}:{len(self.operation)}:{self.principal}{self.operation}{key}"
         return framed.encode("utf-8", "surrogatepass")
@@ -169,8 +169,8 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """This request runs, and nobody else does. `reserved` says that its transaction is stricter than READ COMMITTED,
-    and has the row of its record already."""
+    """This request runs, and no other with its key. `reserved` says that its transaction is stricter than READ
+    COMMITTED, and has the row of its record already."""
 
     reserved: bool = False
 
@@ -215,7 +215,7 @@ class Status:
 
 
 def key_lock(digest: bytes) -> int:
-    """The id of the lock that whoever runs a key holds."""
+    """The id of the lock that the request which runs a key holds."""
     return lock_id(digest)
 
 

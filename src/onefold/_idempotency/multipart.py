@@ -24,10 +24,10 @@ def canonical_parts(boundary: bytes, body: bytes) -> bytes:
         raise ValueError("something before the first part or after the last, or too many parts")
     if body.count(delimiter) != len(parts) + 1:
         raise ValueError("the boundary occurs inside a part: some parsers end it there")
-    return b"%d;" % len(parts) + b"".join(map(_framed, parts))
+    return b"%d;" % len(parts) + b"".join(map(_frame, parts))
 
 
-def _framed(part: bytes) -> bytes:
+def _frame(part: bytes) -> bytes:
     head, end, content = part.removeprefix(_LINE).partition(_LINE * 2)
     if not part.startswith(_LINE) or not end or len(head) > HEAD_BYTES_MAX:
         raise ValueError("a part without headers, or with more than are read")

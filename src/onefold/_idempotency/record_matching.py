@@ -16,11 +16,11 @@ from onefold._idempotency.fingerprint import (
     Strategy,
     canonical_json,
     earlier_fingerprint,
+    find_strategy,
     form_of,
-    hashed,
+    hash_asked,
     is_ours,
     raw_bytes,
-    strategy_named,
 )
 from onefold._idempotency.model import Record, Scope
 from onefold.errors import StoreError
@@ -51,7 +51,7 @@ def is_same_request(compared: Compared, record: Record) -> bool:
 
 def _agrees_in_its_form(compared: Compared, record: Record) -> bool:
     printed, name = record.fingerprint[:FINGERPRINT_BYTES], record.fingerprint[FINGERPRINT_BYTES:]
-    strategy = strategy_named(name, compared.strategies)
+    strategy = find_strategy(name, compared.strategies)
     if strategy is None:
         raise StoreError(
             f"a record of {record.operation} was compared by {name!r}, a strategy its route does not have now; "
@@ -61,7 +61,7 @@ def _agrees_in_its_form(compared: Compared, record: Record) -> bool:
     scope = compared.scopes[record.digest]
     for pepper in (*compared.peppers, b""):
         key = scope.fingerprint_key(compared.key, pepper)
-        if hashed(compared.asked, form, ours=is_ours(strategy), key=key) == printed:
+        if hash_asked(compared.asked, form, ours=is_ours(strategy), key=key) == printed:
             return True
     # Another request; unless its pepper went with a key that left the ring too early: then nothing is known.
     if compared.open_headers is not None:

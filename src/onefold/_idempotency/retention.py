@@ -1,4 +1,4 @@
-"""Forgetting what has expired, in batches small enough to disturb nobody."""
+"""Deleting expired records, in batches so small that no request waits for them."""
 
 from __future__ import annotations
 

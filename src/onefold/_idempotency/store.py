@@ -43,7 +43,7 @@ class Store(Protocol):
         ...
 
     def status(self, digest: bytes) -> Flow[Status]:
-        """What became of a key, without disturbing anyone who holds it."""
+        """What became of a key, without waiting for the request that holds it."""
         ...
 
     def reap(self, limit: int) -> Flow[int]:
@@ -66,7 +66,7 @@ def record_of(row: Sequence[Any]) -> Record:
     )
 
 
-def recorded(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | InFlight | None:
+def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | InFlight | None:
     """What the live records of an intent mean for a request. None: there are none."""
     for record in records:
         if record.version > SCHEMA_VERSION:
@@ -78,7 +78,7 @@ def recorded(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | InFligh
         shared = [record for record in records if record.digest == ask.unplaced]
         records = [record for record in records if record.digest != ask.unplaced]
         if not records:
-            return _recorded_unplaced(ask, shared)
+            return _judge_unplaced(ask, shared)
     done = [record for record in records if not record.is_signpost]
     if not done:
         # Only a signpost: a deploy with another `operation` has done it, and only its processes can say how it ended.
@@ -88,7 +88,7 @@ def recorded(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | InFligh
     return Replay(found) if same else Mismatch()
 
 
-def _recorded_unplaced(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
+def _judge_unplaced(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
     """What a record of onefold 0.1 means that may be of another mount or host. None: it is another's, or there is none.
 
     Where nothing in it tells, the answer may be another application's and the effect may be this one's: the request
@@ -105,7 +105,7 @@ def _by_name(ask: Ask) -> Callable[[Record], int]:
     return lambda record: ask.digests.index(record.digest)
 
 
-def lost_connection(ask: Ask) -> str:
+def describe_lost_connection(ask: Ask) -> str:
     """What is said of a request whose connection is gone."""
     return (
         f"the connection of {ask.operation} was lost (Postgres cuts off a handler that takes longer than its lease, "

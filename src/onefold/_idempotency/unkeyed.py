@@ -4,7 +4,7 @@ and nothing to remember."""
 from __future__ import annotations
 
 from onefold._idempotency.model import Answer, Ask, Claim, Run, Status
-from onefold._idempotency.store import lost_connection
+from onefold._idempotency.store import describe_lost_connection
 from onefold._kernel.checkout import rollback_and_release
 from onefold._kernel.effects import Isolation, Statement
 from onefold._kernel.plain_transaction import PlainTransaction
@@ -37,7 +37,7 @@ class UnkeyedStore:
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
         lost = await (self._plain.refuse() if touched else rollback_and_release())
         if touched and lost is not None:
-            raise ConnectionLost(lost_connection(ask)) from lost
+            raise ConnectionLost(describe_lost_connection(ask)) from lost
 
     async def status(self, digest: bytes) -> Status:
         return Status("unknown")

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from onefold._inbox.handler_signature import PayloadOf, Signature, kind_of, no_payloads, read_handler
 from onefold._inbox.permanent_failures import check_classes
-from onefold._kernel.effects import Isolation, checked_isolation
+from onefold._kernel.effects import Isolation, check_isolation
 from onefold._kernel.messages import Delivery
 from onefold._kernel.topics import find_fault, matches_any
 from onefold._policy.backoff import Backoff
@@ -84,7 +84,7 @@ class Consumer:
                 f"consumer {self.name!r} has batch={self.batch} and order={self.order!r}; a batch is one transaction "
                 "over many keys and keeps no order: leave one of them out"
             )
-        checked_isolation(self.isolation)
+        check_isolation(self.isolation)
         object.__setattr__(self, "dead_letter_on", check_classes(self.name, self.dead_letter_on))
         id_of: object = self.id_of
         if id_of is not None and (not callable(id_of) or kind_of(id_of) != "plain"):

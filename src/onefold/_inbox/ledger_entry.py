@@ -26,7 +26,7 @@ from onefold._kernel.effects import (
     ReleaseCommitted,
     Statement,
     begin_at,
-    checked_isolation,
+    check_isolation,
 )
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.messages import Delivery, Message
@@ -67,7 +67,7 @@ class LedgerEntry:
         self._delivery = delivery or Delivery(data=b"", headers={})
         self._listener = listener
         self._lease_ms = milliseconds(lease_s)
-        self._begin = begin_at(checked_isolation(isolation))
+        self._begin = begin_at(check_isolation(isolation))
 
     async def begin(self) -> bool:
         """Whether the message is new; then its transaction is open."""

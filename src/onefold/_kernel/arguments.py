@@ -55,7 +55,7 @@ def named_settings(cls: C) -> C:
     return cls
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     """A value as it may stand in a message: short, and without what an address may hide."""
     text = repr(redact(value) if isinstance(value, str) and ("://" in value or "@" in value) else value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -86,7 +86,7 @@ def _mistake(
         rest = [p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in kwargs]
         some = [f"{each}=..." for each in rest[:_NAMED_MAX]] + ["..."] * (len(rest) > _NAMED_MAX)
         named = f"write its name before it: {', '.join(some)}" if rest else "leave it out"
-        return f"{name}(...) takes {_count(places)}, and {shown(given[len(places)])} is one more; {named}"
+        return f"{name}(...) takes {_count(places)}, and {show(given[len(places)])} is one more; {named}"
     if not any(p.kind is p.VAR_KEYWORD for p in own):
         refuse_unknown(kwargs, known, name)
     needed = [p for p in own if p.default is p.empty and p.kind not in _COLLECTING]

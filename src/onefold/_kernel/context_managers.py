@@ -88,10 +88,10 @@ def thread_block(name: str) -> Callable[[Callable[P, Iterator[T]]], Callable[P, 
         managed = contextmanager(function)
 
         @functools.wraps(function)
-        def made(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        def make_block(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
             return on_threads(managed(*args, **kwargs), name)
 
-        return made
+        return make_block
 
     return decorate
 
@@ -103,9 +103,9 @@ def task_block(name: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[
         managed = asynccontextmanager(function)
 
         @functools.wraps(function)
-        def made(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
+        def make_block(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
             return on_tasks(managed(*args, **kwargs), name)
 
-        return made
+        return make_block
 
     return decorate

@@ -7,10 +7,10 @@ On the wire it is a number of milliseconds, not a moment: the clocks of two host
 request spent on its way is not counted: the server is late by a network's delay, and not by a wrong clock's hours.
 
 A caller's deadline ends with the response to it: what goes on afterwards, in background tasks or in tasks that were
-begun before, has nobody who waits. So what travels is not the moment but a `Granted`, which whoever granted it can
-lift, for all contexts at once.
+begun before, is waited for by no client. So what travels is not the moment but a `Granted`, which the code that granted
+it can lift, for all contexts at once.
 
-Invariant: whoever sets a deadline can only shorten the one that is there; `no_deadline` is for work of its own.
+Invariant: setting a deadline can only shorten the one that is there; `no_deadline` is for work of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Granted:
         return outer_at if at is None or outer_at < at else at
 
     def lift(self) -> None:
-        """Nobody waits any more."""
+        """The client has its answer, or is gone: the deadline has no meaning any more."""
         self._at = None
 
 
@@ -94,8 +94,8 @@ def deadline(seconds: float) -> Iterator[float]:
 
 @contextmanager
 def no_deadline() -> Iterator[None]:
-    """What is called in this block is not bound by the deadline of whoever called: work that has to be done although
-    nobody waits for it, such as an audit record, or a task that outlives its request."""
+    """What is called in this block is not bound by the caller's deadline: work that has to be done although no client
+    waits for it, such as an audit record, or a task that outlives its request."""
     token = _current.set(None)
     try:
         yield

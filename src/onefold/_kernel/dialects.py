@@ -24,7 +24,7 @@ POSTGRES_KEPT: Final = f"""(set_config('onefold.role', current_setting('role'), 
 #: Postgres: from now on the transaction lasts as long as the lease in the value $1, and so does a pause in it, whatever
 #: the server, the database or the role have set. A stopped or half-open peer would otherwise hold its locks for ever.
 #: Setting transaction_timeout (17 and later) inside a transaction does not wind up a timer that runs already: 0 stops
-#: it first. A condition, to stand behind WHERE, that never holds: a row would be read by nobody.
+#: it first. A condition, to stand behind WHERE, that never holds: no row is returned, because none would be read.
 POSTGRES_LEASE: Final = f"""(
     {POSTGRES_KEPT}
     OR set_config('idle_in_transaction_session_timeout', $1::text, true) IS NULL

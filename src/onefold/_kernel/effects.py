@@ -44,11 +44,12 @@ class Boundary(Enum):
     BEGIN_REPEATABLE_READ = "begin repeatable read"
     BEGIN_SERIALIZABLE = "begin serializable"
     #: A transaction whose loss in a power cut is harmless (a lease), and that its flow can try again: drivers may
-    #: spare the disk flush, and may give up soon (StoreBusy) on a lock that someone else holds.
+    #: spare the disk flush, and may give up soon (StoreBusy) on a lock that is held elsewhere.
     BEGIN_LIGHT = "begin light"
     COMMIT = "commit"
     ROLLBACK = "rollback"
-    #: The savepoint of whoever opened the transaction. It has one name and nests: the last two act on the innermost.
+    #: The savepoint of the code that began the transaction. It has one name and nests: the last two act on the
+    #: innermost.
     SAVEPOINT = "savepoint"
     ROLLBACK_TO_SAVEPOINT = "rollback to savepoint"
     RELEASE_SAVEPOINT = "release savepoint"
@@ -56,7 +57,7 @@ class Boundary(Enum):
 
 class Nested(NamedTuple):
     """A boundary of one of the handler's savepoints. Each has a number, and by it a name of its own: one that is left
-    open, or ended out of turn, is never taken for another, nor for the savepoint of whoever opened the transaction."""
+    open, or ended out of turn, is never taken for another, nor for that of the code that began the transaction."""
 
     boundary: Boundary
     number: int
@@ -83,7 +84,7 @@ def begin_at(isolation: Isolation | None) -> Boundary:
     return _BEGINS[isolation]
 
 
-def checked_isolation(isolation: Isolation | None) -> Isolation | None:
+def check_isolation(isolation: Isolation | None) -> Isolation | None:
     """The same, unless it is something else."""
     if isolation not in _BEGINS:
         levels = ", ".join(repr(level) for level in _BEGINS if level is not None)

@@ -1,7 +1,7 @@
 """Executors: one request's way to its database, on a thread or on asyncio.
 
 An executor holds at most one connection, and leads to at most one transaction. An executor that is abandoned throws its
-connection away, because its state is not known, and concludes the transaction: whoever abandons need not know of it.
+connection away, because its state is not known, and concludes the transaction: the caller need not know of it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ThreadExecutor(Generic[H]):
             return
         try:
             connection.release()
-        except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
+        except StoreError:  # what was to be committed is committed: losing the connection now fails no request
             with contextlib.suppress(StoreError):
                 connection.discard()
 
@@ -179,7 +179,7 @@ class TaskExecutor(Generic[H]):
             return
         try:
             await connection.release()
-        except StoreError:  # what was to be committed is committed: a connection lost now fails nobody
+        except StoreError:  # what was to be committed is committed: losing the connection now fails no request
             with contextlib.suppress(StoreError):
                 await connection.discard()
 
@@ -272,7 +272,7 @@ def in_background(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def begin_in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """The same, for whoever wants to know how it ends, and may be cancelled while it waits for that."""
+    """The same as a task, for a caller that waits for its end and may be cancelled meanwhile."""
     task = asyncio.get_running_loop().create_task(work)
     _leaving.add(task)
     task.add_done_callback(_left)

@@ -89,14 +89,14 @@ def failure_of(error: BaseException, operation: str, lease_s: float) -> StoreErr
     write lock), that could not be serialised, or it outlived its lease."""
     if isinstance(error, StoreBusy):
         return error
-    return unserialized(error, operation) or lease_over(error, operation, lease_s)
+    return serialization_failure_of(error, operation) or lease_over(error, operation, lease_s)
 
 
-def unserialized(error: BaseException, operation: str) -> SerializationFailed | None:
+def serialization_failure_of(error: BaseException, operation: str) -> SerializationFailed | None:
     """Our error for a handler's, where all it says is that the transaction was in the way of another: a retry may
     succeed, whatever the handler or an exception handler made of it. Without its text, which may quote values."""
     for cause in _causes(error):
-        if isinstance(cause, SerializationFailed) or is_unserialized(cause):
+        if isinstance(cause, SerializationFailed) or is_serialization_failure(cause):
             return SerializationFailed(
                 f"the transaction of {operation} could not be serialised with others beside it "
                 f"({type(cause).__name__}, in the handler); nothing of it is left, and a retry runs again"
@@ -104,7 +104,7 @@ def unserialized(error: BaseException, operation: str) -> SerializationFailed | 
     return None
 
 
-def is_unserialized(error: BaseException) -> bool:
+def is_serialization_failure(error: BaseException) -> bool:
     """Whether a driver's error says that the transaction could not be serialised, or was the victim of a deadlock."""
     return _sqlstate(error) in _UNSERIALIZED
 

@@ -114,13 +114,13 @@ class Delivery:
 
 def stream_of(source: str, topic: str, key: str) -> bytes:
     """16 bytes that name a stream, one count of versions. Neither source nor topic can contain the separator. A key
-    that is no valid text has a name too: whoever sorts deliveries by it must not stumble over one that came in."""
+    that is no valid text has a name too: sorting deliveries by it must not fail on one that came in."""
     return blake2b(f"{source}\n{topic}\n{key}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def carried(found: Mapping[str, str | None]) -> dict[str, str]:
     """Of these headers, those that follow a request or a message into its events. What cannot be carried is left out:
-    somebody's odd header must not fail what it came with."""
+    an odd header must not fail the request or message it came with."""
     return {
         name: value
         for name in CARRIED
@@ -175,7 +175,7 @@ def write_structured(message: Message) -> tuple[dict[str, str], bytes]:
 def read(headers: Mapping[str, str], data: bytes, *, prefix: str = PREFIX, percent: bool = True) -> Message:
     """The message in what was received, in binary or structured mode. Raises MessageUnreadable, and nothing else: what
     a foreign producer wrote must not stop who reads it."""
-    return _guarded(headers, data, Origin(prefix=prefix, percent=percent), {}, {})
+    return _read_guarded(headers, data, Origin(prefix=prefix, percent=percent), {}, {})
 
 
 def received(
@@ -188,7 +188,7 @@ def received(
     tag: str | None = None,
 ) -> Delivery:
     """A delivery, whether or not its envelope can be read."""
-    message, problem = _outcome(headers, data, origin, None)
+    message, problem = _read_outcome(headers, data, origin, None)
     return Delivery(
         data=data,
         headers=headers,
@@ -204,11 +204,11 @@ def received(
 def read_again(delivery: Delivery, named: str | None = None) -> Delivery:
     """The delivery, read anew. With an id that was found elsewhere it needs no envelope: what its attributes do not
     say, its origin does."""
-    message, problem = _outcome(delivery.headers, delivery.data, delivery.origin, named)
+    message, problem = _read_outcome(delivery.headers, delivery.data, delivery.origin, named)
     return replace(delivery, message=message, problem=problem)
 
 
-def _outcome(
+def _read_outcome(
     headers: Mapping[str, str], data: bytes, origin: Origin, named: str | None
 ) -> tuple[Message | None, str | None]:
     forced = {} if named is None else {"id": named}
@@ -216,12 +216,12 @@ def _outcome(
     if origin.key is not None:
         assumed["partitionkey"] = origin.key
     try:
-        return _guarded(headers, data, origin, forced, assumed), None
+        return _read_guarded(headers, data, origin, forced, assumed), None
     except MessageUnreadable as error:
         return None, str(error)
 
 
-def _guarded(
+def _read_guarded(
     headers: Mapping[str, str], data: bytes, origin: Origin, forced: Mapping[str, str], assumed: Mapping[str, str]
 ) -> Message:
     try:
@@ -238,7 +238,7 @@ def _read(
     prefix = origin.prefix
     content_type = headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() == STRUCTURED:
-        found, own, data, content_type = _structured(headers, data)
+        found, own, data, content_type = _read_structured(headers, data)
     else:
         found, own = {}, {}
         for name, value in headers.items():
@@ -294,7 +294,7 @@ def key_text(raw: bytes) -> str:
     return raw.hex() if len(raw) <= ATTRIBUTE_LENGTH_MAX // 2 else blake2b(raw, digest_size=16).hexdigest()
 
 
-def _structured(headers: Mapping[str, str], data: bytes) -> tuple[dict[str, str], dict[str, str], bytes, str]:
+def _read_structured(headers: Mapping[str, str], data: bytes) -> tuple[dict[str, str], dict[str, str], bytes, str]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -306,7 +306,7 @@ def _structured(headers: Mapping[str, str], data: bytes) -> tuple[dict[str, str]
     content_type = str(document.get("datacontenttype", "application/json"))
     if "data_base64" in document:
         try:
-            body = _decoded(document["data_base64"])
+            body = _decode(document["data_base64"])
         except ValueError as error:
             raise MessageUnreadable(f"the message's data_base64 is not base64: {error}") from error
     else:
@@ -321,7 +321,7 @@ def _member_bytes(data: object, content_type: str) -> bytes:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _decoded(text: object) -> bytes:
+def _decode(text: object) -> bytes:
     if not isinstance(text, str):
         raise ValueError(f"it is {text!r}")
     return base64.b64decode(text, validate=True)

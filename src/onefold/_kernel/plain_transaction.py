@@ -40,7 +40,8 @@ class PlainTransaction:
         except ConnectionLost as error:
             await Discard()
             raise OutcomeUnknowable(
-                f"the connection of {name} was lost during COMMIT; without a key nobody can tell whether it happened"
+                f"the connection of {name} was lost during COMMIT; it has no key, so it cannot be looked up whether it "
+                "was committed"
             ) from error
         except Exception as error:
             await Discard()

@@ -190,7 +190,7 @@ class Subscription(Protocol):
         ...
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """They were not handled: the broker delivers them again, to whoever asks next."""
+        """They were not handled: the broker delivers them again, to the next process that asks."""
         ...
 
     async def keep(self, deliveries: Sequence[Delivery]) -> None:

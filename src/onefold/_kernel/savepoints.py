@@ -2,8 +2,8 @@
 
 Theory of operation. Each has a number, and so a name of its own. A part that raises, or is interrupted, is rolled back.
 The rollback waits its turn behind a statement that was abandoned half-way, in a task of its own that further
-cancellations do not reach, and not for ever. Where it cannot be done, nobody could tell what of the part is there: the
-transaction is doomed. It is refused from then on, and cannot be settled; whoever ends it rolls all of it back.
+cancellations do not reach, and not for ever. Where it cannot be done, it is not known what of the part is there: the
+transaction is doomed. It is refused from then on, and cannot be settled; its end rolls all of it back.
 
 Sessions that have joined the transaction hold work back, and know objects whose rows a rollback takes away. Each has a
 part of its own for every block: what it held before is written in front of the savepoint, what it holds at the end
@@ -104,7 +104,7 @@ class Savepoint:
         self._parts: list[tuple[Joined, Any]] = []
 
     def __enter__(self) -> None:
-        executor = self._thread_lane()
+        executor = self._thread_executor()
         for joined in self._tx.joined:
             self._parts.append((joined, joined.begin_part()))
         executor.batch(self._steps(Boundary.SAVEPOINT))
@@ -113,7 +113,7 @@ class Savepoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        executor = self._thread_lane()
+        executor = self._thread_executor()
         if not self._leave(kind):
             return
         unwritten: Exception | None = None
@@ -126,14 +126,14 @@ class Savepoint:
         try:
             if kind is not None or unwritten is not None:
                 self._end_parts(keep=False)
-            executor.batch(self._ending(kind if unwritten is None else type(unwritten)))
+            executor.batch(self._end_steps(kind if unwritten is None else type(unwritten)))
         except Exception as failure:
             self._fail(failure)
         if unwritten is not None:
             raise unwritten
 
     async def __aenter__(self) -> None:
-        executor = self._task_lane()
+        executor = self._task_executor()
         for joined in self._tx.joined:
             self._parts.append((joined, await _answer(joined.begin_part())))
         await executor.batch(self._steps(Boundary.SAVEPOINT))
@@ -142,7 +142,7 @@ class Savepoint:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        executor = self._task_lane()
+        executor = self._task_executor()
         if not self._leave(kind):
             return
         if kind is None:
@@ -173,7 +173,7 @@ class Savepoint:
                 await _answer(joined.end_part(part, keep=True))
         except Exception as failure:
             return failure
-        await executor.batch(self._ending(None))
+        await executor.batch(self._end_steps(None))
         return None
 
     async def _undo_refused(self, executor: TaskExecutor[Any]) -> None:
@@ -186,7 +186,7 @@ class Savepoint:
     async def _roll_back(self, executor: TaskExecutor[Any]) -> None:
         for joined, part in self._all_parts():
             await _answer(joined.end_part(part, keep=False))
-        await executor.batch(self._ending(Exception))
+        await executor.batch(self._end_steps(Exception))
 
     async def _undo(self, executor: TaskExecutor[Any]) -> tuple[Exception | None, asyncio.CancelledError | None]:
         """Roll back. Why that failed, if it did, and whether the task was cancelled meanwhile."""
@@ -237,11 +237,11 @@ class Savepoint:
         return True
 
     def _fail(self, failure: Exception) -> None:
-        if not isinstance(failure, ConnectionLost):  # with that one, whoever settles finds out by himself
+        if not isinstance(failure, ConnectionLost):  # a lost connection is found by the settle itself
             self._savepoints.doom(f"a tx.savepoint() block could not be ended, so nothing is kept: {failure}")
         raise failure
 
-    def _ending(self, kind: type[BaseException] | None) -> tuple[Nested, ...]:
+    def _end_steps(self, kind: type[BaseException] | None) -> tuple[Nested, ...]:
         if kind is None:
             return self._steps(Boundary.RELEASE_SAVEPOINT)
         return self._steps(Boundary.ROLLBACK_TO_SAVEPOINT, Boundary.RELEASE_SAVEPOINT)
@@ -249,7 +249,7 @@ class Savepoint:
     def _steps(self, *boundaries: Boundary) -> tuple[Nested, ...]:
         return tuple([Nested(boundary, self._number) for boundary in boundaries])
 
-    def _thread_lane(self) -> ThreadExecutor[Any] | Connection[Any]:
+    def _thread_executor(self) -> ThreadExecutor[Any] | Connection[Any]:
         executor = self._savepoints.executor
         if isinstance(executor, ThreadExecutor):
             return executor
@@ -260,7 +260,7 @@ class Savepoint:
             "this transaction belongs to asyncio: write `async with tx.savepoint()`, in an `async def`"
         )
 
-    def _task_lane(self) -> TaskExecutor[Any]:
+    def _task_executor(self) -> TaskExecutor[Any]:
         if isinstance(self._savepoints.executor, TaskExecutor):
             return self._savepoints.executor
         raise ProgrammerError("this transaction belongs to a thread: write `with tx.savepoint()`")

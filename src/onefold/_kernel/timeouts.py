@@ -33,7 +33,7 @@ class SharedTimer:
         """Call `ring` then, unless it is stopped before."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._alarms.clear()  # nobody is left to wake in a loop that is gone
+            self._alarms.clear()  # no task is left to wake in a loop that is gone
         until = self._alarms[ring] = loop.time() + seconds
         if self._timer is None or until < self._rings_at or loop is not self._loop:
             self._arm(loop, until)
@@ -73,7 +73,7 @@ def within(seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
     return _Within(_clocks.clock, seconds, awaitable)
 
 
-def finishing_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any) -> Awaitable[T]:
+def finish_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any) -> Awaitable[T]:
     """The same for a coroutine that was sent its first None already, and waits for what that gave."""
     return _Rest(_clocks.clock, seconds, begun, waits_for)
 
@@ -102,7 +102,7 @@ class _Rest(Generic[T]):
     """What has begun, and is continued until its time is over.
 
     The alarm cancels the future that is waited for, not the task: `asyncio.timeout` does the latter and costs three
-    times as much, because it must then tell its own cancellation from somebody else's.
+    times as much, because it must then tell its own cancellation from another.
     """
 
     __slots__ = ("_clock", "_due", "_rang", "_seconds", "_steps", "_waits_for")

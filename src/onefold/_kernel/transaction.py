@@ -261,7 +261,7 @@ class Transaction(Generic[H]):
         return () if self._outgoing is None else self._outgoing.flush()
 
     def committed(self) -> None:
-        """COMMIT was answered: whoever publishes events in this process may begin. Told again, it does nothing."""
+        """COMMIT was answered: the relay of this process may publish the events. A second call does nothing."""
         self.settled = True
         if self.kept is None:
             self.kept = True
@@ -274,7 +274,7 @@ class Transaction(Generic[H]):
         self._executor.inside = self
 
     def end(self, kept: bool | None = False) -> None:
-        """The request is about to be settled or released: the connection belongs to someone else now. `kept` is what
+        """The request is about to be settled or released: the connection is not the handler's any more. `kept` is what
         is known of its rows until `conclude` tells more: None where COMMIT is sent next."""
         self._over = _ENDED
         self.kept = kept
@@ -319,8 +319,8 @@ class Transaction(Generic[H]):
         self._over = error
 
     def check_end(self, *, keep_rows: bool = True) -> None:
-        """Whoever is about to settle it asks: raises TransactionMisused where a savepoint, or a
-        cancellation that was not awaited, forbids that."""
+        """Called before it is settled: raises TransactionMisused where a savepoint, or a cancellation that was not
+        awaited, forbids that."""
         if self._savepoints is not None:
             self._savepoints.check_end(keep_rows=keep_rows)
         if self._cancels is not None and keep_rows:

@@ -1,4 +1,4 @@
-"""Signals: waking those who wait for news, on whatever thread and loop. A hint that may be lost: whoever waits also
+"""Signals: waking those who wait for news, on whatever thread and loop. A hint that may be lost: a waiter also
 looks by itself from time to time."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class Signal:
-    """Wakes whoever waits for it on its loop. `set` may be called from any thread, at any time."""
+    """Wakes the task that waits for it on its loop. `set` may be called from any thread, at any time."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -17,9 +17,9 @@ class Signal:
     def set(self) -> None:
         loop = self._loop
         if loop is None:
-            self._event.set()  # nobody waits yet: whoever will, does not
+            self._event.set()  # no task waits yet: the next one that does returns at once
             return
-        with suppress(RuntimeError):  # its loop is closed: nobody is left to be woken
+        with suppress(RuntimeError):  # its loop is closed: no task is left to be woken
             loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:

@@ -2,8 +2,8 @@
 
 What counts as the latency of a request, and how long it keeps its place: from its entry to the first byte of its body,
 once that is on its way (inside the idempotency layer of ASGI that is after COMMIT), or to its end where it has none. A
-stream that then goes on for an hour holds no place, and its hour is nobody's latency. A `text/event-stream` may be
-silent long before its first byte, so there the head is enough.
+stream that then goes on for an hour holds no place, and its hour counts as no request's latency. A `text/event-stream`
+may be silent long before its first byte, so there the head is enough.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who runs now, who waits, and who is turned away: the queue in front of the application, as a machine.
+"""Which request runs now, which waits, and which is turned away: the queue in front of the application, as a machine.
 
 A request that finds room enters at once. One that does not waits in a bounded queue, the most important first. Among
 equals it is first come, first served, until the queue never empties (`Shedder.overloaded`); from then on the newest
-goes first: the oldest are the next to be given up by their clients, and whoever serves them in order serves everybody
-too late. Whoever would be served last is turned away when the queue is full, be it the newcomer or somebody it
+goes first: the oldest are the next to be given up by their clients, and to serve them in order would serve all of them
+too late. When the queue is full, the request that would be served last is turned away: the newcomer, or the one that it
 displaces.
 
 Whenever a place is free, first those are shed who have waited too long, the oldest before the others, and whatever
@@ -13,7 +13,7 @@ the one that enters: else newest-first would hide the queue it is the remedy for
 Told the time; it neither waits nor wakes: `leave` and its like return the tickets that have got their verdict, and the
 adapters wake those who hold them. Shared by threads.
 
-Invariants: never more run than the limit allows; every ticket gets one verdict; nobody waits while there is room.
+Invariants: never more run than the limit allows; every ticket gets one verdict; no request waits while there is room.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from onefold._policy.shedding import Shedder
 Verdict: TypeAlias = Literal["enter", "gone"] | ShedReason
 
 
-def _nobody_waits() -> None:
-    """Before its adapter waits there is nobody to wake: it looks at the verdict before it does."""
+def _no_waiter() -> None:
+    """Before its adapter waits there is nothing to wake: the adapter looks at the verdict before it waits."""
 
 
 class Ticket:
@@ -50,7 +50,7 @@ class Ticket:
         """None while it waits."""
         self.instead_of: Ticket | None = None
         """Who was displaced by it, and is to be woken."""
-        self.wake: Callable[[], object] = _nobody_waits
+        self.wake: Callable[[], object] = _no_waiter
 
 
 class AdmissionQueue:
@@ -85,7 +85,7 @@ class AdmissionQueue:
         at = inf if deadline is None else deadline
         with self._lock:
             if at > now and self._limiter.enter():
-                self._shedder.admit(0.0, now)  # in an interval in which somebody enters at once, nobody stands in line
+                self._shedder.admit(0.0, now)  # a request that enters at once in this interval: the queue is empty
                 return None
             ticket = Ticket(now, priority, at, min(at, now + self._wait_most_s))
             if at <= now:
@@ -113,7 +113,7 @@ class AdmissionQueue:
                 self._tell(ticket, "deadline" if now >= ticket.deadline else "waited too long")
 
     def give_up(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Whoever holds the ticket does not want to enter any more, though it may have been told to in this moment."""
+        """The request does not want to enter any more, though it may have been admitted in this moment."""
         with self._lock:
             if ticket.verdict is None:
                 self._tell(ticket, "gone")

@@ -1,7 +1,7 @@
 """ASGI: the adapter of the shedder for asyncio. Websockets and lifespan pass untouched.
 
-While a request waits, its client is listened to: one that goes away is forgotten at once, because work for nobody is
-what keeps an overload alive. What of the body arrives meanwhile is kept for the application.
+While a request waits, its client is listened to: one that disconnects is dropped at once, because work whose answer
+is not read is what keeps an overload alive. What of the body arrives meanwhile is kept for the application.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Line:
         while ahead <= _AHEAD_BYTES_MAX:
             try:
                 message = await self._receive()
-            except Exception:  # a connection that is broken has nobody at its other end
+            except Exception:  # the connection is broken: the client is gone
                 self._gone = True
                 return
             self._ahead.append(message)

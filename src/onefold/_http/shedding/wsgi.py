@@ -81,7 +81,7 @@ class SheddingMiddleware:
     def _run(
         self, place: Admission, deadline: float | None, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
-        def started(
+        def start(
             status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
         ) -> Callable[[bytes], object]:
             place.status = int(status[:3])
@@ -90,7 +90,7 @@ class SheddingMiddleware:
             return start_response(status, headers) if exc_info is None else start_response(status, headers, exc_info)
 
         answer = _Answer(place, deadline)
-        chunks = answer.step(lambda: self._app(environ, started))
+        chunks = answer.step(lambda: self._app(environ, start))
         if isinstance(chunks, list | tuple):  # servers read its length
             answer.lift()
             place.leave()
@@ -162,6 +162,6 @@ class _Answer:
                 deadlines.end(token)
 
     def lift(self) -> None:
-        """The response is whole: what comes after it has nobody who waits."""
+        """The response is whole: no client waits for what comes after it."""
         if self._granted is not None:
             self._granted.lift()

@@ -27,7 +27,7 @@ UNDO: tuple[Step, ...] = (Boundary.ROLLBACK_TO_SAVEPOINT,)
 PROOF: tuple[Step, ...] = (Boundary.RELEASE_SAVEPOINT,)
 UNDO_WHOLE: tuple[Step, ...] = (WHOLE, *UNDO)
 
-#: The lease first, then the locks. Neither condition ever holds: a row would be read by nobody.
+#: The lease first, then the locks. Neither condition ever holds: no row is returned, because none would be read.
 _LOCK = f"""
 SELECT
 WHERE {POSTGRES_LEASE}

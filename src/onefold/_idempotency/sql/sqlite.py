@@ -19,7 +19,7 @@ SAME_IN_FLIGHT = "same"
 OTHER_IN_FLIGHT = "other"
 
 #: Nothing is begun before the handler, so there is nothing for a savepoint to be set in. What proves that the
-#: transaction is the one the handler began is the connection: it lets nobody else end it, and knows if SQLite did.
+#: transaction is the one the handler began is the connection: it lets no other code end it, and knows if SQLite did.
 BEFORE_HANDLER: tuple[Step, ...] = ()
 KEEP: tuple[Step, ...] = (Boundary.BEGIN,)
 UNDO: tuple[Step, ...] = (Boundary.ROLLBACK, Boundary.BEGIN)

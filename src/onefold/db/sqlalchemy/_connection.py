@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 
 from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
-from onefold._kernel.handler_errors import is_unserialized
+from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
 from onefold.db._postgres import LEVELS, as_ourselves, crossing, placed
 from onefold.db.sqlalchemy._engine_events import let_go, take
@@ -225,7 +225,7 @@ class SqlalchemyConnection:
         pass
 
     def note_error(self, error: BaseException) -> None:
-        if not self._our_turn and is_unserialized(error):
+        if not self._our_turn and is_serialization_failure(error):
             self._unserialized = True
 
     def _restore(self) -> None:
