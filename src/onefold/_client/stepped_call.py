@@ -55,7 +55,8 @@ class SteppedCall:
         if self._flow is None:
             self._flow, ended = self._loop().finish(ended), None
         step = self._advance(ended)
-        return step.seconds if isinstance(step, Sleep) else None
+        wait_s: float | None = step.argument if isinstance(step, Sleep) else None
+        return wait_s
 
     def close(self) -> None:
         """No attempt follows. One that was begun and not ended says nothing about the host."""
