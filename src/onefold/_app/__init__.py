@@ -1,6 +1,6 @@
 """Onefold and AsyncOnefold: where the features meet. A line or two per method; the work is done below.
 
-Both have the same methods with the same signatures; the async face awaits.
+Both have the same methods with the same signatures; those of AsyncOnefold are awaited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi
 from onefold._http.install_checks import leave_in
 from onefold._http.policy import Policy
-from onefold._http.reaper import reap_again_and_again
+from onefold._http.reaper import reap_again_and_again, reap_or_log
 from onefold._http.routes import routes_of
 from onefold._idempotency.retention import reap
 from onefold._inbox.pausing import pause, resume
@@ -137,7 +137,7 @@ class Onefold(BaseOnefold[Database[Any]]):
 
         def loop() -> None:
             while not stop.wait(every_s):
-                self._layer.log_failure(self.reap)
+                reap_or_log(self.reap, every_s)
 
         thread = threading.Thread(target=loop, name="onefold-reaper", daemon=True)
         thread.start()

@@ -38,7 +38,7 @@ class Published:
 
 
 class Described:
-    """The part of a face that says what it sends and receives."""
+    """The part of an app that says what it sends and receives."""
 
     _outbox: Outbox
     _broker: BrokerGiven | None

@@ -12,7 +12,7 @@ from onefold.errors import ConfigurationError
 
 
 class RecurringEvents:
-    """The part of a face that has them."""
+    """The part of an app that has them."""
 
     _outbox: Outbox
     _recurring: list[Recurring]

@@ -191,7 +191,7 @@ class GuardedRequest(Generic[E]):
             self._emit_claimed("limited")
         elif isinstance(error, StoreUnavailable):
             self._emit_claimed("unavailable")
-        return self._guard.log_and_refuse(error, self.request)
+        return self._guard.log_and_refuse(error, self.request, self.operation)
 
     def _begin(self, claim: Claim) -> Response | None:
         if isinstance(claim, Run):
@@ -210,7 +210,10 @@ class GuardedRequest(Generic[E]):
             except TooManyRequests as refused:
                 return self._refuse(refused)
         self._emit_claimed("unprotected")
-        _log.warning("%s runs unprotected: %s", self.operation, error)
+        _log.warning(
+            "%s runs unprotected, because its route has store_down='run', and a retry runs again: %s",
+            self.operation, error,
+        )  # fmt: skip
         self.tx.deny(error)
         return None
 
@@ -268,7 +271,7 @@ class GuardedRequest(Generic[E]):
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
-            return self._guard.log_and_refuse(error, self.request)
+            return self._guard.log_and_refuse(error, self.request, self.operation)
         except Exception as error:  # the handler's own: a session that could not write what it held back
             instead = await self.fail(error) or await self._render_with_application(error)
             if instead is None:
@@ -289,7 +292,7 @@ class GuardedRequest(Generic[E]):
                 return None
             if isinstance(error, StatementRefused) and (own := await self._render_with_application(error)) is not None:
                 return own
-            return self._guard.log_and_refuse(error, self.request)
+            return self._guard.log_and_refuse(error, self.request, self.operation)
         if lost_to is not None:
             return self._answer(lost_to)
         if self._key is not None and self._guard.listener is not None:
@@ -305,7 +308,7 @@ class GuardedRequest(Generic[E]):
         found = await self.abort(type(failure or error).__name__)
         if failure is None:
             return self._answer_lost(found, error)
-        return self._guard.log_and_refuse(failure, self.request)
+        return self._guard.log_and_refuse(failure, self.request, self.operation)
 
     def _answer_misuse(self, found: OnefoldError | None) -> Response | None:
         """What is answered in place of something better where the handler has committed by itself."""
@@ -317,7 +320,7 @@ class GuardedRequest(Generic[E]):
             return None
         failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
         failure.__cause__ = raised
-        return self._guard.log_and_refuse(failure, self.request)
+        return self._guard.log_and_refuse(failure, self.request, self.operation)
 
     async def abort(self, reason: str) -> OnefoldError | None:
         """The handler failed, or answered something that is not kept: leave nothing behind. What was found to be wrong
@@ -333,10 +336,10 @@ class GuardedRequest(Generic[E]):
         try:
             await undo(self.tx, release, name=self.operation)
         except TransactionMisused as error:  # what it left is for the operator to know
-            _log.error("%s failed (%s), and its retry will run again: %s", self.operation, reason, error)
+            _log.error("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
             found = error
         except ConnectionLost as error:
-            _log.warning("%s failed (%s): %s", self.operation, reason, error)
+            _log.warning("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
             found = error
         tell(self._guard.listener, Released(self.operation, reason))
         return found
@@ -355,13 +358,13 @@ class GuardedRequest(Generic[E]):
                     answer = make_replay(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
                     return fit_encoding(answer, self.request.headers)
                 except OnefoldError as unreadable:
-                    return guard.log_and_refuse(unreadable, self.request)
+                    return guard.log_and_refuse(unreadable, self.request, self.operation)
             case Run():
                 raise ProgrammerError("a claim that was granted has no answer yet")
             case _:
                 outcome, error = refuse(claim, self.policy.retention_s)
                 self._emit_claimed(outcome)
-                return guard.log_and_refuse(error, self.request)
+                return guard.log_and_refuse(error, self.request, self.operation)
 
     def _emit_claimed(self, outcome: Outcome) -> None:
         if self._key is not None and self._guard.listener is not None:

@@ -62,7 +62,7 @@ class ApplicationKnown(Routes, Known, Protocol):
 
 
 class Layer:
-    """The idempotency layer of one application: its store, its defaults, its gate."""
+    """The idempotency layer of one application: its store, its defaults, its guard."""
 
     def __init__(
         self,
@@ -238,13 +238,6 @@ class Layer:
         if guarded is None or guarded.over or not guarded.belongs_to(self.store) or not guarded.policy.writes:
             return None
         return guarded.operation
-
-    def log_failure(self, work: Callable[[], object]) -> None:
-        """Background work goes on after a failure; the next turn may succeed."""
-        try:
-            work()
-        except Exception:
-            _log.exception("background work failed; it will be tried again")
 
     def _parts(self, routes: Routes, framework: Framework, ready: Readiness | None) -> dict[str, Any]:
         if ready is None:  # routes that are written down

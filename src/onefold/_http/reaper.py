@@ -71,9 +71,19 @@ async def reap_again_and_again(reap: Reap, every_s: float) -> None:
         try:
             await reap()
         except Exception as error:
-            _log.warning(
-                "expired records could not be deleted: %s; tried again in about %g s", error, every_s, exc_info=True
-            )
+            _log_failure(error, every_s)
+
+
+def reap_or_log(reap: Callable[[], object], every_s: float) -> None:
+    """One turn on a thread."""
+    try:
+        reap()
+    except Exception as error:
+        _log_failure(error, every_s)
+
+
+def _log_failure(error: Exception, every_s: float) -> None:
+    _log.warning("expired records could not be deleted: %s; tried again in about %g s", error, every_s, exc_info=error)
 
 
 class Lifespan:

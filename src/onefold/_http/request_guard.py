@@ -80,6 +80,7 @@ class RequestGuard:
                     "function with the same tx instead, or publish an event"
                 ),
                 request,
+                f"{request.method} {route.name}",
             )
         return GuardedRequest(self, request, route, key, key_ms, executor)
 
@@ -88,12 +89,14 @@ class RequestGuard:
         link = None if self.described_by is None else quote(request.root) + self.described_by
         return problem(error, described_by=link)
 
-    def log_and_refuse(self, error: OnefoldError, request: Request) -> Response:
+    def log_and_refuse(self, error: OnefoldError, request: Request, operation: str) -> Response:
         """An error as a response; what the programmer or the operator must know goes to the log as well."""
+        response = self.refusal(error, request)
         if not isinstance(error, CallerError) or isinstance(error, StoreError):
             # What to do about missing tables is in the text, and every request says it.
-            _log.error("%s", error, exc_info=None if isinstance(error, SchemaMissing) else error)
-        return self.refusal(error, request)
+            traceback = None if isinstance(error, SchemaMissing) else error
+            _log.error("%s got %d: %s", operation, response.status, error, exc_info=traceback)
+        return response
 
     def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
         """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""

@@ -125,7 +125,7 @@ class Pages:
                 if found.state != "unknown":
                     break
         except OnefoldError as error:
-            return self.guard.log_and_refuse(error, request)
+            return self.guard.log_and_refuse(error, request, f"GET {self.base}/status")
         except Answered as answered:
             return answered.response
         body: dict[str, str | int | None] = {"operation": operation, "state": found.state}

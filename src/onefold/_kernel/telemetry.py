@@ -266,4 +266,6 @@ def tell(listener: Listener | None, event: Event) -> None:
     try:
         listener(event)
     except Exception:
-        _log.warning("the event listener %r raised on %r", listener, event, exc_info=True)
+        _log.warning(
+            "the listener %r raised on %r; it is called again for the next event", listener, event, exc_info=True
+        )
