@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,9 @@ SLOW: Final = frozenset(
     )
 )
 
+#: What only some tests need, and what takes a second of computing to start; RabbitMQ ten.
+SOME_NEED: Final = ("rabbitmq", "kafka", "mortal_postgres", "postgres_16")
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -51,18 +55,29 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The slow ones first, dealt out to the workers: `--dist worksteal` begins by giving each an equal run of the list.
-    One that is begun last has a core to itself while the others stand idle."""
+    """Deal the tests out to the workers: `--dist worksteal` begins by giving each an equal run of the list, and later
+    takes from the ends. The slow ones begin: one that is begun last has a core to itself while the others stand idle.
+    Then those of a server that only some need: as long as one worker has them, it is started once."""
     workers: int = getattr(config, "workerinput", {"workercount": 1})["workercount"]
-    slow = [item for item in items if item.nodeid.partition("::")[0] in SLOW]
-    chosen = set(slow)
-    quick = (item for item in list(items) if item not in chosen)
-    ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        share = (len(items) - len(ordered)) // (workers - worker)
-        first = slow[worker::workers]
-        ordered += [*first, *islice(quick, max(0, share - len(first)))]
-    items[:] = ordered
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    rest = []
+    for item in sorted(items, key=lambda item: item.nodeid.partition("::")[0] not in SLOW):
+        if (server := server_of(item)) is not None:
+            shares[server % workers].append(item)
+        elif item.nodeid.partition("::")[0] in SLOW:
+            min(shares, key=len).append(item)
+        else:
+            rest.append(item)
+    others, fair = iter(rest), len(items) // workers
+    for share in shares:
+        share += islice(others, max(0, fair - len(share)))
+    items[:] = [*(item for share in shares for item in share), *others]
+
+
+def server_of(item: pytest.Item) -> int | None:
+    """Which of the servers that only some need a test asks for, by its fixtures or by its parameters."""
+    asked = {*getattr(item, "fixturenames", ()), *re.split(r"[^a-z0-9_]+", item.nodeid.partition("[")[2])}
+    return next((number for number, server in enumerate(SOME_NEED) if server in asked), None)
 
 
 @pytest.fixture(scope="session")
