@@ -28,7 +28,7 @@ from onefold._idempotency.encryption import Sealer
 from onefold._kernel.telemetry import Event
 from tests.contract.frameworks import Rescued, flask_orders, starlette_orders
 from tests.contract.plans import Call, Desk, Plan, RequestGuard, driven
-from tests.contract.rows import POSTGRES, WorldName
+from tests.contract.rows import POSTGRES, BackendName
 from tests.contract.wire import Answer, Arrival, HeaderLines, Line, Question, serve_asgi, serve_wsgi
 from tests.support.patience import PATIENCE_S
 
@@ -61,7 +61,7 @@ class Pending:
 class Backend:
     """An application with onefold around it, and everything a scenario wants to know about both."""
 
-    def __init__(self, name: WorldName, address: str) -> None:
+    def __init__(self, name: BackendName, address: str) -> None:
         self.name = name
         #: The path of the SQLite file, or the DSN.
         self.address = address
@@ -71,12 +71,12 @@ class Backend:
         self.shedding = False
         #: Whether the application is written for Starlette or Flask.
         self.framework = False
-        #: Whether the tables are there already.
-        self.prepared = False
+        #: The address that has the tables already.
+        self.prepared: str | None = None
         self._serving = False
         self._numbers = itertools.count()
         self._plans: dict[str, Plan] = {}
-        self._gates: list[RequestGuard] = []
+        self._guards: list[RequestGuard] = []
         self._closing = contextlib.ExitStack()
 
     @property
@@ -115,10 +115,9 @@ class Backend:
 
     def prepare(self) -> None:
         """Create the tables, once."""
-        if not self.prepared:
-            self.prepared = True
-            self._migrate()
-            self.sql("CREATE TABLE orders (item TEXT NOT NULL)")
+        if self.prepared != self.address:
+            self.prepared = self.address
+            create_tables(self.address)
 
     # --- the client ---
 
@@ -146,7 +145,7 @@ class Backend:
             self.serve()
         plan = Plan() if plan is None else plan
         if plan.guard is not None:
-            self._gates.append(plan.guard)
+            self._guards.append(plan.guard)
         number = str(next(self._numbers))
         self._plans[number] = plan
         lines: HeaderLines = (
@@ -188,7 +187,7 @@ class Backend:
         if plan.writes and desk.tx is not None:
             await desk.execute("INSERT INTO orders (item) VALUES (:1)", item)
         if plan.guard is not None:
-            await desk.pass_gate(plan.guard)
+            await desk.pass_guard(plan.guard)
         if plan.acts is not None:
             await plan.acts(desk)
         if plan.rescued is not None:
@@ -229,7 +228,7 @@ class Backend:
             return file.execute(statement).fetchall()
 
     def close(self) -> None:
-        for guard in self._gates:
+        for guard in self._guards:
             guard.open()
         self._closing.close()
 
@@ -243,9 +242,6 @@ class Backend:
         """Forget what has expired; how many records that were."""
         raise NotImplementedError
 
-    def _migrate(self) -> None:
-        raise NotImplementedError
-
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
         raise NotImplementedError
 
@@ -255,6 +251,14 @@ class Backend:
 
 #: The idempotent routes an application has unless a scenario names others.
 ROUTES = ("POST /orders", "PATCH /orders", "PUT /orders", "DELETE /orders", "POST /orders/{id}/refunds")
+
+
+def create_tables(address: str) -> None:
+    once = Onefold(address)
+    once.migrate()
+    with once.transaction() as tx:
+        tx.connection.execute("CREATE TABLE orders (item TEXT NOT NULL)")
+    once.close()
 
 
 def account_of(request: Request) -> str | None:
@@ -271,10 +275,10 @@ def _item(body: bytes) -> str:
     return str(read.get("item", "")) if isinstance(read, dict) else str(read)
 
 
-class WsgiWorld(Backend):
+class WsgiBackend(Backend):
     """Onefold on threads."""
 
-    def __init__(self, name: WorldName, address: str) -> None:
+    def __init__(self, name: BackendName, address: str) -> None:
         super().__init__(name, address)
         threads = self._closing.enter_context(ThreadPoolExecutor(24, thread_name_prefix="contract"))
         self._submit: Callable[..., Future[Answer]] = threads.submit
@@ -290,11 +294,6 @@ class WsgiWorld(Backend):
 
     def reap(self) -> int:
         return self._once.reap().records
-
-    def _migrate(self) -> None:
-        once = Onefold(self.address)
-        once.migrate()
-        once.close()
 
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
         self._once = once = Onefold(database, **options)
@@ -318,10 +317,10 @@ class WsgiWorld(Backend):
             raise plan.breaks
 
 
-class AsgiWorld(Backend):
+class AsgiBackend(Backend):
     """AsyncOnefold on a loop that runs on a thread of its own."""
 
-    def __init__(self, name: WorldName, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: BackendName, address: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name, address)
         self._loop = loop
         self._database: object = self.address
@@ -339,14 +338,6 @@ class AsgiWorld(Backend):
 
     def reap(self) -> int:
         return self.run(self._once.reap()).records
-
-    def _migrate(self) -> None:
-        async def migrate() -> None:
-            once = AsyncOnefold(self.address)
-            await once.migrate()
-            await once.close()
-
-        self.run(migrate())
 
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
         self._once = once = AsyncOnefold(database, **options)

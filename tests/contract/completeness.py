@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.contract.rows import ALL, Row, WorldName
+from tests.contract.rows import ALL, BackendName, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Claims:
     """The rows a test is about, and the backends it runs in."""
 
     rows: tuple[str, ...]
-    backends: tuple[WorldName, ...]
+    backends: tuple[BackendName, ...]
 
 
 def claims_of(function: Callable[..., Any]) -> Claims:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.contract.backends import AsgiWorld, Backend, WsgiWorld
+from tests.contract.backends import AsgiBackend, Backend, WsgiBackend, create_tables
 from tests.contract.completeness import claims_of
 from tests.contract.rows import ASGI, POSTGRES
 from tests.contract.wire import looping
+from tests.support.reused_database import ReusedDatabase
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,9 +30,23 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture(scope="session")
-def contract_dsn(postgres: PrivatePostgres) -> str:
-    """One database for all the backends of a worker: making one takes longer than most of these tests."""
-    return postgres.fresh_database()
+def reused_database(postgres: PrivatePostgres) -> ReusedDatabase:
+    """One for all the backends of a worker."""
+    return ReusedDatabase(postgres, create_tables)
+
+
+@pytest.fixture(scope="session")
+def prepared_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the tables, to be copied."""
+    path = tmp_path_factory.mktemp("contract") / "orders.db"
+    create_tables(str(path))
+    return path
+
+
+@pytest.fixture
+def reused_dsn(reused_database: ReusedDatabase) -> Iterator[str]:
+    with reused_database.ready() as dsn:
+        yield dsn
 
 
 @pytest.fixture
@@ -38,12 +54,13 @@ def backend(
     request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop
 ) -> Iterator[Backend]:
     name: Any = request.param
-    address = request.getfixturevalue("contract_dsn") if name in POSTGRES else str(tmp_path / "orders.db")
-    found: Backend = AsgiWorld(name, address, loop_thread) if name in ASGI else WsgiWorld(name, address)
+    if name in POSTGRES:
+        address = request.getfixturevalue("reused_dsn")
+    else:
+        address = shutil.copyfile(request.getfixturevalue("prepared_file"), str(tmp_path / "orders.db"))
+    found: Backend = AsgiBackend(name, address, loop_thread) if name in ASGI else WsgiBackend(name, address)
+    found.prepared = address
     try:
         yield found
     finally:
         found.close()
-        if found.is_postgres:
-            # Waits for nobody: a transaction that is still open now was leaked by the test.
-            found.sql("SET lock_timeout = '5s'; DROP SCHEMA public CASCADE; CREATE SCHEMA public")

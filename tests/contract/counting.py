@@ -35,5 +35,5 @@ class Counting:
 
 
 def counted(backend: Backend) -> Counting:
-    """The world's own database, counted."""
+    """The backend's own database, counted."""
     return Counting(async_database(backend.database) if backend.name in ASGI else sync_database(backend.database))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onefold._kernel.transaction import Transaction
-from tests.contract.rows import ASGI, WorldName
+from tests.contract.rows import ASGI, BackendName
 from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Plan:
 class Desk:
     """What a handler works with. Its methods are awaited in both colours; on a thread they never suspend."""
 
-    backend: WorldName
+    backend: BackendName
     tx: Transaction[Any] | None
 
     @property
@@ -94,7 +94,7 @@ class Desk:
         }[self.backend]
         await self.finished(connection.execute(sql.replace(":1", mark), *arguments))
 
-    async def pass_gate(self, guard: RequestGuard) -> None:
+    async def pass_guard(self, guard: RequestGuard) -> None:
         if self.backend in ASGI:
             await guard.pass_through_async()
         else:

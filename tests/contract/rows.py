@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
-WorldName: TypeAlias = Literal["asgi-sqlite", "asgi-postgres", "wsgi-sqlite", "wsgi-postgres"]
+BackendName: TypeAlias = Literal["asgi-sqlite", "asgi-postgres", "wsgi-sqlite", "wsgi-postgres"]
 
-ALL: Final[tuple[WorldName, ...]] = get_args(WorldName)
-ASGI: Final[tuple[WorldName, ...]] = ("asgi-sqlite", "asgi-postgres")
-WSGI: Final[tuple[WorldName, ...]] = ("wsgi-sqlite", "wsgi-postgres")
-SQLITE: Final[tuple[WorldName, ...]] = ("asgi-sqlite", "wsgi-sqlite")
-POSTGRES: Final[tuple[WorldName, ...]] = ("asgi-postgres", "wsgi-postgres")
+ALL: Final[tuple[BackendName, ...]] = get_args(BackendName)
+ASGI: Final[tuple[BackendName, ...]] = ("asgi-sqlite", "asgi-postgres")
+WSGI: Final[tuple[BackendName, ...]] = ("wsgi-sqlite", "wsgi-postgres")
+SQLITE: Final[tuple[BackendName, ...]] = ("asgi-sqlite", "wsgi-sqlite")
+POSTGRES: Final[tuple[BackendName, ...]] = ("asgi-postgres", "wsgi-postgres")
 
 #: What draft-ietf-httpapi-idempotency-key-header-07 says of a case, in its words, or in its security considerations.
 #: Where it is silent the promise is onefold's own.
@@ -29,11 +29,11 @@ class Row:
     """One promise. `absent` says for which backends it makes no sense, and why."""
 
     meaning: str
-    absent: Mapping[WorldName, str] = field(default_factory=dict)
+    absent: Mapping[BackendName, str] = field(default_factory=dict)
     level: Level = "silent"
 
 
-def _absent(backends: tuple[WorldName, ...], reason: str) -> Mapping[WorldName, str]:
+def _absent(backends: tuple[BackendName, ...], reason: str) -> Mapping[BackendName, str]:
     return dict.fromkeys(backends, reason)
 
 

@@ -50,7 +50,7 @@ def test_c18_a_handler_that_is_alive_is_never_run_beside_itself_however_long_it_
 
     async def touch_and_wait(desk: Desk) -> None:
         assert desk.connection is not None
-        await desk.pass_gate(guard)
+        await desk.pass_guard(guard)
 
     backend.serve(settings={"lease_s": 0.1})
     running = backend.start(key='"k"', plan=Plan(writes=False, acts=touch_and_wait))

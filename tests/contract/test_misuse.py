@@ -11,7 +11,7 @@ import pytest
 from onefold.policies import Quota
 from tests.contract.backends import Backend
 from tests.contract.plans import Desk, Plan, RequestGuard
-from tests.contract.rows import POSTGRES, SQLITE, WorldName
+from tests.contract.rows import POSTGRES, SQLITE, BackendName
 
 
 async def swallow_an_error(desk: Desk) -> None:
@@ -94,7 +94,7 @@ PSYCOPG_ENDINGS: dict[str, Act] = {
     "commit()": lambda connection: connection.commit(),
     "rollback()": lambda connection: connection.rollback(),
 }
-ENDINGS: dict[WorldName, dict[str, Act]] = {
+ENDINGS: dict[BackendName, dict[str, Act]] = {
     "asgi-sqlite": SQLITE_ENDINGS,
     "wsgi-sqlite": SQLITE_ENDINGS,
     "asgi-postgres": ASYNCPG_ENDINGS,

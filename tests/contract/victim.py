@@ -1,6 +1,6 @@
 """A process to be killed or stopped: it serves one whole request, then gets stuck in the middle of another.
 
-Run as `python -m tests.contract.doomed WORLD ADDRESS LEASE_S BEFORE_OR_AFTER`; says `stuck` when it is. A line on
+Run as `python -m tests.contract.victim BACKEND ADDRESS LEASE_S BEFORE_OR_AFTER`; says `stuck` when it is. A line on
 its standard input lets it go on; it then says what its client was told.
 """
 
@@ -10,7 +10,7 @@ import contextlib
 import sys
 from typing import Any
 
-from tests.contract.backends import AsgiWorld, Backend, WsgiWorld
+from tests.contract.backends import AsgiBackend, Backend, WsgiBackend
 from tests.contract.plans import Desk, Plan, RequestGuard
 from tests.contract.rows import ASGI
 from tests.contract.wire import looping
@@ -21,9 +21,9 @@ DONE, STUCK = '"done"', '"stuck"'
 def main(name: Any, address: str, lease_s: str, stuck: str) -> None:
     with contextlib.ExitStack() as closing:
         loop = closing.enter_context(looping())
-        backend: Backend = AsgiWorld(name, address, loop) if name in ASGI else WsgiWorld(name, address)
+        backend: Backend = AsgiBackend(name, address, loop) if name in ASGI else WsgiBackend(name, address)
         closing.callback(backend.close)
-        backend.prepared = True
+        backend.prepared = address
         backend.serve(settings={"lease_s": float(lease_s)})
         assert backend.post(key=DONE, body={"item": "done"}).status == 201
         pending = backend.start(key=STUCK, body={"item": "stuck"}, plan=plan_of(stuck, guard := RequestGuard()))

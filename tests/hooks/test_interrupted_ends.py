@@ -19,9 +19,12 @@ from onefold._kernel import executors
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ProgrammerError
 from tests.http.stages import account_of, calling
-from tests.inbox.backends import Backend, message, world_of
+from tests.inbox.backends import Backend, backend_of, message
+from tests.inbox.conftest import inbox_database, inbox_dsn
 from tests.support.crash import Boundaries, Crossing, cancel_task, interrupt_thread, strikes
 from tests.support.patience import PATIENCE_S
+
+__all__ = ["inbox_database", "inbox_dsn"]
 
 #: What hooks are told of each end; None: nobody knows.
 TOLD = {True: ["kept"], False: ["undone"], None: []}
@@ -87,7 +90,7 @@ class User:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    async with world_of(request) as backend:
+    async with backend_of(request) as backend:
         yield backend
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ from onefold._inbox.schema import MIGRATIONS
 from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
-from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.ports import AsyncDatabase
-from onefold._kernel.runners import run_async
+from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import InboxEvent
 from onefold._kernel.transaction import Transaction
 from onefold._outbox.schema import MIGRATIONS as OUTBOX
 from onefold._outbox.write import Outbox
+from onefold.db._connect import sync_database
 from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import async_sqlite
@@ -43,10 +44,6 @@ class Backend:
         self.events: list[Any] = []
         #: The messages that handlers were called with, whether or not it came to anything.
         self.calls: list[str] = []
-
-    async def prepare(self) -> None:
-        await self.flow(migrate(self.dialect, {**OUTBOX[self.dialect], **MIGRATIONS[self.dialect]}))
-        await self.change("CREATE TABLE effects (id text NOT NULL)")
 
     async def flow(self, flow: Flow[Any]) -> Any:
         return await run_async(flow, TaskExecutor(self.database))
@@ -138,25 +135,30 @@ def delivery(given: Message, *, redelivered: bool = False) -> Delivery:
     return Delivery(data=given.data, headers={"ce-id": given.id}, message=given, redelivered=redelivered)
 
 
+def create_tables(address: str) -> None:
+    with closing(sync_database(address)) as database:
+        executor = ThreadExecutor(database)
+        run(migrate(database.dialect, {**OUTBOX[database.dialect], **MIGRATIONS[database.dialect]}), executor)
+        run(with_connection(lambda: _changed("CREATE TABLE effects (id text NOT NULL)")), executor)
+
+
 @asynccontextmanager
-async def sqlite_world(path: Path) -> AsyncIterator[Backend]:
+async def sqlite_backend(path: Path) -> AsyncIterator[Backend]:
+    create_tables(str(path))
     database = async_sqlite(path)
-    backend = Backend(database)
-    await backend.prepare()
-    yield backend
+    yield Backend(database)
     await database.close()
 
 
 @asynccontextmanager
-async def postgres_world(dsn: str) -> AsyncIterator[Backend]:
+async def postgres_backend(dsn: str) -> AsyncIterator[Backend]:
+    """Over a database that has its tables."""
     async with asyncpg.create_pool(dsn, min_size=0, max_size=12) as pool:
-        backend = Backend(AsyncpgDatabase(pool))
-        await backend.prepare()
-        yield backend
+        yield Backend(AsyncpgDatabase(pool))
 
 
-def world_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Backend]:
-    """The world that a fixture's parameter names."""
+def backend_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Backend]:
+    """The backend that a fixture's parameter names."""
     if request.param == "sqlite":
-        return sqlite_world(request.getfixturevalue("sqlite_path"))
-    return postgres_world(request.getfixturevalue("postgres_dsn"))
+        return sqlite_backend(request.getfixturevalue("sqlite_path"))
+    return postgres_backend(request.getfixturevalue("inbox_dsn"))

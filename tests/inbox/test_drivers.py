@@ -15,11 +15,11 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import DeadLettered, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC, OpenAsync
-from tests.inbox.backends import Backend, delivery, message
+from tests.inbox.backends import Backend, create_tables, delivery, message
 
 
-class DrivenWorld(Backend):
-    """A world whose handlers write as their driver would have it."""
+class DrivenBackend(Backend):
+    """A backend whose handlers write as their driver would have it."""
 
     execute: Any = None
 
@@ -28,12 +28,11 @@ class DrivenWorld(Backend):
 
 
 @asynccontextmanager
-async def opened(open_driver: OpenAsync, address: str) -> AsyncIterator[DrivenWorld]:
+async def opened(open_driver: OpenAsync, address: str) -> AsyncIterator[DrivenBackend]:
     async with open_driver(address, 5.0) as subject:
         database: Any = subject.database
-        backend = DrivenWorld(database)
+        backend = DrivenBackend(database)
         backend.execute = subject.execute
-        await backend.prepare()
         yield backend
 
 
@@ -41,8 +40,9 @@ async def opened(open_driver: OpenAsync, address: str) -> AsyncIterator[DrivenWo
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
     if request.param in SQLITE_ASYNC:
         driver, address = SQLITE_ASYNC[request.param], str(request.getfixturevalue("sqlite_path"))
+        create_tables(address)
     else:
-        driver, address = POSTGRES_ASYNC[request.param], request.getfixturevalue("postgres_dsn")
+        driver, address = POSTGRES_ASYNC[request.param], request.getfixturevalue("inbox_dsn")
     async with opened(driver, address) as backend:
         yield backend
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.inbox.conftest import backend, on_postgres
+from tests.inbox.conftest import backend, inbox_database, inbox_dsn, on_postgres
 
-__all__ = ["backend", "on_postgres"]
+__all__ = ["backend", "inbox_database", "inbox_dsn", "on_postgres"]

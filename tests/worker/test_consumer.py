@@ -25,7 +25,7 @@ from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.errors import ConfigurationError
 from onefold.testing.servers import PrivatePostgres
-from tests.inbox.backends import Backend, message, sqlite_world
+from tests.inbox.backends import Backend, create_tables, message, sqlite_backend
 from tests.worker.consuming import MemoryBroker, running, until
 
 
@@ -112,7 +112,7 @@ async def test_of_one_stream_only_one_is_handled_at_a_time_and_streams_do_not_wa
 
 
 async def test_a_sync_handler_runs_on_a_thread_with_its_own_connection(sqlite_path: Any) -> None:
-    async with sqlite_world(sqlite_path) as backend:
+    async with sqlite_backend(sqlite_path) as backend:
         seen: list[str] = []
 
         def handler(given: Message, tx: Transaction[sqlite3.Connection]) -> None:
@@ -226,8 +226,8 @@ async def test_a_key_that_cannot_be_written_does_not_stop_the_consumer(backend: 
 async def test_an_outage_of_the_database_counts_as_nobody_s_failure(mortal_postgres: PrivatePostgres) -> None:
     dsn = mortal_postgres.fresh_database()
     database = AsyncpgDatabase(dsn, acquire_timeout_s=1.0)
+    create_tables(dsn)
     backend = Backend(database)
-    await backend.prepare()
     broker = MemoryBroker()
     async with running(consuming(backend, broker)):
         broker.put(message("m1"))
@@ -275,7 +275,7 @@ async def test_processes_share_the_failed_messages_that_are_due_and_run_each_onc
 
 
 async def test_a_lock_that_someone_holds_for_long_is_waited_for_with_the_delivery_in_hand(sqlite_path: Path) -> None:
-    async with sqlite_world(sqlite_path) as backend:
+    async with sqlite_backend(sqlite_path) as backend:
         database = async_sqlite(sqlite_path, busy_timeout_s=0.05)
         broker = MemoryBroker()
         executor: TaskExecutor[Any] = TaskExecutor(backend.database)

@@ -10,16 +10,16 @@ from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.brokers.nats import NatsBroker
 from onefold.testing.servers import PrivateNats
-from tests.inbox.backends import message, postgres_world
+from tests.inbox.backends import message, postgres_backend
 from tests.worker.consuming import running, until
 
 NAMES = [f"m{number:02}" for number in range(20)]
 
 
 async def test_messages_cut_off_in_their_handlers_come_again_and_have_their_effect_once(
-    nats: PrivateNats, postgres_dsn: str
+    nats: PrivateNats, inbox_dsn: str
 ) -> None:
-    async with postgres_world(postgres_dsn) as backend:
+    async with postgres_backend(inbox_dsn) as backend:
         entered = asyncio.Event()
 
         async def stuck(given: Message, tx: Transaction[Any]) -> None:

@@ -334,7 +334,7 @@ def threaded(backend: Backend, request: pytest.FixtureRequest) -> Iterator[Threa
         yield ThreadedDatabase(sqlite, off_loop_handle)
         sqlite.close()
     else:
-        psycopg = PsycopgDatabase(request.getfixturevalue("postgres_dsn"))
+        psycopg = PsycopgDatabase(request.getfixturevalue("inbox_dsn"))
         yield ThreadedDatabase(psycopg, plain_handle)
         psycopg.close()
 

@@ -21,9 +21,9 @@ from onefold._kernel import deadlines
 from onefold._kernel.telemetry import Claimed, Released, Shed
 from onefold.shedding import Shedding, shed_asgi, shed_wsgi
 from onefold.testing.servers import PrivatePostgres
-from tests.contract.backends import CONNECTIONS_MAX, AsgiWorld, Backend, WsgiWorld
+from tests.contract.backends import CONNECTIONS_MAX, AsgiBackend, Backend, WsgiBackend
 from tests.contract.plans import Plan, RequestGuard
-from tests.contract.rows import ALL, ASGI, POSTGRES, WorldName
+from tests.contract.rows import ALL, ASGI, POSTGRES, BackendName
 from tests.contract.wire import looping
 from tests.http.shedding.stages import until
 from tests.http.stages import Orders, account_of, calling, problem
@@ -32,7 +32,7 @@ from tests.support.patience import PATIENCE_S
 FULL = Shedding(limit=1, queue_most=0, status=503)
 
 
-class ShedAsgiWorld(AsgiWorld):
+class ShedAsgiBackend(AsgiBackend):
     """A backend whose application sheds."""
 
     shedding_settings = FULL
@@ -41,7 +41,7 @@ class ShedAsgiWorld(AsgiWorld):
         super()._start(database, routes, options | {"shedding": self.shedding_settings})
 
 
-class ShedWsgiWorld(WsgiWorld):
+class ShedWsgiBackend(WsgiBackend):
     """The same on threads."""
 
     shedding_settings = FULL
@@ -50,7 +50,7 @@ class ShedWsgiWorld(WsgiWorld):
         super()._start(database, routes, options | {"shedding": self.shedding_settings})
 
 
-class OutsideAsgiWorld(AsgiWorld):
+class OutsideAsgiBackend(AsgiBackend):
     """A planted fault: the shedder is outside of the layer."""
 
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class OutsideAsgiWorld(AsgiWorld):
         self._app = shed_asgi(self._app, FULL, listener=self.events.append)
 
 
-class OutsideWsgiWorld(WsgiWorld):
+class OutsideWsgiBackend(WsgiBackend):
     """The same on threads."""
 
     def _start(self, database: object, routes: dict[str, Settings], options: dict[str, Any]) -> None:
@@ -76,22 +76,22 @@ def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture
-def open_world(
+def open_backend(
     request: pytest.FixtureRequest, tmp_path: Path, loop_thread: asyncio.AbstractEventLoop
 ) -> Iterator[Open]:
     """Opens a backend whose application sheds, inside of the layer or outside."""
     opened: list[Backend] = []
 
-    def open_one(name: WorldName, *, inside: bool = True) -> Backend:
+    def open_one(name: BackendName, *, inside: bool = True) -> Backend:
         address = str(tmp_path / "orders.db")
         if name in POSTGRES:
             server: PrivatePostgres = request.getfixturevalue("postgres")
             address = server.fresh_database()
         backend: Backend
         if name in ASGI:
-            backend = (ShedAsgiWorld if inside else OutsideAsgiWorld)(name, address, loop_thread)
+            backend = (ShedAsgiBackend if inside else OutsideAsgiBackend)(name, address, loop_thread)
         else:
-            backend = (ShedWsgiWorld if inside else OutsideWsgiWorld)(name, address)
+            backend = (ShedWsgiBackend if inside else OutsideWsgiBackend)(name, address)
         opened.append(backend)
         return backend
 
@@ -118,8 +118,8 @@ def check_replay_first(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_replays_are_served_while_new_work_is_shed(open_world: Open, name: WorldName) -> None:
-    backend = open_world(name)
+def test_replays_are_served_while_new_work_is_shed(open_backend: Open, name: BackendName) -> None:
+    backend = open_backend(name)
     check_replay_first(backend)
     assert [event for event in backend.events if isinstance(event, Shed)] == [Shed("queue full", 0)]
     assert len(backend.records()) == 2, "what was shed left a record"
@@ -129,15 +129,15 @@ def test_replays_are_served_while_new_work_is_shed(open_world: Open, name: World
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_check_finds_a_shedder_that_is_outside_of_the_layer(open_world: Open, name: WorldName) -> None:
+def test_the_check_finds_a_shedder_that_is_outside_of_the_layer(open_backend: Open, name: BackendName) -> None:
     with pytest.raises(AssertionError, match="503"):
-        check_replay_first(open_world(name, inside=False))
+        check_replay_first(open_backend(name, inside=False))
 
 
 @pytest.mark.parametrize("status", [503, 429])
 @pytest.mark.parametrize("name", ALL)
-def test_a_refusal_is_not_stored_whatever_its_status(open_world: Open, name: WorldName, status: Any) -> None:
-    backend: Any = open_world(name)
+def test_a_refusal_is_not_stored_whatever_its_status(open_backend: Open, name: BackendName, status: Any) -> None:
+    backend: Any = open_backend(name)
     backend.shedding_settings = Shedding(limit=1, queue_most=0, status=status)
     guard = RequestGuard()
     running = backend.start(key='"running"', plan=Plan(guard=guard, writes=False))  # SQLite has one write lock
@@ -153,8 +153,8 @@ def test_a_refusal_is_not_stored_whatever_its_status(open_world: Open, name: Wor
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_expired_work_is_dropped_and_a_retry_with_time_runs(open_world: Open, name: WorldName) -> None:
-    backend = open_world(name)
+def test_expired_work_is_dropped_and_a_retry_with_time_runs(open_backend: Open, name: BackendName) -> None:
+    backend = open_backend(name)
     late = backend.post(key='"k"', headers=(("request-timeout-ms", "0"),))
     assert (late.status, late.problem) == (504, "deadline-passed")
     assert not backend.calls
@@ -172,8 +172,8 @@ def test_expired_work_is_dropped_and_a_retry_with_time_runs(open_world: Open, na
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_who_waits_inside_the_layer_runs_when_there_is_room(open_world: Open, name: WorldName) -> None:
-    backend: Any = open_world(name)
+def test_who_waits_inside_the_layer_runs_when_there_is_room(open_backend: Open, name: BackendName) -> None:
+    backend: Any = open_backend(name)
     backend.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
     guard = RequestGuard()
     first = backend.start(key='"0"', plan=Plan(guard=guard, writes=False))
@@ -187,8 +187,10 @@ def test_who_waits_inside_the_layer_runs_when_there_is_room(open_world: Open, na
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_who_waits_inside_the_layer_holds_neither_a_connection_nor_its_key(open_world: Open, name: WorldName) -> None:
-    backend: Any = open_world(name)
+def test_who_waits_inside_the_layer_holds_neither_a_connection_nor_its_key(
+    open_backend: Open, name: BackendName
+) -> None:
+    backend: Any = open_backend(name)
     backend.shedding_settings = Shedding(limit=1, queue_most=CONNECTIONS_MAX, wait_most_s=60)
     guard = RequestGuard()
     first = backend.start(key='"0"', plan=Plan(guard=guard, writes=False))
@@ -212,9 +214,9 @@ def aside(backend: Backend, count: int) -> bool:
 
 @pytest.mark.parametrize("name", ALL)
 def test_of_two_that_wait_with_one_key_the_second_gets_the_answer_of_the_first(
-    open_world: Open, name: WorldName
+    open_backend: Open, name: BackendName
 ) -> None:
-    backend: Any = open_world(name)
+    backend: Any = open_backend(name)
     backend.shedding_settings = Shedding(limit=1, queue_most=5, wait_most_s=60)
     guard = RequestGuard()
     first = backend.start(key='"0"', plan=Plan(guard=guard, writes=False))
