@@ -11,7 +11,7 @@ from tests.contract.completeness import Claims, claims_of, contract_tests, short
 from tests.contract.rows import ALL, ASGI, ROWS, WSGI, Row
 
 
-def test_every_row_has_a_test_in_every_world() -> None:
+def test_every_row_has_a_test_in_every_backend() -> None:
     assert not shortcomings(ROWS, [claims_of(test) for test in contract_tests()])
 
 

@@ -20,9 +20,9 @@ from onefold.db._threaded import ThreadedDatabase
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
-from tests.crash.harness import LEASES_S, gate_for
+from tests.crash.harness import LEASES_S, guard_for
 from tests.crash.shop import AsyncInsert, Books, Shop, insert_asyncpg, insert_psycopg, insert_sqlite, open_books, routes
-from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite, WsgiStand
+from tests.crash.wsgi_harness import WsgiHarness, WsgiPsycopg, WsgiSqlite
 from tests.support.crash import Act, Boundaries, Edge, Suspensions
 from tests.support.invariants import Attempt, Reply
 from tests.support.patience import PATIENCE_S
@@ -32,7 +32,7 @@ Message = MutableMapping[str, Any]
 
 @dataclass(slots=True)
 class AsgiHold:
-    """A request in its handler, on the loop of its stand."""
+    """A request in its handler, on the loop of its harness."""
 
     runner: asyncio.Runner
     entered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,7 +66,7 @@ class AsgiShop:
         self._insert = insert
         self._shop = shop
         self.holds: dict[str, AsgiHold] = {}
-        guard = guard or gate_for(database.dialect)
+        guard = guard or guard_for(database.dialect)
         resolve = routes(**settings).resolve
         bounded = shop.boundaries.around_async(database)
         self.app = IdempotencyMiddleware(self._handler, guard=guard, database=bounded, resolve=resolve)
@@ -89,7 +89,7 @@ class AsgiShop:
         await send({"type": "http.response.body", "body": body})
 
 
-class AsgiStand:
+class AsgiHarness:
     """The shop on a loop of its own, which runs while it is asked."""
 
     def __init__(
@@ -98,7 +98,7 @@ class AsgiStand:
         database: AsyncDatabase[Any],
         insert: AsyncInsert,
         books: Books,
-        rival: WsgiStand,
+        rival: WsgiHarness,
         *,
         guard: RequestGuard | None = None,
         splits: bool = False,
@@ -154,7 +154,7 @@ class AsgiStand:
         return [f"{self.boundaries.out} connections are out"] if self.boundaries.out else []
 
 
-class AsgiSqlite(AsgiStand):
+class AsgiSqlite(AsgiHarness):
     """On a SQLite file. A second count, below the threads, sees what really reaches the file."""
 
     def __init__(self, path: Path, **options: Any) -> None:
@@ -174,7 +174,7 @@ class AsgiSqlite(AsgiStand):
         return found
 
 
-class AsgiPostgres(AsgiStand):
+class AsgiPostgres(AsgiHarness):
     """On Postgres, with a pool so small that one lost connection is missed."""
 
     POOL = 3

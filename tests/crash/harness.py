@@ -1,6 +1,6 @@
 """The shop behind each adapter and on each database, all asked in the same way: `harness.ask(route, key, payload)`.
 
-A stand is plain synchronous code, also where its shop runs on asyncio: so one campaign serves both colours.
+A harness is plain synchronous code, also where its shop runs on asyncio: so one campaign serves both colours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def insist(harness: Harness, route: str, key: str, payload: str, first: Attempt)
     return attempts
 
 
-def gate_for(dialect: str, store: Store | None = None) -> RequestGuard:
+def guard_for(dialect: str, store: Store | None = None) -> RequestGuard:
     if dialect == "postgres":
         return RequestGuard(store=store or LockedStore(), unkeyed=UnkeyedStore(PlainTransaction(lazily=False)))
     return RequestGuard(store=store or LockedStore(sqlite), unkeyed=UnkeyedStore(PlainTransaction(lazily=True)))

@@ -19,7 +19,7 @@ from onefold._kernel.telemetry import Claimed, Event, Settled
 from onefold._kernel.transaction import Transaction
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
-from tests.crash.harness import gate_for
+from tests.crash.harness import guard_for
 from tests.crash.shop import (
     PAY,
     Books,
@@ -50,7 +50,7 @@ class Fighter:
 
 
 class Arena:
-    """A database for duels: no waiting, so that a step that would block is refused instead."""
+    """A database for interleavings: no waiting, so that a step that would block is refused instead."""
 
     def __init__(
         self, database: Database[Any], insert: Insert, books: Books, *, store: Store | None = None, splits: bool = False
@@ -61,7 +61,7 @@ class Arena:
         self._bounded = self.boundaries.around(database)
         self._insert = insert
         self._splits = splits
-        self._gate = gate_for(database.dialect, store)
+        self._guard = guard_for(database.dialect, store)
         route = routes(lease_s=30.0).resolve(Request(method="POST", path=PAY))
         assert route is not None
         self._route = route
@@ -117,7 +117,7 @@ class Arena:
             elif isinstance(event, Claimed) and event.outcome == "run":
                 log.append(Held("granted", key, fighter.name))
 
-        guard = replace(self._gate, listener=listen)
+        guard = replace(self._guard, listener=listen)
         headers = ((b"idempotency-key", key.encode()), (b"content-type", b"text/plain"))
         asked = Request(method="POST", path=PAY, headers=headers)
         handler = self._handler(fighter, key)

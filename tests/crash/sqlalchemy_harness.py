@@ -11,9 +11,9 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
-from tests.crash.asgi_harness import AsgiStand
+from tests.crash.asgi_harness import AsgiHarness
 from tests.crash.shop import open_books
-from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite, WsgiStand
+from tests.crash.wsgi_harness import WsgiHarness, WsgiPsycopg, WsgiSqlite
 from tests.support.patience import PATIENCE_S
 
 POOL: dict[str, Any] = {"pool_size": 3, "max_overflow": 0, "pool_timeout": 5}
@@ -24,8 +24,8 @@ def insert(handle: Any, key: str, payload: str) -> Any:
     return handle.execute(text("INSERT INTO payments VALUES (:key, :payload)"), {"key": key, "payload": payload})
 
 
-class _AsgiEngine(AsgiStand):
-    def __init__(self, url: str, address: Any, rival: WsgiStand, pool: dict[str, Any], **options: Any) -> None:
+class _AsgiEngine(AsgiHarness):
+    def __init__(self, url: str, address: Any, rival: WsgiHarness, pool: dict[str, Any], **options: Any) -> None:
         self.engine = create_async_engine(url, **pool)
         database = AsyncSqlalchemyDatabase(self.engine)
         super().__init__(asyncio.Runner(), database, insert, open_books(address), rival, **options)
@@ -42,8 +42,8 @@ class _AsgiEngine(AsgiStand):
         super().close()
 
 
-class _WsgiEngine(WsgiStand):
-    def __init__(self, url: str, address: Any, rival: WsgiStand, pool: dict[str, Any], **options: Any) -> None:
+class _WsgiEngine(WsgiHarness):
+    def __init__(self, url: str, address: Any, rival: WsgiHarness, pool: dict[str, Any], **options: Any) -> None:
         self.engine = create_engine(url, **pool)
         super().__init__(SqlalchemyDatabase(self.engine), insert, open_books(address), rival, **options)
 

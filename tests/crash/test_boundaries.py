@@ -217,7 +217,7 @@ def test_a_flow_handles_what_its_effect_raises(file: SqliteDatabase) -> None:
     assert stepper.result == "handled"
 
 
-def test_on_a_virtual_lane_waiting_takes_no_time(file: SqliteDatabase) -> None:
+def test_on_a_virtual_executor_waiting_takes_no_time(file: SqliteDatabase) -> None:
     async def waits() -> float:
         begun = await Now()
         await Sleep(3600)

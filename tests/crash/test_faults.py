@@ -16,7 +16,7 @@ from tests.crash.shop import PAY_UNKEYED, new_key
 from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
 from tests.support.crash import Crossing, Strike, lose_connection, strikes
 
-STANDS: dict[str, Any] = {
+HARNESSES: dict[str, Any] = {
     "asgi-sqlite": AsgiSqlite,
     "asgi-asyncpg": AsgiAsyncpg,
     "wsgi-sqlite": WsgiSqlite,
@@ -24,7 +24,7 @@ STANDS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=STANDS)
+@pytest.fixture(scope="module", params=HARNESSES)
 def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     where: Any
     if "sqlite" in request.param:
@@ -32,7 +32,7 @@ def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
-    harness: Harness = STANDS[request.param](where)
+    harness: Harness = HARNESSES[request.param](where)
     yield harness
     harness.close()
 

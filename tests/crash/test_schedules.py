@@ -20,14 +20,14 @@ FIRST = Fighter(name="first")
 SECOND = Fighter(name="second")
 THIRD = Fighter(name="third")
 
-DUELS: dict[str, tuple[Fighter, Fighter]] = {
+INTERLEAVINGS: dict[str, tuple[Fighter, Fighter]] = {
     "the same request twice": (FIRST, SECOND),
     "two payloads under one key": (FIRST, Fighter(name="second", payload="99 EUR")),
     "the first one's handler breaks": (Fighter(name="first", handler="breaks"), SECOND),
     "the first one is declined": (Fighter(name="first", handler="declines"), SECOND),
 }
 
-#: More than any duel has: a protocol that needs more steps should be noticed.
+#: More than any interleaving has: a protocol that needs more steps should be noticed.
 LIMIT = 200_000
 
 
@@ -42,11 +42,11 @@ def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
         yield arena
 
 
-@pytest.mark.parametrize("interleaving", DUELS)
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
 def test_two_requests_with_one_key_end_well_in_every_order(arena: Arena, interleaving: str) -> None:
     fought = 0
     for choices in every_schedule(limit=LIMIT):
-        assert not arena.fight(DUELS[interleaving], choices)
+        assert not arena.fight(INTERLEAVINGS[interleaving], choices)
         fought += 1
     assert fought >= 20
 
@@ -55,7 +55,7 @@ def test_two_requests_with_one_key_end_well_in_every_order(arena: Arena, interle
 def test_a_lease_that_ends_in_the_middle_of_a_duel_lets_nobody_win_twice(arena: Arena, interleaving: str) -> None:
     fought = 0
     for choices in every_schedule(limit=LIMIT):
-        assert not arena.fight(DUELS[interleaving], choices, lease_ends=True, preemptions=2)
+        assert not arena.fight(INTERLEAVINGS[interleaving], choices, lease_ends=True, preemptions=2)
         fought += 1
     assert fought >= 70
 
@@ -72,11 +72,11 @@ def test_three_requests_with_one_key_end_well_in_any_order(arena: Arena) -> None
 
 
 def found(arena: Arena, interleaving: str, **how: Any) -> list[str]:
-    """What all schedules of a duel bring to light."""
+    """What all schedules of an interleaving bring to light."""
     return [
         sentence
         for choices in every_schedule(limit=LIMIT)
-        for sentence in arena.fight(DUELS[interleaving], choices, **how)
+        for sentence in arena.fight(INTERLEAVINGS[interleaving], choices, **how)
     ]
 
 
@@ -144,13 +144,13 @@ def _nothing_is_private(effect: Effect[Any]) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("interleaving", DUELS)
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
 def test_two_requests_end_well_in_every_order_of_every_effect(arena: Arena, interleaving: str) -> None:
     assert not found(arena, interleaving, private=_nothing_is_private)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("interleaving", DUELS)
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
 def test_a_lease_that_ends_at_any_moment_of_a_duel_lets_nobody_win_twice(arena: Arena, interleaving: str) -> None:
     assert not found(arena, interleaving, lease_ends=True, preemptions=4)
 

@@ -22,13 +22,13 @@ from tests.crash.wsgi_harness import WsgiPsycopg
 from tests.support.crash import Crossing, lose_connection
 from tests.support.invariants import Attempt, violations
 
-STANDS: dict[str, Any] = {"asgi-asyncpg": AsgiAsyncpg, "wsgi-psycopg": WsgiPsycopg}
+HARNESSES: dict[str, Any] = {"asgi-asyncpg": AsgiAsyncpg, "wsgi-psycopg": WsgiPsycopg}
 
 #: The last message of a settle, a Sync. Postgres executes a COMMIT before it reads that.
 LAST_BYTES = 5
 
 
-@pytest.mark.parametrize("name", STANDS)
+@pytest.mark.parametrize("name", HARNESSES)
 def test_a_server_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
     mortal_postgres: PrivatePostgres, name: str
 ) -> None:
@@ -36,7 +36,7 @@ def test_a_server_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
         mortal_postgres.kill()
         mortal_postgres.restart()
 
-    with closing(STANDS[name](mortal_postgres.fresh_database())) as harness:
+    with closing(HARNESSES[name](mortal_postgres.fresh_database())) as harness:
         assert not campaign(harness, PATHS["first success"], kill_and_restart)
 
 
@@ -118,9 +118,9 @@ def proxied(harness: Any, postgres: PrivatePostgres) -> Iterator[tuple[Harness, 
         yield harness, scissors
 
 
-@pytest.fixture(params=STANDS)
+@pytest.fixture(params=HARNESSES)
 def behind_a_proxy(request: pytest.FixtureRequest, postgres: PrivatePostgres) -> Iterator[tuple[Harness, Scissors]]:
-    yield from proxied(STANDS[request.param], postgres)
+    yield from proxied(HARNESSES[request.param], postgres)
 
 
 @pytest.fixture(params=[AsgiPsycopg, AsgiSqlalchemyPostgres, WsgiSqlalchemyPostgres])

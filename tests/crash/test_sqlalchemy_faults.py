@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_harness import AsgiStand
+from tests.crash.asgi_harness import AsgiHarness
 from tests.crash.harness import Harness
 from tests.crash.paths import PATHS, campaign
 from tests.crash.sqlalchemy_harness import (
@@ -20,7 +20,7 @@ from tests.crash.sqlalchemy_harness import (
 from tests.support.crash import cancel_task, lose_connection
 
 ASGI: dict[str, Any] = {"asgi-postgres": AsgiSqlalchemyPostgres, "asgi-sqlite": AsgiSqlalchemySqlite}
-STANDS: dict[str, Any] = {**ASGI, "wsgi-postgres": WsgiSqlalchemyPostgres, "wsgi-sqlite": WsgiSqlalchemySqlite}
+HARNESSES: dict[str, Any] = {**ASGI, "wsgi-postgres": WsgiSqlalchemyPostgres, "wsgi-sqlite": WsgiSqlalchemySqlite}
 
 
 def standing(
@@ -32,12 +32,12 @@ def standing(
     else:
         server: PrivatePostgres = request.getfixturevalue("postgres")
         where = server.fresh_database()
-    harness: Harness = STANDS[request.param](where, **options)
+    harness: Harness = HARNESSES[request.param](where, **options)
     yield harness
     harness.close()
 
 
-@pytest.fixture(scope="module", params=STANDS)
+@pytest.fixture(scope="module", params=HARNESSES)
 def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     yield from standing(request, tmp_path_factory)
 
@@ -53,5 +53,5 @@ def test_a_connection_lost_at_any_crossing_leaves_a_request_that_can_be_retried(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_request_cancelled_wherever_it_waits_leaves_nothing_half_done(suspended: AsgiStand, path: str) -> None:
+def test_a_request_cancelled_wherever_it_waits_leaves_nothing_half_done(suspended: AsgiHarness, path: str) -> None:
     assert not campaign(suspended, PATHS[path], cancel_task)

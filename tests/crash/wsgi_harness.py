@@ -16,7 +16,7 @@ from onefold._http.wsgi import TRANSACTION, Application, Environ, IdempotencyMid
 from onefold._kernel.ports import Database
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
-from tests.crash.harness import LEASES_S, gate_for
+from tests.crash.harness import LEASES_S, guard_for
 from tests.crash.shop import Books, Insert, Shop, insert_psycopg, insert_sqlite, open_books, routes
 from tests.support.crash import Act, Boundaries
 from tests.support.invariants import Attempt, Reply
@@ -40,7 +40,7 @@ class WsgiHold:
         return self.future.result(PATIENCE_S)
 
 
-class WsgiStand:
+class WsgiHarness:
     """The shop on the thread that asks."""
 
     def __init__(
@@ -48,7 +48,7 @@ class WsgiStand:
         database: Database[Any],
         insert: Insert,
         books: Books,
-        rival: WsgiStand | None,
+        rival: WsgiHarness | None,
         *,
         guard: RequestGuard | None = None,
         splits: bool = False,
@@ -63,7 +63,7 @@ class WsgiStand:
         self._insert = insert
         self._holds: dict[str, WsgiHold] = {}
         self._threads = ThreadPoolExecutor()
-        guard = guard or gate_for(database.dialect)
+        guard = guard or guard_for(database.dialect)
         resolve = routes(**settings).resolve
         bounded = self.boundaries.around(database)
         self._app = IdempotencyMiddleware(self._handler, guard=guard, database=bounded, resolve=resolve)
@@ -120,7 +120,7 @@ class WsgiStand:
         return [body]
 
 
-class WsgiSqlite(WsgiStand):
+class WsgiSqlite(WsgiHarness):
     """On a SQLite file."""
 
     def __init__(self, path: Path, *, alone: bool = False, **options: Any) -> None:
@@ -129,7 +129,7 @@ class WsgiSqlite(WsgiStand):
         super().__init__(database, insert_sqlite, open_books(path), rival, **options)
 
 
-class WsgiPsycopg(WsgiStand):
+class WsgiPsycopg(WsgiHarness):
     """On Postgres by psycopg."""
 
     def __init__(self, dsn: str, *, through: str | None = None, alone: bool = False, **options: Any) -> None:

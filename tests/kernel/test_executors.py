@@ -54,7 +54,7 @@ def executor(watched: Watched) -> ThreadExecutor[Any]:
 
 
 @pytest.fixture
-async def task_lane(watched: Watched) -> AsyncIterator[TaskExecutor[Any]]:
+async def task_executor(watched: Watched) -> AsyncIterator[TaskExecutor[Any]]:
     yield TaskExecutor(watched.tasks)
     await watched.tasks.close()
 
@@ -70,15 +70,17 @@ def test_acquiring_twice_takes_one_connection(executor: ThreadExecutor[Any], wat
     assert watched.verbs == ["acquire", "release"]
 
 
-async def test_acquiring_twice_takes_one_connection_on_asyncio(task_lane: TaskExecutor[Any], watched: Watched) -> None:
-    await task_lane.acquire()
-    await task_lane.acquire()
+async def test_acquiring_twice_takes_one_connection_on_asyncio(
+    task_executor: TaskExecutor[Any], watched: Watched
+) -> None:
+    await task_executor.acquire()
+    await task_executor.acquire()
     assert watched.boundaries.out == 1
-    await task_lane.release()
+    await task_executor.release()
     assert watched.verbs == ["acquire", "release"]
 
 
-def test_a_lane_can_be_used_again(executor: ThreadExecutor[Any], watched: Watched) -> None:
+def test_an_executor_can_be_used_again(executor: ThreadExecutor[Any], watched: Watched) -> None:
     for _ in range(2):
         executor.acquire()
         assert executor.fetch(ONE) == [(1,)]
@@ -86,11 +88,11 @@ def test_a_lane_can_be_used_again(executor: ThreadExecutor[Any], watched: Watche
     assert watched.boundaries.out == 0
 
 
-async def test_a_lane_can_be_used_again_on_asyncio(task_lane: TaskExecutor[Any], watched: Watched) -> None:
+async def test_an_executor_can_be_used_again_on_asyncio(task_executor: TaskExecutor[Any], watched: Watched) -> None:
     for _ in range(2):
-        await task_lane.acquire()
-        assert await task_lane.fetch(ONE) == [(1,)]
-        await task_lane.release()
+        await task_executor.acquire()
+        assert await task_executor.fetch(ONE) == [(1,)]
+        await task_executor.release()
     assert watched.boundaries.out == 0
 
 
@@ -101,10 +103,12 @@ def test_letting_go_of_nothing_does_nothing(executor: ThreadExecutor[Any], watch
     assert watched.verbs == []
 
 
-async def test_letting_go_of_nothing_does_nothing_on_asyncio(task_lane: TaskExecutor[Any], watched: Watched) -> None:
-    await task_lane.release()
-    await task_lane.discard()
-    task_lane.abandon()
+async def test_letting_go_of_nothing_does_nothing_on_asyncio(
+    task_executor: TaskExecutor[Any], watched: Watched
+) -> None:
+    await task_executor.release()
+    await task_executor.discard()
+    task_executor.abandon()
     assert watched.verbs == []
 
 
@@ -116,12 +120,12 @@ def test_whoever_uses_a_connection_without_one_is_told_what_to_await(executor: T
 
 
 async def test_whoever_uses_a_connection_without_one_is_told_what_to_await_on_asyncio(
-    task_lane: TaskExecutor[Any],
+    task_executor: TaskExecutor[Any],
 ) -> None:
     with pytest.raises(ProgrammerError, match=r"await Acquire\(\) first"):
-        await task_lane.fetch(ONE)
+        await task_executor.fetch(ONE)
     with pytest.raises(ProgrammerError, match=r"await Acquire\(\) first"):
-        await task_lane.batch((ONE,))
+        await task_executor.batch((ONE,))
 
 
 # --- connections that break -----------------------------------------------------------------------------------
@@ -135,11 +139,11 @@ def test_a_connection_lost_while_it_is_given_back_fails_nobody(executor: ThreadE
 
 
 async def test_a_connection_lost_while_it_is_given_back_fails_nobody_on_asyncio(
-    task_lane: TaskExecutor[Any], watched: Watched
+    task_executor: TaskExecutor[Any], watched: Watched
 ) -> None:
-    await task_lane.acquire()
+    await task_executor.acquire()
     watched.lose("release")
-    await task_lane.release()
+    await task_executor.release()
     assert watched.boundaries.out == 0
 
 
@@ -153,10 +157,10 @@ def test_abandoning_a_connection_that_cannot_be_thrown_away_fails_nobody(
 
 
 async def test_abandoning_awaits_nothing_and_the_connection_leaves_all_the_same(
-    task_lane: TaskExecutor[Any], watched: Watched
+    task_executor: TaskExecutor[Any], watched: Watched
 ) -> None:
-    await task_lane.acquire()
-    task_lane.abandon()
+    await task_executor.acquire()
+    task_executor.abandon()
     assert watched.boundaries.out == 1
     async with asyncio.timeout(PATIENCE_S):
         while watched.boundaries.out:  # noqa: ASYNC110
@@ -165,13 +169,13 @@ async def test_abandoning_awaits_nothing_and_the_connection_leaves_all_the_same(
 
 
 async def test_abandoning_a_connection_that_cannot_be_thrown_away_fails_nobody_on_asyncio(
-    task_lane: TaskExecutor[Any], watched: Watched
+    task_executor: TaskExecutor[Any], watched: Watched
 ) -> None:
     failures: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
-    await task_lane.acquire()
+    await task_executor.acquire()
     watched.lose("discard")
-    task_lane.abandon()
+    task_executor.abandon()
     async with asyncio.timeout(PATIENCE_S):
         while watched.boundaries.out:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -192,6 +196,6 @@ def test_a_thread_calls_plain_functions_only(executor: ThreadExecutor[Any]) -> N
         executor.call(later)
 
 
-async def test_a_task_calls_both_kinds(task_lane: TaskExecutor[Any]) -> None:
-    assert await task_lane.call(lambda: "now") == "now"
-    assert await task_lane.call(later) == "later"
+async def test_a_task_calls_both_kinds(task_executor: TaskExecutor[Any]) -> None:
+    assert await task_executor.call(lambda: "now") == "now"
+    assert await task_executor.call(later) == "later"

@@ -172,7 +172,7 @@ def ambient_reach(source: Source) -> Iterator[Finding]:
         return
     for line, name in sorted(_references(source.tree())):
         if instead := AMBIENT.get(name) or AMBIENT.get(_top(name)):
-            yield source.finding(line, f"{name} belongs to the rim: {instead}")
+            yield source.finding(line, f"{name} belongs to the edge: {instead}")
 
 
 def unsafe_loading(source: Source) -> Iterator[Finding]:

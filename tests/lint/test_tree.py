@@ -99,7 +99,7 @@ def test_drivers_are_imported_in_db_only() -> None:
     assert not findings(checks.stray_drivers, modules())
 
 
-def test_nothing_below_the_rim_reaches_for_time_chance_or_settings() -> None:
+def test_nothing_below_the_edge_reaches_for_time_chance_or_settings() -> None:
     assert not findings(checks.ambient_reach, modules())
 
 

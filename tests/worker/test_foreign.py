@@ -13,7 +13,7 @@ from onefold._inbox.redrive import Filter, redrive
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.brokers import Delivery
 from onefold.testing.servers import GivenKafka, PrivateKafka
-from tests.inbox.backends import Backend, message, sqlite_world
+from tests.inbox.backends import Backend, message, sqlite_backend
 from tests.worker.consuming import running, until
 from tests.worker.foreign import BROKERS, Elsewhere
 
@@ -40,7 +40,7 @@ async def elsewhere(request: pytest.FixtureRequest) -> AsyncIterator[Elsewhere]:
 
 @pytest.fixture
 async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
-    async with sqlite_world(tmp_path_factory.mktemp("foreign") / "onefold.db") as backend:
+    async with sqlite_backend(tmp_path_factory.mktemp("foreign") / "onefold.db") as backend:
         yield backend
 
 

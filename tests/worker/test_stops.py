@@ -31,10 +31,10 @@ class Hanging:
 
     def __init__(self, backend: Backend) -> None:
         self.entered = asyncio.Event()
-        self._world = backend
+        self._backend = backend
 
     async def __call__(self, given: Message, tx: Transaction[Any]) -> None:
-        await self._world.write(tx, given.id)
+        await self._backend.write(tx, given.id)
         self.entered.set()
         await asyncio.Event().wait()
 

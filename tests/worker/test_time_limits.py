@@ -23,7 +23,7 @@ from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConfigurationError
-from tests.inbox.backends import Backend, message, sqlite_world
+from tests.inbox.backends import Backend, message, sqlite_backend
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until
 
@@ -127,7 +127,7 @@ async def test_a_handler_that_gives_up_in_an_unusual_way_fails_its_message_and_e
 
 @pytest.mark.parametrize("error", [Abort("enough"), GeneratorExit(), SystemExit(1)], ids=repr)
 async def test_so_does_a_plain_function(sqlite_path: Path, error: BaseException) -> None:
-    async with sqlite_world(sqlite_path) as backend:
+    async with sqlite_backend(sqlite_path) as backend:
 
         def handler(given: Message) -> None:
             if int(given.id[1:]) % 2:
@@ -381,7 +381,7 @@ async def test_with_as_many_threads_left_behind_as_may_be_a_consumer_stands_stil
 
 
 async def test_a_hanging_sync_handler_does_not_keep_others_from_writing_to_sqlite(sqlite_path: Path) -> None:
-    async with sqlite_world(sqlite_path) as backend:
+    async with sqlite_backend(sqlite_path) as backend:
         stage, broker = Threads(backend), MemoryBroker()
         database = SqliteDatabase(sqlite_path)
         consumer = backend.consumer(stage.handler, attempts=2, retry_base_s=60, timeout_s=0.2)

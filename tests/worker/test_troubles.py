@@ -25,7 +25,7 @@ class Hiccups:
 
     def __init__(self, backend: Backend, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = left
-        self._world = backend
+        self._backend = backend
         self._acquire = backend.database.acquire
         self._next_is_lost = False
         monkeypatch.setattr(backend.database, "acquire", self.acquire)
@@ -33,7 +33,7 @@ class Hiccups:
     def transaction(self, executor: TaskExecutor[Any]) -> Transaction[Any]:
         """What it is asked for next is the connection of this transaction."""
         self._next_is_lost, self.left = self.left > 0, self.left - 1
-        return Transaction(executor, self._world.outbox.new_buffer)
+        return Transaction(executor, self._backend.outbox.new_buffer)
 
     async def acquire(self) -> Any:
         if self._next_is_lost:
@@ -42,7 +42,7 @@ class Hiccups:
         return await self._acquire()
 
     def consuming(self, broker: MemoryBroker) -> ConsumerRunner:
-        backend = self._world
+        backend = self._backend
         return ConsumerRunner(
             backend.database, broker, [backend.consumer()], transaction=self.transaction, listener=backend.events.append
         )

@@ -44,7 +44,7 @@ class Errand:
     concurrency: int = 16
     timeout_s: float = 1.0
     insist_s: float = 300.0
-    """A number of tries would be up sooner the slower the machine is, and the weather as fast as ever."""
+    """A number of tries would be up sooner the slower the machine is, and the faults as many as ever."""
     policy: RetryPolicy = field(default_factory=RetryPolicy)
 
 

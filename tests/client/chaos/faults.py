@@ -57,7 +57,7 @@ def forecast(chance: random.Random) -> Iterator[str]:
 
 
 @contextmanager
-def bad_weather(proxy: FaultProxy, seed: int, pause_s: float) -> Iterator[Faults]:
+def inject_faults(proxy: FaultProxy, seed: int, pause_s: float) -> Iterator[Faults]:
     """Until the end of the block, about one fault in every `pause_s`."""
     faults = Faults(proxy)
     chance, over = random.Random(seed), threading.Event()

@@ -51,8 +51,8 @@ def unresolved(journal: str) -> list[dict[str, Any]]:
 
 
 def killed_at(point: str, kind: str, url: str, journal: str, intent: str) -> None:
-    with child(paid_by, kind, url, journal, intent, point) as doomed:
-        assert doomed.ended(PATIENCE_S) == -signal.SIGKILL
+    with child(paid_by, kind, url, journal, intent, point) as victim:
+        assert victim.ended(PATIENCE_S) == -signal.SIGKILL
 
 
 def is_finished_by_the_next(point: str, kind: str, bank: tuple[str, str], journal: str, intent: str) -> None:

@@ -16,7 +16,7 @@ from onefold.testing.fault_proxy import HOST, FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.client.chaos.bank import open_bank
 from tests.client.chaos.customers import Account, Errand, Keys, accounts, customers, together
-from tests.client.chaos.faults import bad_weather
+from tests.client.chaos.faults import inject_faults
 from tests.client.chaos.ledger_checks import make_bank, make_journal, wrong_entries, wrong_payments
 
 PROCESSES = 2
@@ -26,7 +26,7 @@ WITHIN_S = 500.0
 
 
 class Campaign:
-    """Customers, bad weather and a bank; then the books."""
+    """Customers, a bad network and a bank; then the ledger."""
 
     def __init__(self, bank: str, journal: str, count: int, *, keys: Keys = "intents") -> None:
         self.bank, self.journal, self.keys = bank, journal, keys
@@ -49,13 +49,13 @@ class Campaign:
                 )
                 for first in range(PROCESSES)
             ]
-            with customers(errands) as children, bad_weather(proxy, seed, PAUSE_S) as faults:
+            with customers(errands) as children, inject_faults(proxy, seed, PAUSE_S) as faults:
                 self.account = together(accounts(children, WITHIN_S))
             print(
                 f"{len(self.intents)} intents in {time.monotonic() - began:.1f} s: {self.account.attempts} attempts, "
                 f"{self.account.again} tries again, {self.account.replayed} replays, felt {dict(self.account.faults)}, "
                 f"stops {dict(self.account.stops)}, "
-                f"weather {dict(faults.done)}, cuts {proxy.traffic.cuts}, bank {bank.figures()}",
+                f"injected {dict(faults.done)}, cuts {proxy.traffic.cuts}, bank {bank.figures()}",
                 file=sys.stderr,
             )
 

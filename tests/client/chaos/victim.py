@@ -38,7 +38,7 @@ POINTS: Final = {
 COMMIT_S_MAX = 120.0
 
 
-class Doom:
+class KillPoint:
     """Kills its own process at one point."""
 
     def __init__(self, point: str, url: str) -> None:
@@ -70,27 +70,27 @@ class Doom:
             time.sleep(0.01)
 
 
-def pay(url: str, journal: str, intent: str, doom: Doom | None = None) -> httpx.Response:
+def pay(url: str, journal: str, intent: str, kill: KillPoint | None = None) -> httpx.Response:
     """One payment on a thread."""
-    extensions: dict[str, Any] = {"intent": intent} | ({"trace": doom.trace} if doom else {})
-    transport = onefold.retrying(httpx.HTTPTransport(), journal=journal, listener=doom.hear if doom else None)
+    extensions: dict[str, Any] = {"intent": intent} | ({"trace": kill.trace} if kill else {})
+    transport = onefold.retrying(httpx.HTTPTransport(), journal=journal, listener=kill.hear if kill else None)
     with httpx.Client(transport=transport, base_url=url, timeout=PATIENCE_S) as client:
         return client.post("/payments", json={"intent": intent}, extensions=extensions)
 
 
-async def pay_async(url: str, journal: str, intent: str, doom: Doom | None = None) -> httpx.Response:
+async def pay_async(url: str, journal: str, intent: str, kill: KillPoint | None = None) -> httpx.Response:
     """The same on a loop."""
-    extensions: dict[str, Any] = {"intent": intent} | ({"trace": doom.trace_async} if doom else {})
-    transport = onefold.retrying(httpx.AsyncHTTPTransport(), journal=journal, listener=doom.hear if doom else None)
+    extensions: dict[str, Any] = {"intent": intent} | ({"trace": kill.trace_async} if kill else {})
+    transport = onefold.retrying(httpx.AsyncHTTPTransport(), journal=journal, listener=kill.hear if kill else None)
     async with httpx.AsyncClient(transport=transport, base_url=url, timeout=PATIENCE_S) as client:
         return await client.post("/payments", json={"intent": intent}, extensions=extensions)
 
 
 def paid_by(kind: str, url: str, journal: str, intent: str, point: str | None) -> tuple[int, str, str, bool]:
     """Status, body and key of a payment, and whether it was a replay; where a point is named, nobody lives to tell."""
-    doom = Doom(point, url) if point else None
+    kill = KillPoint(point, url) if point else None
     answer = (
-        pay(url, journal, intent, doom) if kind == "threads" else asyncio.run(pay_async(url, journal, intent, doom))
+        pay(url, journal, intent, kill) if kind == "threads" else asyncio.run(pay_async(url, journal, intent, kill))
     )
     report = report_of(answer)
     assert report is not None

@@ -38,7 +38,7 @@ class Backend:
         return await run_async(flow, TaskExecutor(database or self.database))
 
     def journal(self, **settings: Any) -> Journal:
-        """Its keys are key-1, key-2 and so on, in this world."""
+        """Its keys are key-1, key-2 and so on, here."""
         return Journal(self.dialect, **{"new_key": lambda: f"key-{next(self._keys)}", **settings})
 
     async def claim(
@@ -77,7 +77,7 @@ async def _changed(sql: str) -> int:
 
 
 @asynccontextmanager
-async def sqlite_world(path: Path) -> AsyncIterator[Backend]:
+async def sqlite_backend(path: Path) -> AsyncIterator[Backend]:
     database = async_sqlite(path)
     backend = Backend(database)
     await backend.flow(prepare(backend.dialect))
@@ -86,15 +86,15 @@ async def sqlite_world(path: Path) -> AsyncIterator[Backend]:
 
 
 @asynccontextmanager
-async def postgres_world(dsn: str) -> AsyncIterator[Backend]:
+async def postgres_backend(dsn: str) -> AsyncIterator[Backend]:
     async with asyncpg.create_pool(dsn, min_size=0, max_size=4) as pool:
         backend = Backend(AsyncpgDatabase(pool))
         await backend.flow(prepare(backend.dialect))
         yield backend
 
 
-def world_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Backend]:
-    """The world that a fixture's parameter names."""
+def backend_of(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Backend]:
+    """The backend that a fixture's parameter names."""
     if request.param == "sqlite":
-        return sqlite_world(request.getfixturevalue("sqlite_path"))
-    return postgres_world(request.getfixturevalue("postgres_dsn"))
+        return sqlite_backend(request.getfixturevalue("sqlite_path"))
+    return postgres_backend(request.getfixturevalue("postgres_dsn"))
