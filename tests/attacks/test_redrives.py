@@ -15,16 +15,19 @@ from onefold._inbox.redrive import Filter, Job, job_of, redrive
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
-from tests.inbox.backends import Backend, message, world_of
+from tests.inbox.backends import Backend, backend_of, message
+from tests.inbox.conftest import inbox_database, inbox_dsn
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, running, until
+
+__all__ = ["inbox_database", "inbox_dsn"]
 
 KEYS = 5
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    async with world_of(request) as backend:
+    async with backend_of(request) as backend:
         yield backend
 
 

@@ -1,21 +1,22 @@
-"""One fork server for the campaigns, and a database on the worker's Postgres that holds a schema for each place."""
+"""Where the campaigns fork processes, and a database on the worker's Postgres that holds a schema for each place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.chaos.fork_server import ForkServer
+from tests.chaos.job_processes import JobProcesses
 from tests.chaos.stages import Stage, stage_of
 
 
 @pytest.fixture(scope="session")
-def processes() -> Iterator[ForkServer]:
-    with ForkServer() as fork_server:
-        yield fork_server
+def processes() -> Iterator[JobProcesses]:
+    with closing(JobProcesses()) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -180,11 +180,11 @@ async def leftovers(place: Place, database: AsyncDatabase[Any]) -> list[str]:
 
 
 async def until(true: Callable[[], Any], *, within_s: float) -> bool:
-    """Whether it came true in time. Looks often."""
+    """Whether it came true in time. Looks ten times a second: every look is a query, and dozens wait at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while not await true():
         if loop.time() > deadline:
             return False
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
     return True

@@ -15,7 +15,7 @@ from typing import Any
 from onefold import AsyncOnefold
 from onefold._kernel.ports import AsyncDatabase
 from onefold.errors import OnefoldError
-from tests.chaos.fork_server import Fate, ForkServer
+from tests.chaos.job_processes import Fate, JobProcesses
 from tests.chaos.jobs import Job, Role
 from tests.chaos.ledger_checks import Event, Written, violations
 from tests.chaos.places import Place, arrivals, opened, shop, until
@@ -26,7 +26,7 @@ class Running:
     """A place at work."""
 
     place: Place
-    processes: ForkServer
+    processes: JobProcesses
     database: AsyncDatabase[Any]
     once: AsyncOnefold
     written: Written = field(default_factory=Written)
@@ -117,7 +117,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(place: Place, processes: ForkServer) -> AsyncIterator[Running]:
+async def running(place: Place, processes: JobProcesses) -> AsyncIterator[Running]:
     async with opened(place) as database:
         found = Running(place, processes, database, shop(place, database, lambda: place.reach(database)))
         try:

@@ -128,7 +128,7 @@ async def at_work(once: AsyncOnefold, findings: Findings, name: str, *, relays: 
     stop = asyncio.Event()
     tasks = {asyncio.create_task(once.consume(stop), name="consumer")}
     if relays:
-        tasks.add(asyncio.create_task(once.relay(stop, lease_s=LEASE_S, poll_s_max=0.05), name="relay"))
+        tasks.add(asyncio.create_task(once.relay(stop, lease_s=LEASE_S, poll_s_max=0.2), name="relay"))
     try:
         yield
     finally:

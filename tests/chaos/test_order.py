@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from onefold.testing.servers import PrivateNats
-from tests.chaos.fork_server import ForkServer
+from tests.chaos.job_processes import JobProcesses
 from tests.chaos.jobs import Job, Role
 from tests.chaos.ledger_checks import inversions
 from tests.chaos.places import Place, subscribe
@@ -53,15 +53,15 @@ async def kill_relays(path: Running, relays: list[int], seed: int, kills: int) -
         relays[victim] = path.start(job.role, refuses=job.refuses, seed=seed * 1000 + number)
 
 
-async def storm(place: Place, processes: ForkServer, role: Role, *, transactions: int, kills: int, seed: int) -> int:
+async def storm(place: Place, processes: JobProcesses, role: Role, *, transactions: int, kills: int, seed: int) -> int:
     """How many events were out of order; everything else that could be wrong is an error."""
     async with running(place, processes) as path:
         await subscribe(place, path.database)
         path.start("consumer")
         await write_all(path, transactions // 2, seed)  # a backlog, as after an outage
         if kills:  # one that is sure to die at the worst moment: two waves are published, and nothing is marked
-            doomed = Job(role=role, place=place, act="kill", at=("publish", "after", 2))
-            assert processes.run(doomed).struck is not None
+            victim = Job(role=role, place=place, act="kill", at=("publish", "after", 2))
+            assert processes.run(victim).struck is not None
         straggler = path.start(role, act="stop", at=("publish", "before", 1))
         assert processes.wait(straggler).state == "stopped"
         relays = [path.start(role, refuses=REFUSES if kills else 0.0, seed=number) for number in range(RELAYS)]
@@ -86,7 +86,7 @@ async def storm(place: Place, processes: ForkServer, role: Role, *, transactions
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
 async def test_under_fire_every_key_is_handled_in_order_and_nothing_is_lost(
-    nats: PrivateNats, campaigns_dsn: str, processes: ForkServer, tmp_path: Path, seed: int
+    nats: PrivateNats, campaigns_dsn: str, processes: JobProcesses, tmp_path: Path, seed: int
 ) -> None:
     stage = Stage(nats.url, tmp_path, campaigns_dsn)
     place = stage.place(await stage.new_database())
@@ -94,7 +94,7 @@ async def test_under_fire_every_key_is_handled_in_order_and_nothing_is_lost(
 
 
 async def test_control_the_relay_of_the_tutorials_breaks_the_order(
-    nats: PrivateNats, campaigns_dsn: str, processes: ForkServer, tmp_path: Path
+    nats: PrivateNats, campaigns_dsn: str, processes: JobProcesses, tmp_path: Path
 ) -> None:
     stage = Stage(nats.url, tmp_path, campaigns_dsn)
     place = stage.place(await stage.new_database(), order="none")

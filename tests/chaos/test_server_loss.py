@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from onefold.testing.servers import PrivateNats, PrivatePostgres, PrivateRabbitmq, PrivateServer, PrivateValkey
-from tests.chaos.fork_server import ForkServer
+from tests.chaos.job_processes import JobProcesses
 from tests.chaos.places import subscribe
 from tests.chaos.running import Running, running
 from tests.chaos.stages import Stage
@@ -42,7 +42,7 @@ async def write_until(path: Running, stop: asyncio.Event, chance: random.Random)
         await asyncio.sleep(0.01)
 
 
-async def survive(stage: Stage, processes: ForkServer, server: PrivateServer, *, losses: int) -> None:
+async def survive(stage: Stage, processes: JobProcesses, server: PrivateServer, *, losses: int) -> None:
     place = stage.place(await stage.new_database())
     chance = random.Random(1)
     async with running(place, processes) as path:
@@ -68,7 +68,7 @@ async def survive(stage: Stage, processes: ForkServer, server: PrivateServer, *,
 
 
 async def test_a_broker_that_dies_and_comes_back_costs_nothing(
-    mortal_broker: PrivateServer, campaigns_dsn: str, processes: ForkServer, tmp_path: Path
+    mortal_broker: PrivateServer, campaigns_dsn: str, processes: JobProcesses, tmp_path: Path
 ) -> None:
     url: str = getattr(mortal_broker, "url").replace("valkey://", "redis://")  # noqa: B009
     await survive(Stage(url, tmp_path, campaigns_dsn), processes, mortal_broker, losses=2)
@@ -76,7 +76,7 @@ async def test_a_broker_that_dies_and_comes_back_costs_nothing(
 
 @pytest.mark.parametrize("broker", ["local", "nats"])
 async def test_a_postgres_that_dies_and_comes_back_costs_nothing(
-    broker: str, mortal_postgres: PrivatePostgres, nats: PrivateNats, processes: ForkServer, tmp_path: Path
+    broker: str, mortal_postgres: PrivatePostgres, nats: PrivateNats, processes: JobProcesses, tmp_path: Path
 ) -> None:
     url = "local" if broker == "local" else nats.url
     stage = Stage(url, tmp_path, mortal_postgres.fresh_database())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.chaos.fork_server import ForkServer
+from tests.chaos.job_processes import JobProcesses
 from tests.chaos.jobs import Job, occurrences
 from tests.chaos.ledger_checks import Written
 from tests.chaos.places import Place, opened, rows, shop, write
@@ -68,7 +68,7 @@ def until_marked(crossings: list[Crossing]) -> list[Crossing]:
     return crossings[: last + 1 + mark]
 
 
-def stopped_at_each(processes: ForkServer, stage: Stage, server: PrivatePostgres, *, every: bool) -> list[Stopped]:
+def stopped_at_each(processes: JobProcesses, stage: Stage, server: PrivatePostgres, *, every: bool) -> list[Stopped]:
     """One stopped relay for each crossing of a run (or only for the first of a kind), all at once. Each has a database
     of its own: who tends holds a lock that others of its database wait for."""
 
@@ -124,7 +124,7 @@ def roomy() -> Iterator[PrivatePostgres]:
     indirect=["stage"],
 )
 def test_a_relay_stopped_at_any_boundary_is_replaced_and_begins_anew_when_it_goes_on(
-    processes: ForkServer, stage: Stage, every: bool, roomy: PrivatePostgres
+    processes: JobProcesses, stage: Stage, every: bool, roomy: PrivatePostgres
 ) -> None:
     stopped = stopped_at_each(processes, stage, roomy, every=every)
     findings = Findings()
@@ -147,7 +147,7 @@ def test_a_relay_stopped_at_any_boundary_is_replaced_and_begins_anew_when_it_goe
 
 @pytest.mark.parametrize("stage", ["postgres+nats"], indirect=True)
 def test_a_relay_stopped_while_it_tends_is_waited_for_no_longer_than_its_lease(
-    processes: ForkServer, stage: Stage, roomy: PrivatePostgres
+    processes: JobProcesses, stage: Stage, roomy: PrivatePostgres
 ) -> None:
     place, written = asyncio.run(filled(replace(stage, dsn=roomy.fresh_database())))
     pid = processes.start(Job(role="relay", place=place, act="stop", at=("fetch", "after", 1)))
@@ -177,7 +177,7 @@ async def all_at_the_broker(stage: Stage, number: int) -> list[tuple[Place, Writ
     indirect=["stage"],
 )
 def test_a_consumer_stopped_at_any_boundary_is_replaced_and_does_no_harm_when_it_goes_on(
-    processes: ForkServer, stage: Stage, every: bool, roomy: PrivatePostgres
+    processes: JobProcesses, stage: Stage, every: bool, roomy: PrivatePostgres
 ) -> None:
     on_roomy = replace(stage, dsn=roomy.fresh_database())
     [(place, written)] = asyncio.run(all_at_the_broker(on_roomy, 1))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import sqlite3
@@ -17,16 +21,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from onefold import Onefold
-from tests.cli.fork_server import Command, fork_server
+from onefold import Onefold, _cli
+from onefold._cli.app import assemble
+from tests.support.fork_server import Child, ForkServer, fork_server
 from tests.support.patience import PATIENCE_S
 
 APPLICATIONS = Path(__file__).with_name("applications")
+MAIN = ("-c", "from onefold._cli import main; main()")
 
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ONEFOLD_")}
     return kept | environment
+
+
+def import_all() -> None:
+    """In the fork server: every command, and what typer and rich import when they first have something to say."""
+    for module in pkgutil.walk_packages(_cli.__path__, "onefold._cli."):
+        importlib.import_module(module.name)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for words in (["--version"], ["dlq", "--help"]):
+            assemble(words)(words, standalone_mode=False)
+
+
+def command_line() -> ForkServer:
+    return fork_server(
+        "import asyncpg, psycopg_pool, onefold.db.sqlite; from tests.cli.commands import import_all; import_all()"
+    )
 
 
 def onefold(
@@ -35,7 +56,9 @@ def onefold(
     """Run a command to its end. `without`: in an interpreter of its own, as if these modules were not installed."""
     # The limits are for what hangs; a busy machine takes its time.
     if without is None:
-        return fork_server().run(words, cwd=cwd, environment=surroundings(environment), given=given, within_s=300)
+        return command_line().run(
+            *MAIN, *words, cwd=cwd, environment=surroundings(environment), given=given, within_s=300
+        )
     missing = f"import sys; sys.modules.update(dict.fromkeys({without.split()!r}))"
     return subprocess.run(
         # -P: the working directory is not importable by itself, as for the installed script.
@@ -76,7 +99,7 @@ def until(condition: Callable[[], object]) -> None:
 class Running:
     """A command at work."""
 
-    process: Command
+    process: Child
     log: Path
 
     @property
@@ -99,8 +122,8 @@ def started(*words: str, cwd: Path, **environment: str) -> Iterator[Running]:
     """A command that runs while the block lasts; killed at the end, if it still does."""
     log = cwd / f"{time.monotonic_ns()}.log"
     with Path(os.devnull).open() as nothing, log.open("wb") as file:
-        process = fork_server().start(
-            words, cwd=cwd, environment=surroundings(environment), streams=(nothing, file, file)
+        process = command_line().start(
+            *MAIN, *words, cwd=cwd, environment=surroundings(environment), streams=(nothing, file, file)
         )
     try:
         yield Running(process, log)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,33 +24,32 @@ from tests.contract.backends import Backend
 from tests.contract.plans import Desk, Plan, RequestGuard
 from tests.contract.rows import ASGI, POSTGRES, SQLITE
 from tests.contract.victim import DONE, STUCK
+from tests.support.fork_server import Child, fork_server
 from tests.support.patience import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
 LEASE_S = 1.0
 
 
 @contextlib.contextmanager
-def doomed(backend: Backend, stuck: str) -> Iterator[subprocess.Popen[str]]:
+def stuck_process(backend: Backend, stuck: str) -> Iterator[Child]:
     """Another process of the same application, stuck before or after its write."""
     backend.prepare()
-    command = [sys.executable, "-m", "tests.contract.victim", backend.name, backend.address, str(LEASE_S), stuck]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "stuck\n"
-            yield process
-        finally:
-            process.kill()
+    server = fork_server("import tests.contract.backends")
+    process = server.start_with_pipes("-m", "tests.contract.victim", backend.name, backend.address, str(LEASE_S), stuck)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stuck\n"
+        yield process
+    finally:
+        process.close()
 
 
 @pytest.mark.contract("C29")
 @pytest.mark.parametrize("stuck", ["before", "after"], ids=["before its write", "after its write"])
 def test_c29_a_killed_process_leaves_a_stored_answer_or_a_clean_retry(backend: Backend, stuck: str) -> None:
-    with doomed(backend, stuck) as process:
+    with stuck_process(backend, stuck) as process:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
     backend.serve(settings={"lease_s": LEASE_S, "wait_s": 15})
     assert backend.post(key=DONE, body={"item": "done"}).replayed
     retry = backend.post(key=STUCK, body={"item": "stuck"})
@@ -64,9 +61,9 @@ def test_c29_a_killed_process_leaves_a_stored_answer_or_a_clean_retry(backend: B
 @pytest.mark.parametrize("stuck", ["before", "after"], ids=["before its write", "after its write"])
 def test_c29_a_killed_process_holds_its_key_against_nobody(backend: Backend, stuck: str) -> None:
     """Nothing of it was stored, so nothing says what its key was for: another payload is as good."""
-    with doomed(backend, stuck) as process:
+    with stuck_process(backend, stuck) as process:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
     backend.serve(settings={"wait_s": 15})
     other = backend.post(key=STUCK, body={"item": "other"})
     assert (other.status, other.replayed) == (201, False)
@@ -76,7 +73,7 @@ def test_c29_a_killed_process_holds_its_key_against_nobody(backend: Backend, stu
 @pytest.mark.contract("C29", backends=SQLITE)
 def test_c29_a_stopped_process_keeps_its_key_and_is_answered_when_it_goes_on(backend: Backend) -> None:
     """Nobody can tell it from a slow one: it is not run beside itself, and other keys are served."""
-    with doomed(backend, "before") as process:
+    with stuck_process(backend, "before") as process:
         process.send_signal(signal.SIGSTOP)
         backend.serve(settings={"lease_s": LEASE_S})
         assert backend.post(key=STUCK, body={"item": "stuck"}).problem == "key-in-flight"
@@ -84,21 +81,20 @@ def test_c29_a_stopped_process_keeps_its_key_and_is_answered_when_it_goes_on(bac
         assert backend.status_of(STUCK)["state"] == "in_flight"
         assert backend.post(key='"another"', body={"item": "another"}).status == 201
         process.send_signal(signal.SIGCONT)
-        told, _ = process.communicate("\n", timeout=PATIENCE_S)
-        assert told == "201 fresh\n"
+        assert process.communicate("\n", PATIENCE_S) == "201 fresh\n"
     assert backend.post(key=STUCK, body={"item": "stuck"}).replayed
     assert backend.rows() == ["another", "done", "stuck"]
 
 
 @pytest.mark.contract("C29", backends=POSTGRES)
 def test_c29_a_process_that_wakes_up_after_its_lease_changes_nothing(backend: Backend) -> None:
-    with doomed(backend, "before") as process:
+    with stuck_process(backend, "before") as process:
         process.send_signal(signal.SIGSTOP)
         backend.serve(settings={"lease_s": LEASE_S, "wait_s": 15})
         retry = backend.post(key=STUCK, body={"item": "stuck"})
         assert (retry.status, retry.replayed) == (201, False)
         process.send_signal(signal.SIGCONT)
-        told, _ = process.communicate("\n", timeout=PATIENCE_S)
+        told = process.communicate("\n", PATIENCE_S)
         # It lost its claim: either it finds the answer of the one who took over, or it cannot say.
         assert told in ("201 replayed\n", "503 fresh\n")
     assert backend.rows() == ["done", "stuck"]
@@ -110,13 +106,13 @@ def test_c29_who_lost_its_lease_to_one_who_still_runs_writes_nothing(backend: Ba
         await desk.execute("INSERT INTO orders (item) VALUES (:1)", "late")
 
     backend.serve(settings={"wait_s": 15})
-    late_gate, guard = RequestGuard(), RequestGuard()
-    late = backend.start(key='"k"', plan=Plan(guard=late_gate, writes=False, acts=write))
-    late_gate.await_arrival()
+    late_guard, guard = RequestGuard(), RequestGuard()
+    late = backend.start(key='"k"', plan=Plan(guard=late_guard, writes=False, acts=write))
+    late_guard.await_arrival()
     backend.end_leases()
     running = backend.start(key='"k"', plan=Plan(guard=guard, writes=False, body=b"the one answer"))
     guard.await_arrival()
-    late_gate.open()
+    late_guard.open()
     assert (late.answer().status, late.answer().problem) == (503, "store-unavailable")
     assert (backend.rows(), backend.records()) == ([], [])
     guard.open()
@@ -146,7 +142,7 @@ def test_c29_a_statement_that_ends_with_the_lease_is_a_503_that_may_be_retried(
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The store of a world, which can go and come back."""
+    """The store of a backend, which can go and come back."""
 
     down: Callable[[], object]
     up: Callable[[], object]
@@ -154,7 +150,7 @@ class Outage:
 
 @pytest.fixture
 def outage(backend: Backend, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Outage]:
-    """Moves the world to a store that may be taken down, and lets it serve from there."""
+    """Moves the backend to a store that may be taken down, and lets it serve from there."""
     settings: dict[str, Settings] = {"POST /orders": {}, "PUT /orders": {"store_down": "run"}}
     database: object
     if backend.is_postgres:

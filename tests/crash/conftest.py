@@ -1,4 +1,4 @@
-"""One fork server for the campaigns that kill processes; and no garbage collection, which would hide what is held."""
+"""Where the campaigns that kill processes fork them; and no garbage collection, which would hide what is held."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.crash.fork_server import ForkServer
+from tests.crash.request_processes import RequestProcesses
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer() as fork_server:
-        yield fork_server
+def processes() -> RequestProcesses:
+    return RequestProcesses()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from onefold._idempotency.claims import LockedStore
 from onefold.testing.servers import PrivatePostgres
 from tests.crash import mutants
 from tests.crash.asgi_harness import AsgiAsyncpg, AsgiSqlite
-from tests.crash.harness import gate_for
+from tests.crash.harness import guard_for
 from tests.crash.paths import PATHS, campaign, travel
 from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
 from tests.support.crash import cancel_task, lose_connection
@@ -50,16 +50,16 @@ def test_a_split_write_is_found_by_cancelling_too(tmp_path: Path) -> None:
 def test_a_replay_that_differs_by_one_byte_is_found(where: tuple[Any, Any]) -> None:
     harness, address = where
     if harness in (AsgiSqlite, WsgiSqlite):
-        guard = gate_for("sqlite", LockedStore(mutants.SHORTENED_SQLITE))
+        guard = guard_for("sqlite", LockedStore(mutants.SHORTENED_SQLITE))
     else:
-        guard = gate_for("postgres", LockedStore(mutants.SHORTENED_POSTGRES))
+        guard = guard_for("postgres", LockedStore(mutants.SHORTENED_POSTGRES))
     with closing(harness(address, guard=guard)) as forgetful:
         wrong = travel(forgetful, PATHS["replay"]).wrong
     assert any("and then" in sentence for sentence in wrong)
 
 
 def test_a_late_holder_that_overwrites_its_successor_is_found(tmp_path: Path) -> None:
-    guard = gate_for("sqlite", LockedStore(mutants.OVERWRITING))
+    guard = guard_for("sqlite", LockedStore(mutants.OVERWRITING))
     with closing(WsgiSqlite(tmp_path / "shop.db", guard=guard)) as unfenced:
         wrong = travel(unfenced, PATHS["taken over"]).wrong
     assert any("has 2 rows" in sentence for sentence in wrong)

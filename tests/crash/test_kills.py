@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.fork_server import ForkServer, Order
 from tests.crash.harness import Harness, insist
+from tests.crash.request_processes import Order, RequestProcesses
 from tests.crash.shop import DECLINED, PAY, new_key
 from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
 from tests.support.crash import never_struck
@@ -36,16 +36,16 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Harne
             yield other, replace(blank, postgres=dsn)
 
 
-def killing(fork_server: ForkServer, harness: Harness, blank: Order) -> list[str]:
+def killing(processes: RequestProcesses, harness: Harness, blank: Order) -> list[str]:
     """Count the crossings of a request, then kill a process at each of them."""
     wrong: list[str] = []
-    counting = fork_server.ask(replace(blank, key=new_key()))
+    counting = processes.ask(replace(blank, key=new_key()))
     assert counting.state == "ended"
     assert counting.crossings
     struck = []
     for crossing in counting.crossings:
         order = replace(blank, key=new_key(), act="kill", at=crossing.number)
-        fate = fork_server.ask(order)
+        fate = processes.ask(order)
         struck += [crossing] if fate.state == "killed" else []
         history = insist(harness, order.route, order.key, order.payload, fate.attempt)
         found = violations(history, harness.books.rows(order.key), lease_s=harness.lease_s)
@@ -54,52 +54,52 @@ def killing(fork_server: ForkServer, harness: Harness, blank: Order) -> list[str
 
 
 def test_a_process_killed_at_any_boundary_leaves_a_request_that_can_be_retried(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
-    assert not killing(fork_server, *shop)
+    assert not killing(processes, *shop)
 
 
 def test_a_process_killed_while_its_statements_are_under_way_leaves_a_request_that_can_be_retried(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
     harness, order = shop
-    assert not killing(fork_server, harness, replace(order, edges=("suspended",)))
+    assert not killing(processes, harness, replace(order, edges=("suspended",)))
 
 
 def test_a_process_killed_while_it_declines_leaves_a_request_that_can_be_retried(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
     harness, order = shop
-    assert not killing(fork_server, harness, replace(order, payload=DECLINED))
+    assert not killing(processes, harness, replace(order, payload=DECLINED))
 
 
 def test_a_process_killed_while_its_handler_breaks_leaves_a_request_that_can_be_retried(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
     harness, order = shop
-    assert not killing(fork_server, harness, replace(order, breaks=True))
+    assert not killing(processes, harness, replace(order, breaks=True))
 
 
 def test_the_kills_find_a_row_that_commits_apart_from_its_key(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
     harness, order = shop
-    assert any("has 2 rows" in found for found in killing(fork_server, harness, replace(order, splits=True)))
+    assert any("has 2 rows" in found for found in killing(processes, harness, replace(order, splits=True)))
 
 
 @pytest.mark.soak
 def test_a_retry_that_is_killed_too_leaves_a_request_that_can_be_retried(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
     """All pairs: killed at one boundary, and the retry, which meets what is left, at any of its own."""
     harness, blank = shop
-    crossings = fork_server.ask(replace(blank, key=new_key())).crossings
+    crossings = processes.ask(replace(blank, key=new_key())).crossings
     wrong = []
     for first in crossings:
         for second in range(1, len(crossings) + 10):
             order = replace(blank, key=new_key(), act="kill", at=first.number)
-            history = [fork_server.ask(order).attempt]
-            retry = fork_server.ask(replace(order, at=second))
+            history = [processes.ask(order).attempt]
+            retry = processes.ask(replace(order, at=second))
             history.append(retry.attempt)
             history += insist(harness, order.route, order.key, order.payload, history.pop())
             found = violations(history, harness.books.rows(order.key), lease_s=harness.lease_s)
@@ -111,7 +111,7 @@ def test_a_retry_that_is_killed_too_leaves_a_request_that_can_be_retried(
 
 @pytest.mark.soak
 def test_a_process_killed_at_any_time_leaves_a_request_that_can_be_retried(
-    fork_server: ForkServer, shop: tuple[Harness, Order]
+    processes: RequestProcesses, shop: tuple[Harness, Order]
 ) -> None:
     """By the clock: also in the middle of a write to the disk."""
     harness, blank = shop
@@ -120,7 +120,7 @@ def test_a_process_killed_at_any_time_leaves_a_request_that_can_be_retried(
     for _ in range(1_000):
         after_s = chance.uniform(0.0, 0.04)
         order = replace(blank, key=new_key(), after_s=after_s)
-        fate = fork_server.ask(order)
+        fate = processes.ask(order)
         acknowledged += fate.attempt.reply is not None
         history = insist(harness, order.route, order.key, order.payload, fate.attempt)
         found = violations(history, harness.books.rows(order.key), lease_s=harness.lease_s)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.asgi_harness import AsgiAsyncpg, AsgiPsycopg, AsgiStand
+from tests.crash.asgi_harness import AsgiAsyncpg, AsgiHarness, AsgiPsycopg
 from tests.crash.shop import PAY, new_key
 from tests.support.patience import PATIENCE_S
 
@@ -25,7 +25,7 @@ def test_a_statement_that_a_broken_handler_left_running_costs_no_place_in_the_po
         await asyncio.sleep(0)  # it is under way
         raise RuntimeError("the handler goes without it")
 
-    broken: AsgiStand
+    broken: AsgiHarness
     with closing(harness(postgres.fresh_database(), insert=leave_running)) as broken:
         attempt = broken.ask(PAY, new_key(), "10 EUR")
         broken.runner.run(_ended(left))

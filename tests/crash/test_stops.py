@@ -18,8 +18,8 @@ import pytest
 from onefold._idempotency.model import key_lock
 from onefold.db.sqlite._locks import lock_file
 from onefold.testing.servers import PrivatePostgres
-from tests.crash.fork_server import Fate, ForkServer, Order
 from tests.crash.harness import Harness, insist
+from tests.crash.request_processes import Fate, Order, RequestProcesses
 from tests.crash.shop import PAY, digest, new_key
 from tests.crash.wsgi_harness import WsgiPsycopg, WsgiSqlite
 from tests.support.crash import Crossing
@@ -30,14 +30,14 @@ LEASE_S = 1.0
 MARGIN_S = 2.0
 
 
-def stopped_at_each(fork_server: ForkServer, blank: Order) -> list[tuple[Crossing, Order, Fate]]:
+def stopped_at_each(processes: RequestProcesses, blank: Order) -> list[tuple[Crossing, Order, Fate]]:
     """One stopped process for each crossing of the request, all at once."""
-    counting = fork_server.ask(replace(blank, key=new_key()))
+    counting = processes.ask(replace(blank, key=new_key()))
     assert counting.state == "ended"
     victims = []
     for crossing in counting.crossings:
         order = replace(blank, key=new_key(), act="stop", at=crossing.number)
-        fate = fork_server.ask(order)
+        fate = processes.ask(order)
         assert fate.state == "stopped", f"never stopped at {crossing}"
         victims.append((crossing, order, fate))
     return victims
@@ -59,7 +59,7 @@ def retried_after_return(harness: Harness, order: Order, late: Fate) -> list[str
 
 @pytest.mark.parametrize("server", ["postgres", pytest.param("postgres_16", marks=pytest.mark.soak)])
 def test_a_process_stopped_at_any_boundary_on_postgres_is_waited_for_no_longer_than_its_lease(
-    fork_server: ForkServer, request: pytest.FixtureRequest, server: str
+    processes: RequestProcesses, request: pytest.FixtureRequest, server: str
 ) -> None:
     """Version 16 has no timeout for whole transactions: there the one for idle ones has to do."""
     running: PrivatePostgres = request.getfixturevalue(server)
@@ -67,12 +67,12 @@ def test_a_process_stopped_at_any_boundary_on_postgres_is_waited_for_no_longer_t
     blank = Order(route=PAY, key="", payload="10 EUR", postgres=dsn, settings={"lease_s": LEASE_S})
     wrong: list[str] = []
     with closing(WsgiPsycopg(dsn)) as harness:
-        victims = stopped_at_each(fork_server, blank)
+        victims = stopped_at_each(processes, blank)
         for crossing, order, stopped in victims:
             found = retried_while_stopped(harness, order, stopped, LEASE_S)
             wrong += [f"stopped at {crossing}: {sentence}" for sentence in found]
         for crossing, order, stopped in victims:
-            found = retried_after_return(harness, order, fork_server.go_on(stopped))
+            found = retried_after_return(harness, order, processes.go_on(stopped))
             wrong += [f"back after a stop at {crossing}: {sentence}" for sentence in found]
     assert not wrong
 
@@ -117,7 +117,7 @@ def refused_while_held(harness: Harness, order: Order, *, locked: bool) -> list[
 
 @pytest.mark.parametrize("ending", ["go_on", "kill"])
 def test_a_process_stopped_at_any_boundary_on_sqlite_keeps_its_key_and_no_more_than_it_had(
-    fork_server: ForkServer, tmp_path: Path, ending: str
+    processes: RequestProcesses, tmp_path: Path, ending: str
 ) -> None:
     wrong: list[str] = []
     held: list[Crossing] = []
@@ -125,13 +125,13 @@ def test_a_process_stopped_at_any_boundary_on_sqlite_keeps_its_key_and_no_more_t
     blank = Order(route=PAY, key="", payload="10 EUR")
     first = str(tmp_path / "0.db")
     with closing(WsgiSqlite(Path(first))):
-        counting = fork_server.ask(replace(blank, key=new_key(), sqlite=first))
+        counting = processes.ask(replace(blank, key=new_key(), sqlite=first))
     for crossing in counting.crossings:
         # A file for each: whoever is stopped with the lock stops nobody else's experiment.
         path = tmp_path / f"{crossing.number}.db"
         order = replace(blank, key=new_key(), sqlite=str(path), act="stop", at=crossing.number)
         with closing(WsgiSqlite(path)) as harness:
-            stopped = fork_server.ask(order)
+            stopped = processes.ask(order)
             assert stopped.state == "stopped", f"never stopped at {crossing}"
             locked += [crossing] if is_locked(str(path)) else []
             if is_held(path, order.key) and not is_stored(path, order.key):
@@ -139,7 +139,7 @@ def test_a_process_stopped_at_any_boundary_on_sqlite_keeps_its_key_and_no_more_t
                 found = refused_while_held(harness, order, locked=crossing in locked)
             else:
                 found = retried_while_stopped(harness, order, stopped, harness.lease_s)
-            late = fork_server.go_on(stopped) if ending == "go_on" else fork_server.kill(stopped)
+            late = processes.go_on(stopped) if ending == "go_on" else processes.kill(stopped)
             if ending == "kill" and is_held(path, order.key):
                 found.append("the kernel did not free the locks of a killed process")
             found += retried_after_return(harness, order, late)

@@ -173,7 +173,7 @@ from onefold.db import _connect
 from onefold.errors import ConfigurationError
 
 try:
-    print(type(getattr(connect, function)(given)).__name__)
+    print(type(getattr(_connect, function)(given)).__name__)
 except ConfigurationError as error:
     print(error)
 """

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import LIBRARIES, fork_server
 from tests.support.patience import PATIENCE_S
 
 #: What each program begins with: `opened` makes the database, `ask` asks for the number of its session.
@@ -93,10 +92,7 @@ SQLITE: dict[str, tuple[str, bool, str]] = {
 def run(opening: tuple[str, bool, str], program: str, address: str) -> Any:
     code, asynchronous, driver = opening
     prelude = PRELUDE.format(opening=code, asynchronous=asynchronous, driver=driver)
-    done = subprocess.run(
-        [sys.executable, "-c", prelude + textwrap.dedent(program), address],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    done = fork_server(LIBRARIES).run("-c", prelude + textwrap.dedent(program), address, within_s=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -7,8 +7,6 @@ own. See `test_sqlite_threads` for our own driver of SQLite.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.errors import TransactionMisused
 from tests.db.gates import Gate
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
 ROUNDS = 5
@@ -115,14 +114,12 @@ SCENES = {
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_connection_is_thrown_away_while_a_thread_is_inside(scene: str, postgres_dsn: str, tmp_path: Path) -> None:
-    code = "import sys, tests.db.test_left_threads as scenes; scenes.SCENES[sys.argv[1]](*sys.argv[2:])"
-    ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code, scene, postgres_dsn, str(tmp_path / "left.db")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    code = (
+        "import faulthandler, sys, tests.db.test_left_threads as scenes\n"
+        "faulthandler.enable()\n"
+        "scenes.SCENES[sys.argv[1]](*sys.argv[2:])"
     )
+    ended = fork_server().run("-c", code, scene, postgres_dsn, str(tmp_path / "left.db"), within_s=PATIENCE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

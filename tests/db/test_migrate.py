@@ -6,7 +6,6 @@ import json
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,6 +25,7 @@ from onefold.db._migrations import migrate, newer, script
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, OnefoldError, StatementRefused, StoreReadOnly, StoreUnavailable
 from onefold.testing.servers import PrivatePostgres
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
 ONE = {1: ("CREATE TABLE first (id integer PRIMARY KEY)", "CREATE INDEX first_id ON first (id)")}
@@ -103,7 +103,7 @@ def test_a_database_that_a_newer_onefold_migrated_is_fine_and_left_alone(
 PROCESS = """
 import json, sys
 from onefold._kernel.effects import Boundary, Step
-from onefold._kernel.executors import ThreadLane
+from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._connect import sync_database
 from onefold.db._migrations import migrate
@@ -112,26 +112,23 @@ database = sync_database(sys.argv[1])
 migrations = {int(version): tuple(statements) for version, statements in json.loads(sys.argv[2]).items()}
 print("ready", flush=True)
 sys.stdin.read()
-print(run(migrate(database.dialect, migrations), ThreadLane(database)))
+print(run(migrate(database.dialect, migrations), ThreadExecutor(database)))
 database.close()
 """
 
 
 def test_of_several_processes_that_start_at_once_one_migrates(address: str) -> None:
-    command = [sys.executable, "-c", PROCESS, address, json.dumps(TWO)]
-    started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
+    started = [fork_server().start_with_pipes("-c", PROCESS, address, json.dumps(TWO)) for _ in range(4)]
     for process in started:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in started:
         assert process.stdin is not None
         process.stdin.close()
-        process.stdin = None
-    outputs = [process.communicate(timeout=PATIENCE_S) for process in started]
-    assert sorted(out.strip() for out, _ in outputs) == ["[1, 2]", "[]", "[]", "[]"], outputs
+    printed = [process.communicate("", PATIENCE_S).strip() for process in started]
+    assert sorted(printed) == ["[1, 2]", "[]", "[]", "[]"]
+    for process in started:
+        process.close()
 
 
 def test_who_waited_for_the_lock_sees_what_was_done_meanwhile(postgres_dsn: str) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.db.sqlite._connection import SqliteConnection
 from onefold.errors import StoreBusy, TransactionMisused
 from tests.db.gates import Gate, wait_until_stuck
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
@@ -96,16 +95,11 @@ def play(path: str, use: str, end: str) -> None:
 @pytest.mark.parametrize("end", ENDS)
 def test_a_request_that_ends_while_a_thread_is_inside_sqlite_waits_for_it(end: str, tmp_path: Path) -> None:
     code = (
-        "import sys, tests.db.test_sqlite_threads as scenes\n"
+        "import faulthandler, sys, tests.db.test_sqlite_threads as scenes\n"
+        "faulthandler.enable()\n"
         "for use in scenes.USES: print(use, flush=True); scenes.play(f'{sys.argv[1]}/{use}.db', use, sys.argv[2])"
     )
-    ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code, str(tmp_path), end],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = fork_server().run("-c", code, str(tmp_path), end, within_s=PATIENCE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

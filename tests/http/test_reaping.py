@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +22,7 @@ from onefold import AsyncOnefold, Onefold, single_principal
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Event, Reaped
 from tests.http.stages import calling
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
 FACES = (AsyncOnefold, Onefold)
@@ -208,9 +207,7 @@ asyncio.run(main())
 
 
 def test_a_server_that_ends_without_a_shutdown_is_not_kept_alive(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", _LEFT], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    ran = fork_server().run("-c", _LEFT, cwd=tmp_path, within_s=PATIENCE_S)
     assert (ran.stdout, ran.returncode) == ("lifespan.startup.complete 1\n", 0), ran.stderr
 
 

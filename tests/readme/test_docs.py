@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import onefold
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -37,16 +37,9 @@ def test_there_are_programs_and_commands_to_try() -> None:
 def test_a_program_prints_what_its_page_says(program: str, name: str, run: str, printed: str, tmp_path: Path) -> None:
     assert name == run
     (tmp_path / f"{name}.py").write_text(program)
-    ran = subprocess.run(
-        # Both streams in one, as a terminal shows them: what a program logs is part of what its reader sees.
-        [sys.executable, "-u", f"{name}.py"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    # Both streams in one, as a terminal shows them: what a program logs is part of what its reader sees.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    ran = fork_server().run(f"{name}.py", cwd=tmp_path, environment=environment, one_stream=True, within_s=PATIENCE_S)
     assert (_comparable(ran.stdout), ran.returncode) == (_comparable(printed), 0)
 
 
@@ -68,14 +61,7 @@ def test_a_command_and_its_options_exist(command: str) -> None:
         if not re.fullmatch(r"[a-z]+", word):
             break
         verbs.append(word)
-    asked = subprocess.run(
-        [sys.executable, "-c", "from onefold._cli import main; main()", *verbs, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env=os.environ | {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"},
-    )
+    asked = onefold(*verbs, "--help", COLUMNS="200", TERM="dumb", NO_COLOR="1")
     assert asked.returncode == 0, asked.stderr
     for option in re.findall(r"--[a-z-]+", command):
         assert option in asked.stdout, f"{command}: there is no {option}"

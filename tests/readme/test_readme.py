@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 import socket
-import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +17,7 @@ import pytest
 
 from onefold._http.policy import Policy
 from onefold._http.stored_response import HEADERS_KEPT, NOT_STORED
+from tests.support.fork_server import Child, fork_server
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -39,19 +37,18 @@ def payments_url(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "warning"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    server = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    command = ["-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "warning"]
+    server = fork_server().start_with_pipes(*command, cwd=tmp_path)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_for(url, server)
         yield url
     finally:
         server.terminate()
-        server.wait()
+        server.close()
 
 
-def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+def _wait_for(url: str, server: Child) -> None:
     give_up_at = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_at and server.poll() is None:
         try:
@@ -81,12 +78,9 @@ def test_the_console_session_happens_as_printed(payments_url: str) -> None:
 def test_the_customer_pays_once_however_often_he_is_started(payments_url: str, tmp_path: Path) -> None:
     program = block("python", "# customer.py").replace("http://localhost:8000", payments_url)
     (tmp_path / "customer.py").write_text(program)
-    command = [sys.executable, "customer.py"]
-    printed = [
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
-        for _ in range(2)
-    ]
-    assert printed == ["201 {'id': 1, 'amount': 500}\n"] * 2
+    for _ in range(2):
+        ran = fork_server().run("customer.py", cwd=tmp_path, within_s=PATIENCE_S)
+        assert (ran.stdout, ran.returncode) == ("201 {'id': 1, 'amount': 500}\n", 0), ran.stderr
 
 
 def _curl(command: str, url: str) -> httpx.Response:
@@ -124,16 +118,15 @@ def test_the_flask_program_happens_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_events_program_ships_its_order(tmp_path: Path) -> None:
     (tmp_path / "orders.py").write_text(block("python", "# orders.py"))
     for _ in range(2):  # a second run finds the file of the first
-        ran = subprocess.run(
-            [sys.executable, "orders.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        ran = fork_server().run("orders.py", cwd=tmp_path, within_s=PATIENCE_S)
         assert (ran.stdout, ran.returncode) == ("shipping ord-42\n", 0), ran.stderr
 
 
 def test_the_payments_api_survives_a_second_start(tmp_path: Path) -> None:
     (tmp_path / "payments.py").write_text(block("python", "# payments.py"))
     for _ in range(2):
-        subprocess.run([sys.executable, "payments.py"], cwd=tmp_path, timeout=PATIENCE_S, check=True)
+        ran = fork_server().run("payments.py", cwd=tmp_path, within_s=PATIENCE_S)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_no_two_programs_share_a_file() -> None:

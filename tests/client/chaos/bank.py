@@ -17,9 +17,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -30,9 +29,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onefold import AsyncOnefold, single_principal
 from onefold._http.fastapi import Tx
 from onefold.testing.fault_proxy import HOST
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
-ROOT = Path(__file__).parents[3]
 STOP_S_MAX = 60.0
 
 TABLE = {
@@ -131,23 +130,23 @@ def figures(url: str) -> dict[str, int]:
 @contextmanager
 def open_bank(database: str, keys: str = "required") -> Iterator[Bank]:
     """A bank over a database that has its tables."""
-    command = [sys.executable, "-m", "tests.client.chaos.bank", database, keys]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            said = process.stdout.readline()
-            assert said, "the bank did not open; it says above why"
-            yield Bank(int(said))
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(STOP_S_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    server = fork_server("import tests.client.chaos.bank")
+    process = server.start_with_pipes("-c", "from tests.client.chaos.bank import main; main()", database, keys)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        assert said, "the bank did not open; it says above why"
+        yield Bank(int(said))
+    finally:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S_MAX)
+        process.close()
 
 
-def main(database: str, keys: str) -> None:
+def main() -> None:
+    database, keys = sys.argv[1:]
     listening = socket.create_server((HOST, 0), backlog=256)
     config = uvicorn.Config(
         lambda: bank(database, keys),
@@ -159,7 +158,3 @@ def main(database: str, keys: str) -> None:
         timeout_graceful_shutdown=2,
     )
     Server(config).run(sockets=[listening])
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

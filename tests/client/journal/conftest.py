@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.client.journal.backends import Backend, postgres_world, world_of
+from tests.client.journal.backends import Backend, backend_of, postgres_backend
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    async with world_of(request) as backend:
+    async with backend_of(request) as backend:
         yield backend
 
 
 @pytest.fixture
 async def on_postgres(postgres_dsn: str) -> AsyncIterator[Backend]:
-    async with postgres_world(postgres_dsn) as backend:
+    async with postgres_backend(postgres_dsn) as backend:
         yield backend
 
 

@@ -5,14 +5,10 @@ Two planted mistakes must be seen: a journal that looks before it writes, and on
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +16,9 @@ from onefold._client.journal import prepare
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._connect import sync_database
+from tests.support.fork_server import Child, fork_server
 from tests.support.patience import PATIENCE_S
 
-ROOT = Path(__file__).parents[3]
 PROCESSES = 3
 INTENTS = 40
 
@@ -36,28 +32,21 @@ def journal(address: str) -> str:
 
 
 @contextmanager
-def life(journal: str, kind: str = "journal") -> Iterator[subprocess.Popen[str]]:
+def life(journal: str, kind: str = "journal") -> Iterator[Child]:
     """A process as in `lives.py`, ready to be told what to do; killed at the end, if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.client.journal.lives", journal, kind],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ,
-    )
+    server = fork_server("import psycopg_pool, onefold._client.journal, onefold.db._connect")
+    process = server.start_with_pipes("-m", "tests.client.journal.lives", journal, kind)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
     finally:
-        process.kill()
-        process.communicate(timeout=PATIENCE_S)
+        process.close()
 
 
-def told(process: subprocess.Popen[str], *lines: str) -> list[tuple[str, bool]]:
+def told(process: Child, *lines: str) -> list[tuple[str, bool]]:
     """What the process answers to these lines, its last."""
-    said, _ = process.communicate("".join(f"{line}\n" for line in lines), timeout=PATIENCE_S)
+    said = process.communicate("".join(f"{line}\n" for line in lines), PATIENCE_S)
     answers = [line.split() for line in said.splitlines()]
     return [(key, known == "True") for key, known in answers]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.client.sdks.customer import (
     stripe_client,
     talk,
 )
+from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
 BUSY = Answer(503, b"{}", JSON)
@@ -54,19 +54,19 @@ def test_an_intent_has_one_key_whatever_key_the_sdk_sets(way: str, journal: Path
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_has_the_same_key_after_a_kill_and_a_restart(way: str, journal: Path) -> None:
-    command = [sys.executable, "-m", "tests.client.sdks.customer", way]
+    processes = fork_server("import openai, requests, stripe")
+    command = ("-m", "tests.client.sdks.customer", way)
     with ScriptedServer([Stall(), Answer(200, ANSWERS[way], JSON)]) as server:
-        with subprocess.Popen([*command, server.url, str(journal)]) as doomed:
+        with closing(processes.start_with_pipes(*command, server.url, str(journal))) as victim:
             give_up_at = time.monotonic() + PATIENCE_S
             while not server.requests:
                 assert time.monotonic() < give_up_at, "the request never came"
-                assert doomed.poll() is None, "the customer ended by itself"
+                assert victim.poll() is None, "the customer ended by itself"
                 time.sleep(0.01)
-            doomed.kill()
+            victim.kill()
         assert noted(journal)["pay:42"].status is None
-        ended = subprocess.run(
-            [*command, server.url, str(journal)], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-        )
+        ended = processes.run(*command, server.url, str(journal), within_s=PATIENCE_S)
+    assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() in ("pi_1", "c_1")
     view = noted(journal)["pay:42"]
     assert keys(server.requests) == [view.key] * 2
