@@ -22,6 +22,9 @@ CONNECTIONS: Final = 32
 REPEATED_PER_CONNECTION: Final = 16
 BARE: Final = "bare"
 
+#: How long a busy machine may take to complete each of the keys that are repeated.
+ONCE_S_MAX: Final = 60.0
+
 #: Rounds that differ by more than this factor have measured the machine's other work; their median proves nothing.
 SPREAD_MAX: Final = 2.0
 
@@ -155,7 +158,7 @@ class _Stand:
     def _warm_up(self, served: Served, effort: Effort) -> None:
         """Fill caches and prepared statements; where keys are repeated, make each of them a completed one."""
         if self.variant.keys == "repeated":
-            self._run(served, *self._repeated(), "--once")
+            self._run(served, *self._repeated(), "--once", "--seconds", str(ONCE_S_MAX))
         else:
             self._run(served, "--seconds", "0", "--warmup", str(effort.warmup_s))
 

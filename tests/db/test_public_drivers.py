@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -166,3 +169,28 @@ async def test_a_codec_for_a_type_that_onefold_reads_is_refused_at_first_use(pos
         for _ in range(2):
             with pytest.raises(ConfigurationError, match="codec of their own for bool"):
                 await database.acquire()
+
+
+def private_names(path: Path) -> set[str]:
+    """Attributes with a leading underscore that are not the object's own."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr)
+        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+
+
+def test_private_names_of_drivers_are_in_one_file_each() -> None:
+    folder = Path(_asyncpg_fast.__file__).parent
+    found = {
+        path.name for path in folder.glob("*.py") if re.search("asyncpg|psycopg", path.name) and private_names(path)
+    }
+    assert found == {"_asyncpg_fast.py", "_psycopg_fast.py"}
+
+
+def test_the_page_names_the_versions_that_private_names_are_used_with() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "postgres.md").read_text()
+    [[*asyncpg_version]] = _asyncpg_fast.TESTED
+    [[*psycopg_version]] = {*_psycopg_fast.TESTED, *_psycopg_fast.TESTED_POOLS}
+    assert "asyncpg {}.{}, psycopg and psycopg-pool {}.{}".format(*asyncpg_version, *psycopg_version) in page
