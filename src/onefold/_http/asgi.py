@@ -1,4 +1,5 @@
-"""ASGI: the adapter around `exchange`. Reads the body, runs the flows, and holds the answer back until it is committed.
+"""ASGI: the adapter around `GuardedRequest`. Reads the body, runs the flows, and holds the answer back until it is
+committed.
 
 The first response message is forwarded only after COMMIT: not when the application returns, because frameworks run
 background tasks and dependency exits after the body. A client that disconnects does not stop the work; a cancelled
@@ -134,11 +135,11 @@ class IdempotencyMiddleware:
             flow = reap(self._guard.store, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
             await run_async(flow, TaskExecutor(self._database))
 
-        passing_by = Lifespan(receive, send, check_ready=self._ready.check, reaping=self._reaping, reap=reap_now)
+        lifespan = Lifespan(receive, send, check_ready=self._ready.check, reaping=self._reaping, reap=reap_now)
         try:
-            await self._app(scope, passing_by.receive, passing_by.send)
+            await self._app(scope, lifespan.receive, lifespan.send)
         finally:
-            await passing_by.end()
+            await lifespan.end()
 
     async def _whole_body(self, receive: Receive, policy: Policy) -> bytes:
         until = time.monotonic() + policy.body_timeout_s

@@ -4,9 +4,9 @@ Invariant: a marked handler runs inside a request that the layer let in, or not 
 request that the handler itself was entered: an answer given before that (validation, authentication in a dependency)
 says nothing about the request and is not stored. It also tells what the handler raised: an exception handler may answer
 as it likes, and the rows of half a handler do not stay. What is raised around the handler counts the same; the
-frameworks tell of it (`note_outside`). When it has returned, its sessions write what they hold: the framework may close
-them before the request is settled (Flask's teardown, the exit of a dependency). What the handler leaves to be done in
-the background waits until its answer goes out.
+frameworks tell of it (`note_exception`). When it has returned, its sessions write what they hold: the framework may
+close them before the request is settled (Flask's teardown, the exit of a dependency). What the handler leaves to be
+done in the background waits until its answer goes out.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class GuardedRequest(Generic[E]):
         #: What cut the handler's response short. Middleware may have ended the body since, as if it were whole.
         self.stream_error: Exception | None = None
         self.over = False
-        #: Its place among the requests of its principal, where that has a quota. The adapter leaves it, on every way
-        # out.
+        #: Its slot among the requests of its principal, where that has a quota. It is given back on every way out.
         self.place: QuotaSlot | None = None
         #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
         self.sent: int | None = None

@@ -217,7 +217,7 @@ def _entries(routes: Iterable[Any], prefix: str, host: Host | None = None) -> It
 
 
 def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[Endpoint]:
-    """What is served where. Below a host with parameters nothing is, see `_hosted`."""
+    """What is served where. Below a host with parameters nothing is."""
     for route in _flat(routes):
         original = getattr(route, "route", route)
         endpoint, path = getattr(route, "endpoint", None), prefix + str(getattr(route, "path", ""))

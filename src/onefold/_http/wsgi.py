@@ -1,4 +1,4 @@
-"""WSGI: the adapter around `exchange` for threads. Holds the answer back until it is committed."""
+"""WSGI: the adapter around `GuardedRequest` for threads. Holds the answer back until it is committed."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def begin_at(isolation: Isolation | None) -> Boundary:
 
 
 def check_isolation(isolation: Isolation | None) -> Isolation | None:
-    """The same, unless it is something else."""
+    """The isolation level as it was given; another value is refused with the levels that there are."""
     if isolation not in _BEGINS:
         levels = ", ".join(repr(level) for level in _BEGINS if level is not None)
         raise ConfigurationError(

@@ -35,7 +35,8 @@ class Hooks:
         self._asked.append((due, call))
 
     def cut(self, length: int) -> None:
-        """What was asked for since there were so many belonged to work that is rolled back now."""
+        """The hooks after the first `length` belonged to a part that is rolled back: of these, only those for a
+        rollback stay."""
         since = self._asked[length:]
         self._asked[length:] = [(Due.BOTH, call) for due, call in since if due is not Due.COMMIT]
 

@@ -59,7 +59,7 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class RelayPaused:
-    """The broker confirms nothing, or the database does not take part: nothing is published until RelayResumed. Told
+    """The broker confirms nothing, or the database cannot be reached: nothing is published until RelayResumed. Told
     once."""
 
     reason: str
@@ -174,7 +174,8 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPaused:
-    """The broker or the database does not take part: nothing is handled until ConsumerResumed. Told once."""
+    """The broker or the database cannot be reached, or an operator has paused the consumer (`reason` says which):
+    nothing is handled until ConsumerResumed. Told once."""
 
     consumer: str
     reason: str

@@ -79,7 +79,7 @@ def finish_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any)
 
 
 class _Within(Generic[T]):
-    """An awaitable whose first step is free."""
+    """Awaits without a timer until the first suspension: what is there already needs none."""
 
     __slots__ = ("_awaitable", "_clock", "_seconds")
 

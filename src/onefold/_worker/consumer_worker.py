@@ -270,7 +270,10 @@ class ConsumerWorker:
                 except BrokerUnavailable:
                     pass
                 except Exception:
-                    _log.exception("consumer %r: keeping deliveries failed; it is tried again", self.consumer.name)
+                    _log.exception(
+                        "consumer %r: telling the broker that deliveries are still worked on failed; it is tried again",
+                        self.consumer.name,
+                    )
 
     # --- the rest ----------------------------------------------------------------------------------------
 

@@ -48,9 +48,10 @@ class Membership:
         self._broker = broker
         self._consumer = consumer
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        #: What is wanted and what was. Nothing was, almost always; then no delivery is looked at.
+        #: The topics that running processes want, and those that only ended ones wanted. There are almost never any of
+        #: the latter; then deliveries need not be checked against them.
         self._topics_known = NOTHING
-        #: Of what was, that which is unsubscribed.
+        #: The topics of ended processes that are unsubscribed already.
         self._ended: frozenset[str] = frozenset()
         #: What this process has unsubscribed. A process that has it may register at the same moment: it is given back.
         self._taken: set[str] = set()

@@ -131,7 +131,7 @@ class PauseGate:
             except StoreError:
                 pass
             except Exception:
-                _log.exception("consumer %r: looking whether it is paused failed", self._name)
+                _log.exception("consumer %r: whether it is paused could not be read; it keeps running", self._name)
 
     async def _look(self) -> bool:
         """Whether it is paused. What has changed is logged, and told."""

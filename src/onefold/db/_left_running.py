@@ -101,7 +101,7 @@ def _close_later(has_left: Callable[[float], bool], wake: Callable[[], object], 
     try:
         close()
     except Exception:
-        _log.warning("a connection could not even be thrown away", exc_info=True)
+        _log.warning("closing a broken connection failed; the server ends it when it notices", exc_info=True)
 
 
 def hang_up(driver: Any) -> None:

@@ -372,7 +372,7 @@ def _discard(connection: Connection[Any]) -> None:
     try:
         connection.discard()
     except Exception:
-        _log.warning("a connection could not even be thrown away", exc_info=True)
+        _log.warning("closing a broken connection failed; the server ends it when it notices", exc_info=True)
 
 
 def _nothing() -> None:

@@ -76,7 +76,8 @@ SELECT bucket, CASE WHEN fit THEN position END, stream, id, source, topic, key, 
 FROM taken CROSS JOIN noted
 """)
 
-#: Of the buckets of others, and of paused destinations, a step leads to the end.
+#: Walks from stream to stream by the index. A bucket that is not ours and a destination that is paused are left in one
+#: step: the next one begins behind them.
 _TOUR: Final = qualified(f"""
 WITH RECURSIVE owned AS MATERIALIZED (SELECT bucket FROM onefold_bucket WHERE relay = $1::text),
 steps AS (

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold.brokers.nats._publish import Outgoing, Refusals
 
-#: Minor versions of nats-py; tests/brokers/test_nats_versions.py runs with each of them.
+#: Minor versions of nats-py; tests/packaging/test_lower_bounds.py runs with each of them.
 TESTED: Final = tuple((2, minor) for minor in range(7, 17))
 _NAMES: Final = ("_send_command", "_flush_pending")
 

@@ -70,7 +70,7 @@ class SqlalchemyDatabase:
         return Sessions(self._engine, factory)
 
     def guard(self, operation: Guard) -> None:
-        """Refuse writes past the transaction of a request: see `strangers`."""
+        """Refuse writes past the transaction of a request: see `_foreign_commits`."""
         guard_engine(self._engine, operation)
 
     def acquire(self) -> SqlalchemyConnection:
@@ -101,7 +101,7 @@ class AsyncSqlalchemyDatabase:
         return Sessions(self._engine, factory)
 
     def guard(self, operation: Guard) -> None:
-        """Refuse writes past the transaction of a request: see `strangers`."""
+        """Refuse writes past the transaction of a request: see `_foreign_commits`."""
         guard_engine(self._engine.sync_engine, operation)
 
     async def acquire(self) -> AsyncSqlalchemyConnection:

@@ -184,7 +184,7 @@ class Link:
 
 
 class _Sample:
-    """Holds a connection that nobody else has."""
+    """Holds a connection alone, to count the references that sqlite3 itself keeps."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", factory=GuardedConnection)
@@ -197,7 +197,7 @@ def _references(holder: Link | _Sample) -> int:
 
 @cache
 def _least() -> int:
-    """How many there are if nobody else has it: sqlite3 refers to it by itself."""
+    """How many references there are to a connection that is in use nowhere: sqlite3 keeps some itself."""
     sample = _Sample()
     try:
         return min(_references(sample), sys.maxsize - 1)
