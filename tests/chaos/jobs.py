@@ -184,7 +184,7 @@ class MarkingFirst(RelaySession):
 class MarkingRelay(Relay):
     """Whose every life is such a one."""
 
-    def _reborn(self, former: RelaySession | None = None) -> RelaySession:
+    def _new_session(self, former: RelaySession | None = None) -> RelaySession:
         return MarkingFirst(new_id(wall_ms()), self._database.dialect, self._settings, self._draw)
 
 
