@@ -2,7 +2,7 @@
 
 from onefold._http.shedding import Level, Priority, Shedding, shed_asgi, shed_wsgi
 from onefold._policy.limiter import Aimd, Gradient2, LimiterConfig
-from onefold._policy.shedding import SheddingConfig
+from onefold._policy.shedder import SheddingConfig
 
 __all__ = [
     "Aimd",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold._client.journal import Journal, made_private, prepare
+from onefold._client.journal import Journal, make_private, prepare
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._connect import sync_database
@@ -102,7 +102,7 @@ def test_without_a_database_it_is_the_users_own_journal(tmp_path: Path) -> None:
     said = one_line(onefold("intents", **place))
     assert "no client of this user has named an intent yet" in said
     assert list(tmp_path.iterdir()) == []
-    fill(made_private(tmp_path / "onefold" / "intents.db"), "pay:1", "pay:2")
+    fill(make_private(tmp_path / "onefold" / "intents.db"), "pay:1", "pay:2")
     assert names(**place) == ["pay:1"]
     assert onefold("intents", "forget", "pay:1", "-y", **place).returncode == 0
     assert names(**place) == []

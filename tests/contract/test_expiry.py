@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def key_of(age_ms: int) -> str:
-    """A UUIDv7 minted that long ago."""
+    """A UUIDv7 generated that long ago."""
     return f'"{uuid7(time.time_ns() // 1_000_000 - age_ms, os.urandom(RANDOM_BYTES))}"'
 
 

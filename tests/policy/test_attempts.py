@@ -191,15 +191,20 @@ def test_an_attempt_is_reported_once_however_often_it_ends() -> None:
 
 def test_a_host_tells_each_move_of_its_breaker_once() -> None:
     down = tripped(BreakerConfig(probes=1))
-    assert [down.moved(0.1), down.moved(0.1), down.moved(100.0), down.moved(100.0)] == ["open", None, "half-open", None]
+    assert [
+        down.take_state_change(0.1),
+        down.take_state_change(0.1),
+        down.take_state_change(100.0),
+        down.take_state_change(100.0),
+    ] == ["open", None, "half-open", None]
     probe = Attempts(down, inf)
     probe.begin(100.0)
     probe.succeed(100.0)
-    assert [down.moved(100.0), down.moved(100.0)] == ["closed", None]
+    assert [down.take_state_change(100.0), down.take_state_change(100.0)] == ["closed", None]
 
 
 def test_a_host_without_a_breaker_never_moves() -> None:
-    assert host(RetryPolicy(breaker=None)).moved(0.0) is None
+    assert host(RetryPolicy(breaker=None)).take_state_change(0.0) is None
 
 
 OUTCOMES = st.sampled_from([GONE, BUSY, WRONG, Answered(status=429, retry_after_s=3.0), Answered(status=200)])

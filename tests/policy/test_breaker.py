@@ -284,12 +284,12 @@ class Hearsay(Breaker):
     """A planted bug: whoever reports is believed, also calls from before it opened."""
 
     def fail(self, permit: Permit, now: float) -> None:
-        if self.spell is None and self._probes:
+        if self.closed_permit is None and self._probes:
             permit = next(iter(self._probes))
         super().fail(permit, now)
 
     def succeed(self, permit: Permit, now: float) -> None:
-        if self.spell is None and self._probes:
+        if self.closed_permit is None and self._probes:
             permit = next(iter(self._probes))
         super().succeed(permit, now)
 

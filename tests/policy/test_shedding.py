@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold._policy.shedding import Shedder, SheddingConfig
+from onefold._policy.shedder import Shedder, SheddingConfig
 from onefold.errors import ConfigurationError
 from tests.policy.properties import planted, properties
 

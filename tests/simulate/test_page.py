@@ -9,7 +9,7 @@ import pytest
 from onefold._simulate import experiments
 from onefold._simulate.entrants import DEFAULT, FIXED, NO_RETRIES, STANDARD, Entrant
 from onefold._simulate.experiments import FAILURES, FIFO, FULL, PROCESSES, RATES_RPS, SERVERS, Effort
-from onefold._simulate.pages import refreshed
+from onefold._simulate.pages import refresh_tables
 from onefold._simulate.tables import recovery
 from onefold.errors import ConfigurationError
 
@@ -64,17 +64,17 @@ def test_the_page_has_a_cell_for_everything() -> None:
 
 @pytest.mark.soak
 def test_every_number_of_the_page_is_what_the_command_prints() -> None:
-    assert refreshed(PAGE, experiments.run(STANDARD, SEED, FULL)) == PAGE
+    assert refresh_tables(PAGE, experiments.run(STANDARD, SEED, FULL)) == PAGE
 
 
 def test_refreshing_puts_tables_between_their_marks_and_nothing_else() -> None:
     storm = experiments.run((NO_RETRIES,), SEED, Effort(failing_calls=100, seeds=1, after_stall_s=10, servers=(FIFO,)))
-    page = refreshed(PAGE, storm)
+    page = refresh_tables(PAGE, storm)
     assert row(page, "stall", NO_RETRIES.name) != row(PAGE, "stall", NO_RETRIES.name)
     assert f"| {FIXED.name} | `attempts_max=4" in page
-    assert refreshed(page, storm) == page
+    assert refresh_tables(page, storm) == page
     with pytest.raises(ConfigurationError, match="has 0 blocks '<!-- storm: stall -->'"):
-        refreshed(PAGE.replace("storm: stall", "storm: calm"), storm)
+        refresh_tables(PAGE.replace("storm: stall", "storm: calm"), storm)
 
 
 @pytest.mark.parametrize("picture", ["failures", "stall", "overload"])

@@ -37,7 +37,7 @@ from onefold._simulate.experiments import (
     stall,
 )
 from onefold._simulate.servers import ServerConfig
-from onefold._simulate.verdicts import Verdict, judge
+from onefold._simulate.verdicts import PolicyVerdict, judge
 
 SHORT = Effort(failing_calls=1000, seeds=1, after_stall_s=40, servers=(FIFO,))
 LONG = replace(experiments.FULL, seeds=20, after_stall_s=60)
@@ -124,7 +124,7 @@ def test_a_server_that_sheds_works_on_during_an_overload() -> None:
     assert overload(NO_RETRIES, FIFO, 1).during_rps < 20
 
 
-def judged(policy: RetryPolicy, processes: int = 20, after_stall_s: int = 66) -> Verdict:
+def judged(policy: RetryPolicy, processes: int = 20, after_stall_s: int = 66) -> PolicyVerdict:
     """The verdict on the stall alone: one run."""
     entrant = Entrant(name="mine", policy=policy)
     effort = replace(SHORT, after_stall_s=after_stall_s)

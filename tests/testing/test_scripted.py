@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from onefold._client.sleeping import Waiting, wait
+from onefold._client.call_executors import Waits, wait
 from onefold.errors import ConfigurationError
 from onefold.testing.no_waiting import no_waiting
 from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
@@ -130,6 +130,6 @@ def test_no_waiting_skips_waits_and_ends_with_its_block() -> None:
         wait(600)
         with no_waiting():
             pass
-        assert Waiting.skipped
-    assert not Waiting.skipped
+        assert Waits.skipped
+    assert not Waits.skipped
     assert time.monotonic() - began < 300

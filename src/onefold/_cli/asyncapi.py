@@ -9,7 +9,7 @@ import typer
 
 from onefold._cli.options import TARGET_HELP
 from onefold._cli.output import answer
-from onefold._cli.targets import closed, loaded, opened
+from onefold._cli.targets import close_onefold, load_target, open_target
 
 
 def command(
@@ -19,12 +19,12 @@ def command(
 ) -> None:
     """Print an AsyncAPI 3 document, as JSON: what the application's consumers receive, what it says that it publishes
     (once.publishes), and the schemas of typed data."""
-    asyncio.run(_main(target, loaded(target), title, app_version))
+    asyncio.run(_main(target, load_target(target), title, app_version))
 
 
 async def _main(target: str, value: object, title: str, version: str) -> None:
-    once = await opened(target, value)
+    once = await open_target(target, value)
     try:
         answer(once.asyncapi(title=title or None, version=version))
     finally:
-        await closed(once)
+        await close_onefold(once)

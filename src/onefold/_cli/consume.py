@@ -10,9 +10,9 @@ import typer
 
 from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
 from onefold._cli.options import AS_JSON_LINES, TARGET_HELP
-from onefold._cli.output import answer, broker_name, log_to_stderr, printed, say, tell_as_json
-from onefold._cli.signals import stopped_by_signals
-from onefold._cli.targets import AnyOnefold, closed, loaded, opened, refuse_missing_tables
+from onefold._cli.output import answer, broker_name, log_to_stderr, print_table, say, tell_as_json
+from onefold._cli.signals import stop_on_signals
+from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.failed_messages import count_failed
 from onefold._kernel.telemetry import Listener
@@ -32,14 +32,14 @@ def command(
 ) -> None:
     """Run the consumers until SIGTERM or SIGINT; what is being handled then is finished, the rest given back."""
     log_to_stderr()
-    value = loaded(target)
+    value = load_target(target)
     log_to_stderr()
     health = Health(health_host, health_port, health_stale_s)
     asyncio.run(_main(target, value, only or [], check=check, health=health, as_json=as_json))
 
 
 async def _main(target: str, value: object, only: Sequence[str], *, check: bool, health: Health, as_json: bool) -> None:
-    once = await opened(target, value)
+    once = await open_target(target, value)
     try:
         consumers = select_consumers(once.consumers, only)
         if check:
@@ -49,7 +49,7 @@ async def _main(target: str, value: object, only: Sequence[str], *, check: bool,
         what = f"consuming from {broker_name(once.broker)}: {', '.join(consumer.name for consumer in consumers)}"
         await _consume(once, only, what, health, tell_as_json if as_json else None)
     finally:
-        await closed(once)
+        await close_onefold(once)
 
 
 async def _consume(once: AnyOnefold, only: Sequence[str], what: str, health: Health, listener: Listener | None) -> None:
@@ -62,7 +62,7 @@ async def _consume(once: AnyOnefold, only: Sequence[str], what: str, health: Hea
     def alive() -> Mapping[str, float]:
         return running[0].alive() if running else {}
 
-    with stopped_by_signals() as stop:
+    with stop_on_signals() as stop:
         async with healthz(health, alive):
             try:
                 await once.consume(stop, only=only, begun=begun, listener=listener)
@@ -78,7 +78,7 @@ def _print(consumers: Sequence[Consumer], *, as_json: bool) -> None:
         (each.name, ", ".join(each.topics), each.order, f"{each.handler.__module__}.{_name(each)}")
         for each in consumers
     ]
-    printed("", ("consumer", "topics", "order", "handler"), rows)
+    print_table("", ("consumer", "topics", "order", "handler"), rows)
 
 
 def _name(consumer: Consumer) -> str:

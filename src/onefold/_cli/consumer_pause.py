@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from onefold._cli.options import ACTOR, DATABASE, NAME, acting
-from onefold._cli.session import asked, session
+from onefold._cli.options import ACTOR, DATABASE, NAME, actor_name
+from onefold._cli.session import ask, session
 from onefold._inbox.consumer import check_name
 from onefold._inbox.pausing import pause, pauses, resume
 from onefold._inbox.registry import list_consumers
@@ -32,7 +32,7 @@ def pause_command(
                 *(each.consumer for each in place.ask(pauses(place.dialect))),
             ]
             _refuse_unseen(name, known)
-        is_paused = place.ask(pause(place.dialect, name, acting(actor)))
+        is_paused = place.ask(pause(place.dialect, name, actor_name(actor)))
     if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
     typer.echo(f"paused: {name}; its processes stop receiving within seconds, until: onefold consumers resume {name}")
@@ -52,6 +52,6 @@ def resume_command(
     name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
 ) -> None:
     """Have a consumer go on that was paused."""
-    if not asked(database, lambda dialect: resume(dialect, name, acting(actor))):
+    if not ask(database, lambda dialect: resume(dialect, name, actor_name(actor))):
         raise ConfigurationError(f"consumer {name!r} is not paused")
     typer.echo(f"resumed: {name}")

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from onefold._cli.consumer_pause import pause_command, resume_command
-from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, acting, confirmed
-from onefold._cli.output import age, answer, printed
-from onefold._cli.targets import closed, from_target_or_addresses
+from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, actor_name, confirm
+from onefold._cli.output import age, answer, print_table
+from onefold._cli.targets import close_onefold, from_target_or_addresses
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._worker.consumer_admin import ConsumerSeen, Removed, remove, survey
 
@@ -40,7 +40,7 @@ def list_command(
     if as_json:
         answer([asdict(each) for each in found])
     elif found:
-        printed("", ("consumer", "topics", "waiting", "running", "last seen", "paused"), map(_row, found))
+        print_table("", ("consumer", "topics", "waiting", "running", "last seen", "paused"), map(_row, found))
     else:
         typer.echo("there are no consumers")
 
@@ -58,10 +58,10 @@ def remove_command(
 ) -> None:
     """End a consumer for good: its subscription and what waits there, its ledger and its failed messages. Refused while
     it runs."""
-    confirmed(f"Remove the consumer {name}, what waits for it, its ledger and its failed messages?", yes=yes)
+    confirm(f"Remove the consumer {name}, what waits for it, its ledger and its failed messages?", yes=yes)
 
     async def work(opened: AsyncDatabase[Any], at: Broker) -> Removed:
-        return await remove(opened, at, name, acting(actor))
+        return await remove(opened, at, name, actor_name(actor))
 
     removed = _managed(context, target, database, broker, work)
     if as_json:
@@ -88,7 +88,7 @@ def _managed(
         try:
             return await once.manage(work)
         finally:
-            await closed(once)
+            await close_onefold(once)
 
     return asyncio.run(run())
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from onefold._cli.options import DATABASE, JSON, NAME, YES, acting, confirmed
-from onefold._cli.output import answer, moment, printed
-from onefold._cli.session import asked
+from onefold._cli.options import DATABASE, JSON, NAME, YES, actor_name, confirm
+from onefold._cli.output import answer, moment, print_table
+from onefold._cli.session import ask
 from onefold._kernel.effects import Flow
 from onefold._kernel.redaction import redact
 from onefold.brokers._endpoints import EndpointSeen, add, disable, enable, endpoints, remove
@@ -21,11 +21,11 @@ app = typer.Typer(no_args_is_help=True, help="Endpoints of webhooks: list, add, 
 @app.command("list")
 def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False) -> None:
     """List the endpoints and how they fare. Paths may be secret, and are not shown."""
-    found = [_told(each) for each in asked(database, endpoints)]
+    found = [_describe(each) for each in ask(database, endpoints)]
     if as_json:
         answer(found)
     elif found:
-        printed("", tuple(found[0]), [tuple(each.values()) for each in found])
+        print_table("", tuple(found[0]), [tuple(each.values()) for each in found])
     else:
         typer.echo("there are no endpoints")
 
@@ -46,14 +46,14 @@ def add_command(
     ] = "",
 ) -> None:
     """Add an endpoint, or change one. Relays have it within a second."""
-    asked(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
+    ask(database, lambda dialect: add(dialect, name, url, topic, secret=secret or None))
     typer.echo(f"added: {name}")
 
 
 @app.command("disable")
 def disable_command(name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "") -> None:
     """Send nothing to an endpoint. What waits for it stays in the outbox; new events are not kept for it."""
-    _act(database, name, lambda dialect: disable(dialect, name, f"disabled by {acting('')}"), "disabled")
+    _act(database, name, lambda dialect: disable(dialect, name, f"disabled by {actor_name('')}"), "disabled")
 
 
 @app.command("enable")
@@ -67,17 +67,17 @@ def remove_command(
     name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", yes: Annotated[bool, YES] = False
 ) -> None:
     """Remove an endpoint. For what still waits for it: onefold outbox discard --destination NAME."""
-    confirmed(f"Remove the endpoint {name}?", yes=yes)
+    confirm(f"Remove the endpoint {name}?", yes=yes)
     _act(database, name, lambda dialect: remove(dialect, name), "removed")
 
 
 def _act(database: str, name: str, question: Callable[[str], Flow[int]], done: str) -> None:
-    if asked(database, question) == 0:
+    if ask(database, question) == 0:
         raise ConfigurationError(f"there is no endpoint {name!r} that could be {done}; see `onefold endpoints list`")
     typer.echo(f"{done}: {name}")
 
 
-def _told(each: EndpointSeen) -> dict[str, object]:
+def _describe(each: EndpointSeen) -> dict[str, object]:
     return {
         "name": each.name,
         "url": redact(each.url),

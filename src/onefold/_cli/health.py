@@ -42,7 +42,7 @@ async def healthz(health: Health, alive: Callable[[], Mapping[str, float]]) -> A
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_REQUEST_S_MAX):
-                writer.write(await _answered(reader, alive, health.stale_s))
+                writer.write(await _answer(reader, alive, health.stale_s))
                 await writer.drain()
         except (TimeoutError, OSError):
             pass
@@ -63,7 +63,7 @@ async def healthz(health: Health, alive: Callable[[], Mapping[str, float]]) -> A
         yield
 
 
-async def _answered(reader: asyncio.StreamReader, alive: Callable[[], Mapping[str, float]], stale_s: float) -> bytes:
+async def _answer(reader: asyncio.StreamReader, alive: Callable[[], Mapping[str, float]], stale_s: float) -> bytes:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = head.partition(b"\r\n")[0].decode("ascii").split(" ")

@@ -1,4 +1,4 @@
-"""`onefold intents`: calls of which nobody knows the end, and forgetting one on purpose."""
+"""`onefold intents`: calls without a known end, and forgetting one on purpose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from onefold._cli.options import JSON, YES, confirmed
-from onefold._cli.output import age, answer, harmless, moment, printed
+from onefold._cli.options import JSON, YES, confirm
+from onefold._cli.output import age, answer, harmless, moment, print_table
 from onefold._cli.session import Session, session
-from onefold._client.journal import IntentView, Summary, counts, default_journal, forget, intent_of, intents
+from onefold._client.journal import IntentCounts, IntentView, counts, default_journal, forget, intent_of, intents
 from onefold._kernel.redaction import redact
 from onefold.errors import ConfigurationError
 
@@ -47,7 +47,7 @@ def look(
         found = list(islice(_all(place, unresolved_only=not everything), limit))
         summary = place.ask(counts(place.dialect))
     if as_json:
-        answer({**asdict(summary), "intents": [_told(each) for each in found]})
+        answer({**asdict(summary), "intents": [_describe(each) for each in found]})
     else:
         _print(whose, found, summary, everything=everything)
 
@@ -66,7 +66,7 @@ def forget_command(
         if found is None:
             raise ConfigurationError(f"there is no intent {name!r} in the journal; `onefold intents --all` lists them")
         ended = "never answered" if found.status is None else f"answered with {found.status}"
-        confirmed(
+        confirm(
             harmless(
                 f"{found.target}, key {found.key}, was claimed {age(found.age_s)} ago and {ended}.\n"
                 f"If it happened and is called again, it happens twice. Forget intent {name!r}?"
@@ -75,7 +75,7 @@ def forget_command(
         )
         gone = place.ask(forget(place.dialect, name))
     if as_json:
-        answer({"forgotten": int(gone), **_told(found)})
+        answer({"forgotten": int(gone), **_describe(found)})
     else:
         typer.echo(harmless(f"forgotten: {name}, key {found.key}"))
 
@@ -100,7 +100,7 @@ def _all(place: Session, *, unresolved_only: bool) -> Iterator[IntentView]:
         after = page[-1].position
 
 
-def _told(each: IntentView) -> dict[str, Any]:
+def _describe(each: IntentView) -> dict[str, Any]:
     return {
         "intent": each.intent,
         "target": each.target,
@@ -114,7 +114,7 @@ def _told(each: IntentView) -> dict[str, Any]:
     }
 
 
-def _print(whose: str, found: list[IntentView], summary: Summary, *, everything: bool) -> None:
+def _print(whose: str, found: list[IntentView], summary: IntentCounts, *, everything: bool) -> None:
     more = "at least " if summary.cut else ""
     typer.echo(f"key journal {redact(whose)}")
     typer.echo(f"unresolved: {more}{summary.unresolved}, the oldest for {age(summary.oldest_s)}")
@@ -133,7 +133,7 @@ def _print(whose: str, found: list[IntentView], summary: Summary, *, everything:
         )
         for each in found
     ]
-    printed("", columns, rows)
+    print_table("", columns, rows)
     total = summary.unresolved + (summary.resolved if everything else 0)
     if len(found) < total:
         typer.echo(f"{len(found)} of {more}{total} are shown: raise --limit")

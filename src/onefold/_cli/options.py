@@ -37,10 +37,10 @@ AS_JSON_LINES = typer.Option("--json", help="Print what happens, one JSON object
 
 YES = typer.Option("--yes", "-y", help="Do not ask.")
 
-ACTOR = typer.Option("--actor", help="Who does this, for the audit; by default whoever runs it.")
+ACTOR = typer.Option("--actor", help="The name for the audit; by default the user that runs the command.")
 
 
-def existing(database: str) -> str:
+def require_database(database: str) -> str:
     """The database that was given. A command with a typo would create the file, find nothing to do, and look healthy
     for ever."""
     if not database:
@@ -51,8 +51,8 @@ def existing(database: str) -> str:
     return database
 
 
-def acting(given: str) -> str:
-    """Whoever was named, or runs the command."""
+def actor_name(given: str) -> str:
+    """The name that was given, or the user that runs the command."""
     if given:
         return given
     try:
@@ -61,7 +61,7 @@ def acting(given: str) -> str:
         return f"uid {os.getuid()}"
 
 
-def confirmed(question: str, *, yes: bool) -> None:
+def confirm(question: str, *, yes: bool) -> None:
     """Go on only if a person, or --yes, says so."""
     if yes:
         return

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import typer
 
-from onefold._cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirmed
-from onefold._cli.output import age, answer, printed
-from onefold._cli.session import asked, session
+from onefold._cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirm
+from onefold._cli.output import age, answer, print_table
+from onefold._cli.session import ask, session
 from onefold._cli.times import moment_of
 from onefold._kernel.effects import Flow
 from onefold._kernel.redaction import redact
@@ -49,7 +49,7 @@ def look(
     if print_debezium:
         answer(_connector(database, schema))
         return
-    found = asked(database, lambda dialect: report(dialect, stopped_max=stopped_max))
+    found = ask(database, lambda dialect: report(dialect, stopped_max=stopped_max))
     if as_json:
         answer({**asdict(found), "waiting": _waiting(found)})
     else:
@@ -70,7 +70,7 @@ def list_command(
 ) -> None:
     """List stopped events: dead letters, and those that are tried again."""
     chosen = _chosen([], topic, reason, destination, since, dead=dead)
-    found = asked(database or context.obj, lambda dialect: list_stopped(dialect, chosen, limit=limit))
+    found = ask(database or context.obj, lambda dialect: list_stopped(dialect, chosen, limit=limit))
     if as_json:
         answer([asdict(each) for each in found])
         return
@@ -94,7 +94,7 @@ def retry_command(
 ) -> None:
     """Try stopped events now, instead of when their time comes. Their attempts begin anew."""
     chosen = _chosen(ids or [], topic, reason, destination, since, dead=dead)
-    confirmed(f"Try {_how_many(ids)} stopped event(s) now?", yes=yes)
+    confirm(f"Try {_how_many(ids)} stopped event(s) now?", yes=yes)
     _act(database or context.obj, retry_all, chosen, "retried", as_json=as_json)
 
 
@@ -117,7 +117,7 @@ def discard_command(
         raise typer.BadParameter(
             "say which: name ids, or filter with --dead, --topic, --reason, --destination, --since"
         )
-    confirmed(f"Delete {_how_many(ids)} stopped event(s), never to be published?", yes=yes)
+    confirm(f"Delete {_how_many(ids)} stopped event(s), never to be published?", yes=yes)
     _act(database or context.obj, discard_all, chosen, "discarded", as_json=as_json)
 
 
@@ -132,8 +132,8 @@ def cancel_command(
     """Take back delayed events before their time has come: they are never published."""
     for each in ids:
         _check_id(each)
-    confirmed(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
-    count = asked(database or context.obj, lambda dialect: cancel(dialect, ids))
+    confirm(f"Take back {len(ids)} delayed event(s), never to be published?", yes=yes)
+    count = ask(database or context.obj, lambda dialect: cancel(dialect, ids))
     if as_json:
         answer({"cancelled": count, "asked": len(ids)})
     else:
@@ -204,7 +204,7 @@ def _print(whose: str, found: Report) -> None:
     typer.echo(f"waiting: {more}{_waiting(found)}, the oldest for {age(found.oldest_s)}; delayed: {found.delayed}")
     if found.pending:
         waiting = [(each.topic, each.destination, each.waiting) for each in found.pending]
-        printed("\nWaiting", ("topic", "endpoint", "events"), waiting)
+        print_table("\nWaiting", ("topic", "endpoint", "events"), waiting)
     if found.stopped:
         _print_stopped("\nStopped", found.stopped)
     relays = [
@@ -212,7 +212,7 @@ def _print(whose: str, found: Report) -> None:
         for each in found.relays
     ]
     if relays:
-        printed("\nRelays", ("relay", "buckets", "lease"), relays)
+        print_table("\nRelays", ("relay", "buckets", "lease"), relays)
     else:
         typer.echo("no relay is at work")
 
@@ -222,7 +222,7 @@ def _print_stopped(title: str, found: Sequence[Stopped]) -> None:
         (each.id, each.destination or each.topic, each.key, each.attempts, _next(each.next_try_s), each.error)
         for each in found
     ]
-    printed(title, ("id", "destination", "key", "attempts", "next try", "error"), rows)
+    print_table(title, ("id", "destination", "key", "attempts", "next try", "error"), rows)
 
 
 def _next(seconds: float | None) -> str:

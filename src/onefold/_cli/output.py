@@ -61,7 +61,7 @@ def log_to_stderr() -> None:
     log.setLevel(logging.INFO)
 
 
-def printed(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table."""
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:

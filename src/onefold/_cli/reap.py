@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onefold._app import AsyncOnefold
-from onefold._cli.options import DATABASE, existing
+from onefold._cli.options import DATABASE, require_database
 from onefold._cli.output import log_to_stderr
 from onefold._cli.times import seconds_of
 from onefold._idempotency.retention import pg_cron_job
@@ -35,13 +35,13 @@ def command(
         bool, typer.Option("--print-cron", help="Print a pg_cron job that does the same inside Postgres.")
     ] = False,
 ) -> None:
-    """Delete expired records, in batches small enough to disturb nobody."""
+    """Delete expired records, in batches small enough not to disturb other transactions."""
     if print_cron:
         typer.echo(pg_cron_job())
         return
     log_to_stderr()
     keep_s = seconds_of(captured_outbox, "--captured-outbox") if captured_outbox else None
-    reaped, events = asyncio.run(_reap(existing(database), limit, batches, keep_s))
+    reaped, events = asyncio.run(_reap(require_database(database), limit, batches, keep_s))
     if as_json:
         typer.echo(json.dumps({"records": reaped.records} | ({} if events is None else {"events": events})))
     else:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import DATABASE, JSON
-from onefold._cli.output import answer, moment, printed
-from onefold._cli.session import asked
+from onefold._cli.output import answer, moment, print_table
+from onefold._cli.session import ask
 from onefold._outbox.schedules import schedules
 
 app = typer.Typer(no_args_is_help=True, help="Recurring events: what is published again and again, and when next.")
@@ -19,12 +19,12 @@ def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[boo
     """List the recurring events: their rule, when each is due, and for when it was published last."""
     found = [
         {"name": each.name, "rule": each.rule, "due": moment(each.due_ms), "fired": moment(each.fired_ms)}
-        for each in asked(database, schedules)
+        for each in ask(database, schedules)
     ]
     if as_json:
         answer(found)
     elif found:
-        printed("", tuple(found[0]), [tuple(each.values()) for each in found])
+        print_table("", tuple(found[0]), [tuple(each.values()) for each in found])
     else:
         typer.echo("there are no recurring events")
 

@@ -13,8 +13,8 @@ import typer
 from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
 from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
 from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
-from onefold._cli.signals import stopped_by_signals
-from onefold._cli.targets import AnyOnefold, closed, from_target_or_addresses, refuse_missing_tables
+from onefold._cli.signals import stop_on_signals
+from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
 from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry import BucketsHeld, Event, Relayed, RelayPaused, RelayResumed
 from onefold._outbox.schema import BUCKETS
@@ -78,7 +78,7 @@ async def _relay(
     try:
         await refuse_missing_tables(once, report)
         pulse = _Pulse(f"relaying from {whose} to {broker_name(once.broker)}", as_json=as_json)
-        with stopped_by_signals() as stop:
+        with stop_on_signals() as stop:
             if until_empty:
                 return await _drain(once, stop, settings, pulse)
             running: list[Relay] = []
@@ -86,7 +86,7 @@ async def _relay(
                 await once.relay(stop, listener=pulse.hear, begun=running.append, **settings)
             return True
     finally:
-        await closed(once)
+        await close_onefold(once)
 
 
 async def _drain(once: AnyOnefold, stop: asyncio.Event, settings: RelaySettings, pulse: _Pulse) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from onefold._cli.options import existing
+from onefold._cli.options import require_database
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
@@ -46,11 +46,11 @@ def open_session(database: str) -> Iterator[Session]:
 @contextmanager
 def session(database: str) -> Iterator[Session]:
     """The same. The database must be there: no file is made."""
-    with open_session(existing(database)) as place:
+    with open_session(require_database(database)) as place:
         yield place
 
 
-def asked(database: str, question: Callable[[str], Flow[T]]) -> T:
+def ask(database: str, question: Callable[[str], Flow[T]]) -> T:
     """The answer to one question, a function of the dialect."""
     with session(database) as place:
         return place.ask(question(place.dialect))

@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[asyncio.Event]:
+def stop_on_signals() -> Iterator[asyncio.Event]:
     """The event is set by SIGTERM or SIGINT. To be entered on the running loop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -23,12 +23,12 @@ def stopped_by_signals() -> Iterator[asyncio.Event]:
             say(f"{name}: finishing what is in hand; another one stops at once")
             stop.set()
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         loop.call_soon_threadsafe(finish, signal.Signals(number).name)
 
-    before = {each: signal.signal(each, told) for each in _SIGNALS}
+    before = {each: signal.signal(each, on_signal) for each in _SIGNALS}
     try:
         yield stop
     finally:

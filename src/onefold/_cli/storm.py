@@ -14,16 +14,16 @@ import typer
 from rich.console import Console
 
 from onefold._cli.options import JSON
-from onefold._cli.output import answer, harmless, printed, say
-from onefold._cli.targets import loaded
+from onefold._cli.output import answer, harmless, print_table, say
+from onefold._cli.targets import load_target
 from onefold._policy.retry import RetryPolicy
 from onefold._simulate import entrants, experiments
-from onefold._simulate.drawing import drawn, require_matplotlib
+from onefold._simulate.drawing import draw_plots, require_matplotlib
 from onefold._simulate.entrants import Entrant
 from onefold._simulate.experiments import Storm
-from onefold._simulate.pages import html, refreshed
+from onefold._simulate.pages import html, refresh_tables
 from onefold._simulate.tables import tables
-from onefold._simulate.verdicts import Verdict, judge
+from onefold._simulate.verdicts import PolicyVerdict, judge
 from onefold.errors import ConfigurationError
 
 _GIVE = "give a RetryPolicy, or a function that returns one"
@@ -53,7 +53,7 @@ def command(
         answer(_plain(storm, verdicts))
     else:
         for table in tables(storm):
-            printed(f"\n{table.title}", table.columns, table.rows)
+            print_table(f"\n{table.title}", table.columns, table.rows)
     for verdict in verdicts:
         _say(verdict)
     if any(not verdict.passes for verdict in verdicts):
@@ -61,7 +61,7 @@ def command(
 
 
 def _policy(target: str) -> RetryPolicy:
-    value: Any = loaded(target)
+    value: Any = load_target(target)
     if inspect.isroutine(value):
         try:
             value = value()
@@ -84,7 +84,7 @@ def _run(given: Sequence[Entrant], seed: int, *, quick: bool) -> Storm:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A line that changes, for whoever sits before a terminal."""
+    """A progress line, on a terminal."""
     console = Console(stderr=True)
     if not sys.stderr.isatty():
         yield lambda done, total, what: None
@@ -94,10 +94,10 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def _write(
-    storm: Storm, verdicts: Sequence[Verdict], plots: Path | None, report: Path | None, page: Path | None
+    storm: Storm, verdicts: Sequence[PolicyVerdict], plots: Path | None, report: Path | None, page: Path | None
 ) -> None:
     try:
-        pictures = drawn(storm) if plots is not None or report is not None else {}
+        pictures = draw_plots(storm) if plots is not None or report is not None else {}
         if plots is not None:
             plots.mkdir(parents=True, exist_ok=True)
             for name, content in pictures.items():
@@ -105,12 +105,12 @@ def _write(
         if report is not None:
             report.write_text(html(storm, verdicts, pictures), encoding="utf-8")
         if page is not None:
-            page.write_text(refreshed(page.read_text(encoding="utf-8"), storm), encoding="utf-8")
+            page.write_text(refresh_tables(page.read_text(encoding="utf-8"), storm), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{error.filename} cannot be written: {error.strerror}") from error
 
 
-def _plain(storm: Storm, verdicts: Sequence[Verdict]) -> dict[str, object]:
+def _plain(storm: Storm, verdicts: Sequence[PolicyVerdict]) -> dict[str, object]:
     timelines = ("goodput_rps", "load_rps")
     return {
         "seed": storm.seed,
@@ -125,7 +125,7 @@ def _plain(storm: Storm, verdicts: Sequence[Verdict]) -> dict[str, object]:
     }
 
 
-def _say(verdict: Verdict) -> None:
+def _say(verdict: PolicyVerdict) -> None:
     name = harmless(verdict.policy)
     if verdict.passes:
         say(f"{name} passes: it recovers in every experiment, and is never worse than no retries")

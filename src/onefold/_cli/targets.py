@@ -1,4 +1,4 @@
-"""From `module:attribute` to the Onefold that it means. Whatever is wrong with it is told in one line."""
+"""From `module:attribute` to the Onefold that it means. An error in it is told in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import typer
 
 from onefold._app import AsyncOnefold, Onefold
-from onefold._cli.options import existing
+from onefold._cli.options import require_database
 from onefold._http.install_checks import left_in
 from onefold._kernel.effects import Flow
 from onefold.db._connect import dialect_of
@@ -29,7 +29,7 @@ AnyOnefold: TypeAlias = AsyncOnefold | Onefold
 _GIVE = "give an Onefold, an AsyncOnefold, an application it is installed in, or a function that returns one of them"
 
 
-def loaded(target: str) -> object:
+def load_target(target: str) -> object:
     """Import what a target names. Before the loop starts: a module may run one of its own while it is imported."""
     if "://" in target:
         raise ConfigurationError(
@@ -43,7 +43,7 @@ def loaded(target: str) -> object:
         raise ConfigurationError(f"target {target!r} names a file, and must be module:attribute; {meant}")
     if not separator or not name or not path:
         raise ConfigurationError(f"target {target!r} must be module:attribute, for example {name or 'shop.app'}:once")
-    module = _imported(name)
+    module = _import(name)
     value: object = module
     for step in path.split("."):
         try:
@@ -53,7 +53,7 @@ def loaded(target: str) -> object:
     return value
 
 
-async def opened(target: str, value: object) -> AnyOnefold:
+async def open_target(target: str, value: object) -> AnyOnefold:
     """The Onefold in what was loaded. A function is called on the loop that it will be used on."""
     if inspect.isroutine(value):
         needed = [
@@ -86,7 +86,7 @@ def from_target_or_addresses(
 
 
 async def refuse_missing_tables(once: AnyOnefold, *questions: Callable[[str], Flow[Any]]) -> None:
-    """Workers wait for a database that is away; for tables that nobody made they would wait in vain."""
+    """Workers wait for a database that is away; for missing tables they would wait in vain."""
     try:
         for question in questions:
             await once.ask(question)
@@ -96,7 +96,7 @@ async def refuse_missing_tables(once: AnyOnefold, *questions: Callable[[str], Fl
         pass
 
 
-async def closed(once: AnyOnefold) -> None:
+async def close_onefold(once: AnyOnefold) -> None:
     """Close what a command has opened."""
     closing: Any = once.close()
     if inspect.isawaitable(closing):
@@ -108,8 +108,8 @@ def _from_target(context: typer.Context, target: str) -> Callable[[], Awaitable[
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"{target} brings its own {name}: leave out --{name}, or the target")
-    value = loaded(target)
-    return lambda: opened(target, value)
+    value = load_target(target)
+    return lambda: open_target(target, value)
 
 
 def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOnefold]]:
@@ -120,7 +120,7 @@ def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOne
             "give --broker or set ONEFOLD_BROKER, because this asks the broker too: an address, or 'local' for the "
             "database itself"
         )
-    existing(database)
+    require_database(database)
     try:
         urlsplit(broker)
     except ValueError:
@@ -132,7 +132,7 @@ def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOne
     return make
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -172,7 +172,7 @@ def _suggestion(module: ModuleType) -> str:
 
 @contextmanager
 def _in_one_line(what: str) -> Iterator[None]:
-    """Whatever the application raises, with the place where it did."""
+    """An error that the application raises, with its file and line."""
     try:
         yield
     except OnefoldError:

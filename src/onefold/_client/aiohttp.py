@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from onefold._client.call_factory import CallFactory
 from onefold._client.call_report import attach_to_error, report_of
-from onefold._client.call_runner import make_call_async
-from onefold._client.wire import (
+from onefold._client.http_call_factory import HttpCallFactory
+from onefold._client.http_call_runner import make_call_async
+from onefold._client.outgoing_request import (
     STREAM_ADVICE,
     bytes_to_read,
     is_certificate_error,
-    not_made_as,
+    not_made_class,
     unsized_bytes_to_read,
 )
 from onefold._kernel.timeouts import within
@@ -40,7 +40,7 @@ _inside: ContextVar[bool] = ContextVar("onefold.inside", default=False)
 class RetryingMiddleware:
     """A middleware for `aiohttp.ClientSession`. Put it last: what comes after it is done again with every attempt."""
 
-    def __init__(self, calls: CallFactory) -> None:
+    def __init__(self, calls: HttpCallFactory) -> None:
         self._calls = calls
 
     async def __call__(self, request: ClientRequest, handler: Handler) -> ClientResponse:
@@ -54,25 +54,25 @@ class RetryingMiddleware:
             _given_up.set(None)
             if timer is not None and last[0] is timer:
                 raise last[1]
-        wire = _Wire(request, handler)
+        outgoing = AiohttpRequest(request, handler)
         try:
-            call = self._calls.begin(wire, time.monotonic())
+            call = self._calls.begin(outgoing, time.monotonic())
             response: ClientResponse = await make_call_async(call, self._calls.store)
             return response
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
             if timer is None:
-                raise _handed_on(error) from error  # of their parent's class, which the session does not send again
+                raise _parent_error(error) from error  # of their parent's class, which the session does not send again
             if request.method in IDEMPOTENT_METHODS:
                 _given_up.set((timer, error))
             raise
         finally:
-            wire.restore()
+            outgoing.restore()
 
 
-class _Wire:
-    """One request, as the exchange sees it. aiohttp has no place for options: intents come from the context."""
+class AiohttpRequest:
+    """One request, as the retry loop sees it. aiohttp has no place for options: intents come from the context."""
 
     __slots__ = ("_before", "_handler", "_read", "_request", "_unsized", "host", "method", "options", "streams")
 
@@ -148,7 +148,7 @@ class _Wire:
     async def discard(self, response: ClientResponse) -> None:
         response.close()
 
-    def unanswered(self, error: Exception) -> Unanswered | None:
+    def classify_error(self, error: Exception) -> Unanswered | None:
         import aiohttp
 
         if is_certificate_error(error):
@@ -160,10 +160,10 @@ class _Wire:
             return None
         return Unanswered(maybe_sent=True, timed_out=isinstance(error, TimeoutError))
 
-    def not_made(self, message: str) -> CallNotMade:
+    def not_made_error(self, message: str) -> CallNotMade:
         import aiohttp
 
-        error: CallNotMade = not_made_as(aiohttp.ClientConnectionError)(message)
+        error: CallNotMade = not_made_class(aiohttp.ClientConnectionError)(message)
         return error
 
     def _bytes_to_read(self, response: ClientResponse) -> int:
@@ -185,14 +185,14 @@ class _Wire:
             _inside.reset(token)
         if limit := self._bytes_to_read(response):
             try:
-                self._read = await _whole(response, limit)
+                self._read = await _read_whole(response, limit)
             except BaseException:
                 response.close()
                 raise
         return response
 
 
-def _handed_on(error: Exception) -> Exception:
+def _parent_error(error: Exception) -> Exception:
     from aiohttp import ClientConnectionError
 
     again = ClientConnectionError(f"{type(error).__name__}: {error}")
@@ -201,9 +201,9 @@ def _handed_on(error: Exception) -> Exception:
     return again
 
 
-async def _whole(response: ClientResponse, limit: int) -> bytes | None:
-    """Read a response to its end, and put back what was read: who streams it finds it unread. None where it has more
-    than `limit` bytes: the rest of it is left to arrive."""
+async def _read_whole(response: ClientResponse, limit: int) -> bytes | None:
+    """Read a response to its end, and put back what was read: a caller who streams it finds it unread. None where it
+    has more than `limit` bytes: the rest of it is left to arrive."""
     from aiohttp.base_protocol import BaseProtocol
     from aiohttp.streams import StreamReader
 

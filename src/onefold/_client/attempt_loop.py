@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
+from onefold._client.call_executors import wait, wait_async
 from onefold._client.function_calls import FunctionCalls
-from onefold._client.sleeping import wait, wait_async
 from onefold._client.stepped_call import SteppedCall
 from onefold.errors import ProgrammerError
 

@@ -1,4 +1,4 @@
-"""How a call went, for whoever holds its response or its error."""
+"""How a call went: a report on its response or its error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallReport:
         return text
 
 
-class Left:
+class LayerReport:
     """A report that some layer has left on an answer or an error, and when."""
 
     __slots__ = ("at", "report")
@@ -52,7 +52,7 @@ def report_of(ended: object) -> CallReport | None:
     return None if made is None else made()
 
 
-def retried_below(ended: object, began: float) -> bool:
+def was_retried_below(ended: object, began: float) -> bool:
     """Whether another layer has retried what ended like this, or with what it came from, and has given up: in the
     middle of our attempt, which began then. What was left before that is of another call."""
     seen = ended
@@ -61,21 +61,21 @@ def retried_below(ended: object, began: float) -> bool:
             return False
         for each in (seen, getattr(seen, "response", None)):
             left = getattr(each, _ATTRIBUTE, None)
-            if isinstance(left, Left) and left.at >= began:
+            if isinstance(left, LayerReport) and left.at >= began:
                 return True
         seen = getattr(seen, "__cause__", None) or getattr(seen, "__context__", None)
     return False
 
 
 def attach(report: Callable[[], CallReport], ended: object) -> None:
-    """Leave a report where `report_of` finds it. It is made when somebody asks: hardly anybody does."""
+    """Leave a report where `report_of` finds it. It is made when it is asked for, which is rare."""
     if (attributes := getattr(ended, "__dict__", None)) is not None:  # what takes none is handed on as it is
         attributes[_ATTRIBUTE] = report
 
 
 def attach_to_error(report: CallReport, error: BaseException, at: float) -> None:
     """The same, and in the traceback."""
-    attach(Left(report, at), error)
+    attach(LayerReport(report, at), error)
     error.add_note(f"onefold: {report}")
 
 

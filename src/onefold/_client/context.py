@@ -1,6 +1,6 @@
 """What a call inherits from the code around it: the block it is made in, which holds one key.
 
-Theory of operation. A block stands for one call, however many attempts are made of it and whoever makes them: our own
+Theory of operation. A block stands for one call, however many attempts are made of it, and by which loop: our own
 loop, an SDK's, tenacity's. All of them are sent under the block's key. The first request that needs a key is the call;
 another one in the same block is refused, for its server would take it for a repetition of the first. Requests that
 only read, and those that fetch a token, are no calls in this sense.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any, Final, NamedTuple
 
-from onefold._client.journal.model import checked_intent
+from onefold._client.journal.records import check_intent
 from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.clock import wall_ms
@@ -53,10 +53,10 @@ class Block:
             )
 
 
-class Moved(NamedTuple):
+class Redirect(NamedTuple):
     """A call that was just sent elsewhere by its server (307, 308), for the request with which its client follows."""
 
-    place: tuple[str, ...]
+    url: tuple[str, ...]
     method: str
     body: bytes
     """The hash of it."""
@@ -68,7 +68,7 @@ _block: ContextVar[Block | None] = ContextVar("onefold.block", default=None)
 
 #: HTTP clients make a new request of a redirect, without the key that was added to the first. They do so in the same
 #: task or thread, so the next request finds this.
-_moved: ContextVar[Moved | None] = ContextVar("onefold.moved", default=None)
+_redirect: ContextVar[Redirect | None] = ContextVar("onefold.moved", default=None)
 
 #: The block we are in, or None.
 current_block: Callable[[], Block | None] = _block.get
@@ -77,8 +77,8 @@ current_block: Callable[[], Block | None] = _block.get
 enter: Callable[[Block | None], Token[Block | None]] = _block.set
 leave: Callable[[Token[Block | None]], None] = _block.reset
 
-moved: Callable[[], Moved | None] = _moved.get
-remember_move: Callable[[Moved | None], object] = _moved.set
+pending_redirect: Callable[[], Redirect | None] = _redirect.get
+remember_redirect: Callable[[Redirect | None], object] = _redirect.set
 
 
 #: What the code around a call says about it: see `options`.
@@ -129,16 +129,21 @@ def options(
 
 
 @contextmanager
-def call() -> Iterator[str]:
-    """One call, and its key: every attempt in this block is sent under it, also those that an SDK or another retry
-    loop makes. `with onefold.call() as key: client.post(...)`. It lives as long as the block: after a restart the same
-    call gets another key. See `intent`."""
-    block = Block()
+def _within(block: Block) -> Iterator[str]:
     token = _block.set(block)
     try:
         yield block.key
     finally:
         _block.reset(token)
+
+
+@contextmanager
+def call() -> Iterator[str]:
+    """One call, and its key: every attempt in this block is sent under it, also those that an SDK or another retry
+    loop makes. `with onefold.call() as key: client.post(...)`. It lives as long as the block: after a restart the same
+    call gets another key. See `intent`."""
+    with _within(Block()) as key:
+        yield key
 
 
 @named_arguments("onefold.intent")
@@ -152,12 +157,9 @@ def intent(name: str) -> Iterator[str]:
     place. The block itself knows no journal: any other client would be given another key after a restart. For those
     there is `Retrying.intent`, whose key is the journal's from the beginning.
     """
-    block = Block(checked_intent(name))
-    token = _block.set(block)
-    try:
-        yield block.key
-    finally:
-        _block.reset(token)
+    block = Block(check_intent(name))
+    with _within(block) as key:
+        yield key
     if not block.used:
         _log.warning(
             "intent %r: no call of a retrying client was made in its block, so its key is in no journal, and there is "

@@ -1,7 +1,7 @@
 """Keys made from durable data: the same parts give the same key, in every process and every release.
 
-Who has the data that a call is made from (an order's id, the number of the attempt) needs no journal: the key can be
-made again. It is a UUIDv8 (RFC 9562, 5.8), because some servers take nothing but UUIDs.
+Where the data that a call is made from (an order's id, the number of the attempt) is durable, no journal is needed: the
+key can be made again. It is a UUIDv8 (RFC 9562, 5.8), because some servers take nothing but UUIDs.
 
 Invariant: two lists of parts have the same key only if they are the same list. Every part is written with its kind and
 its length in front, so neither ("a", "bc") and ("ab", "c") nor 1 and "1" can be confused. What may be written
@@ -41,21 +41,21 @@ def derive(*parts: Part) -> str:
         raise KeyNotDerivable("derive() needs at least one part: without any, every call would have the same key")
     hashed = blake2b(digest_size=16, person=_PERSON)
     for number, part in enumerate(parts, start=1):
-        kind, content = _written(number, part)
+        kind, content = _encode(number, part)
         hashed.update(kind)
         hashed.update(len(content).to_bytes(_LENGTH_BYTES, "big"))
         hashed.update(content)
     return str(UUID(int=int.from_bytes(hashed.digest(), "big") & _FREE_BITS | _VERSION_8 | _VARIANT))
 
 
-def _written(number: int, part: object) -> tuple[bytes, bytes]:
+def _encode(number: int, part: object) -> tuple[bytes, bytes]:
     """A part's kind and its one spelling. Subclasses are written as what they are underneath, whatever they print."""
     match part:
         case str():
             try:
                 return b"s", str.encode(part, "utf-8")
             except UnicodeEncodeError:
-                raise _refused(number, part, "has half a character in it; give whole text") from None
+                raise _refusal(number, part, "has half a character in it; give whole text") from None
         case bool():
             return b"t", b"1" if part else b"0"
         case int():
@@ -66,18 +66,18 @@ def _written(number: int, part: object) -> tuple[bytes, bytes]:
             return b"u", part.bytes
         case datetime():
             if part.utcoffset() is None:
-                raise _refused(number, part, "has no time zone, so another machine may mean another moment; give one")
+                raise _refusal(number, part, "has no time zone, so another machine may mean another moment; give one")
             return b"m", str((part - _EPOCH) // timedelta(microseconds=1)).encode()
         case date():
             return b"d", date.isoformat(part).encode()
         case None:
-            raise _refused(number, part, "is nothing to derive a key from: was the value not there yet?")
+            raise _refusal(number, part, "is nothing to derive a key from: was the value not there yet?")
         case float():
-            raise _refused(number, part, "is a float, which may be rounded differently next time; give text or cents")
+            raise _refusal(number, part, "is a float, which may be rounded differently next time; give text or cents")
         case _:
             kind = type(part).__qualname__
-            raise _refused(number, part, f"of type {kind}, has no one spelling; give its id, or text of your own")
+            raise _refusal(number, part, f"of type {kind}, has no one spelling; give its id, or text of your own")
 
 
-def _refused(number: int, part: object, why: str) -> KeyNotDerivable:
+def _refusal(number: int, part: object, why: str) -> KeyNotDerivable:
     return KeyNotDerivable(f"part {number} of derive(), {part!r:.80}, {why}")

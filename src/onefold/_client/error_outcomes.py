@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from onefold._client.retry_conditions import seconds_said
-from onefold._client.wire import meaning_of
+from onefold._client.outgoing_request import meaning_of
+from onefold._client.retry_conditions import check_seconds
 from onefold._policy.outcome import Answered, Outcome, Unanswered
 from onefold._policy.retry import TOO_MANY_REQUESTS
 from onefold.errors import CallerError, ConfigurationError
@@ -40,17 +40,18 @@ def outcome_on(on: On) -> Callable[[Exception], Outcome | None]:
             return answer
         if isinstance(answer, bool) or answer is None:
             return outcome_of(error) if answer else None
-        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=seconds_said("on", say, answer))
+        return Answered(status=TOO_MANY_REQUESTS, retry_after_s=check_seconds("on", say, answer))
 
     return said
 
 
 def outcome_of_result(retry_if: ResultIf, result: object) -> Outcome | None:
-    """The outcome that a result stands for; None: it is what the caller wants. Who returns a result works."""
+    """The outcome that a result stands for; None: it is what the caller wants. A function that returns a result
+    works."""
     said = retry_if(result)
     if said is None or said is False or isinstance(said, Answered | Unanswered):
         return said or None
-    asked_s = None if said is True else seconds_said("retry_if", retry_if, said)
+    asked_s = None if said is True else check_seconds("retry_if", retry_if, said)
     return Answered(status=200, should_retry=True, retry_after_s=asked_s)
 
 
@@ -84,8 +85,8 @@ def _body_of(response: Any) -> bytes | None:
 
 
 def close_answer(result: Any) -> Any:
-    """Free the connection of a result that nobody gets, where it is an answer of httpx or aiohttp: what to await, or
-    None. Other results are left alone; they may be shared."""
+    """Free the connection of a result that is not returned, where it is an answer of httpx or aiohttp: what to await,
+    or None. Other results are left alone; they may be shared."""
     if isinstance(getattr(result, "status_code", None) or getattr(result, "status", None), int):
         close = getattr(result, "aclose", None) or getattr(result, "close", None)
         return None if close is None else close()

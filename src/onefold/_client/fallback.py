@@ -31,22 +31,22 @@ def fallback(
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async def async_wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
                 try:
                     return await function(*args, **kwargs)
                 except kinds as error:
                     answer: Any = instead(error)
                     return await answer if inspect.isawaitable(answer) else answer
 
-            return cast("Callable[P, T]", awaited)
+            return cast("Callable[P, T]", async_wrapper)
 
         @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return function(*args, **kwargs)
             except kinds as error:
                 return instead(error)
 
-        return called
+        return wrapper
 
     return around

@@ -1,4 +1,4 @@
-"""For those who keep tenacity or stamina: their loop, our budget, breaker, waits and Retry-After.
+"""For code that keeps tenacity or stamina: their loop, our budget, breaker, waits and Retry-After.
 
 Neither is imported here; both take plain functions.
 """
@@ -69,18 +69,18 @@ class StaminaHook:
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async def async_wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
                 with self._count():
                     return await function(*args, **kwargs)
 
-            return cast("Callable[P, T]", awaited)
+            return cast("Callable[P, T]", async_wrapper)
 
         @functools.wraps(function)
-        def watched(*args: P.args, **kwargs: P.kwargs) -> T:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             with self._count():
                 return function(*args, **kwargs)
 
-        return watched
+        return wrapper
 
     @contextmanager
     def _count(self) -> Iterator[None]:

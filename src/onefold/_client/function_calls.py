@@ -13,13 +13,13 @@ from time import monotonic
 from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from onefold._client.call_report import retried_below
+from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
+from onefold._client.call_report import was_retried_below
 from onefold._client.error_outcomes import On, ResultIf, close_answer, outcome_of_result, outcome_on
 from onefold._client.hedging import hedge
 from onefold._client.host_log import log_layers
 from onefold._client.retry_conditions import check_condition
 from onefold._client.retry_loop import SUCCESS, Raised, RetryLoop, unwrap
-from onefold._client.sleeping import AsyncCallExecutor, CallExecutor
 from onefold._kernel.deadlines import shortened
 from onefold._kernel.executors import name_of
 from onefold._kernel.runners import run, run_async
@@ -72,7 +72,7 @@ class FunctionCalls:
         plain = self.plain
 
         @functools.wraps(function)
-        def retried(*args: P.args, **kwargs: P.kwargs) -> T:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             ended: Any = None
             now = monotonic()
             attempts = Attempts(host, shortened(now + deadline_s))
@@ -94,14 +94,14 @@ class FunctionCalls:
             del ended  # as in `unwrap`
             return cast(T, unwrap(run(flow, CallExecutor(None, call.deadline_at))))
 
-        return retried
+        return wrapper
 
     def _wrap_async(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         host, deadline_s, hedge_s = self.host, self.host.policy.deadline_s, self._hedge_s
         plain = self.plain
 
         @functools.wraps(function)
-        async def retried(*args: P.args, **kwargs: P.kwargs) -> T:
+        async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             ended: Any = None
             now = monotonic()
             attempts = Attempts(host, shortened(now + deadline_s))
@@ -130,7 +130,7 @@ class FunctionCalls:
             del ended  # as in `unwrap`
             return cast(T, unwrap(await run_async(flow, AsyncCallExecutor(None, call.deadline_at))))
 
-        return retried
+        return wrapper
 
     def _make_async_attempt(self, function: Any, args: Any, kwargs: Any, left_s: float) -> Awaitable[Any]:
         attempt = function(*args, **kwargs) if self._hedge_s is None else self._hedge(function, args, kwargs)
@@ -172,7 +172,7 @@ class FunctionCall(RetryLoop):
         calls = self._calls
         if isinstance(ended, Raised):
             error = ended.error
-            if retried_below(error, self._began):
+            if was_retried_below(error, self._began):
                 log_layers(self._host)
                 return None
             outcome = calls.outcome(error)
@@ -188,7 +188,7 @@ class FunctionCall(RetryLoop):
             )
         return SUCCESS if calls.retry_if is None else outcome_of_result(calls.retry_if, ended) or SUCCESS
 
-    def _not_made(self, again: str, why: str) -> CallNotMade:
+    def _not_made_error(self, again: str, why: str) -> CallNotMade:
         return CallNotMade(f"{self._calls.name} was not called{again}: {why}")
 
 

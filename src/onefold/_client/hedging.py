@@ -33,13 +33,13 @@ async def hedge(
 ) -> T:
     """The answer of the first attempt, or of a second one that begins after so many seconds and is good. An answer
     that is not returned goes to `discard`, a plain function or a coroutine function, which frees what it holds."""
-    first = _begun(ask)
+    first = _start(ask)
     second: asyncio.Task[T] | None = None
     kept: asyncio.Task[T] | None = None
     try:
         done, _ = await asyncio.wait({first}, timeout=after_s)
         if not done and _may_ask(host):
-            second = _begun(ask)
+            second = _start(ask)
             try:
                 kept = await _first_good(first, second, host, is_good)
             finally:
@@ -93,13 +93,13 @@ def _may_ask(host: Host) -> bool:
     return False
 
 
-def _begun(ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+def _start(ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
     task = asyncio.get_running_loop().create_task(ask())
-    task.add_done_callback(_seen)
+    task.add_done_callback(_retrieve_error)
     return task
 
 
-def _seen(task: asyncio.Task[Any]) -> None:
-    """The error of the attempt that lost is nobody's to handle."""
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Mark the error of the attempt that lost as seen: asyncio would log it."""
     if not task.cancelled():
         task.exception()

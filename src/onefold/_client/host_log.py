@@ -23,7 +23,7 @@ def log_retry(host: Host, failure: str, decision: RetryAfter) -> None:
 
 def log_breaker(host: Host, now: float) -> State | None:
     """The breaker's state, if it is another one than before; that is logged."""
-    state = host.moved(now)
+    state = host.take_state_change(now)
     match state:
         case "open":
             host.troubled = True

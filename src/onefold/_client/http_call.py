@@ -15,13 +15,21 @@ from hashlib import blake2b
 from math import inf
 from typing import Any, Final
 
-from onefold._client.call_report import CallReport, Left, attach, retried_below
-from onefold._client.context import Block, Moved, remember_move
+from onefold._client.call_report import CallReport, LayerReport, attach, was_retried_below
+from onefold._client.context import Block, Redirect, remember_redirect
 from onefold._client.host_log import log_layers, log_success
 from onefold._client.journal_store import JournalStore
+from onefold._client.outgoing_request import (
+    KEY_HEADER,
+    OutgoingRequest,
+    fetches_token,
+    fingerprint,
+    meaning_of,
+    normalize_url,
+    target,
+)
 from onefold._client.retry_conditions import HttpAnswer, RetryIf, apply_to_answer, apply_to_error
 from onefold._client.retry_loop import Raised, RetryLoop
-from onefold._client.wire import KEY_HEADER, Wire, fetches_token, fingerprint, meaning_of, place, target
 from onefold._kernel import deadlines
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Call, Flow, Now
@@ -36,7 +44,7 @@ from onefold.errors import CallNotMade, OnefoldError
 _ELSEWHERE: Final = frozenset({307, 308})
 #: The same, and those that do so with some methods and some clients.
 _REDIRECTS: Final = frozenset({301, 302, 307, 308})
-#: Answers that ask who is calling. The client knows, or finds out, and sends the same call again.
+#: Answers that ask for credentials. The client adds them and sends the same call again.
 _CREDENTIALS_ASKED: Final = frozenset({401, 407})
 
 _log = logging.getLogger("onefold.client")
@@ -52,11 +60,11 @@ class HttpCall(RetryLoop):
         "generates",
         "held",
         "key",
-        "moved",
         "quoted",
+        "redirect",
+        "request",
         "retry_if",
         "tells_deadline",
-        "wire",
     )
 
     # What its factory says of it.
@@ -69,7 +77,7 @@ class HttpCall(RetryLoop):
 
     def __init__(
         self,
-        wire: Wire[Any],
+        request: OutgoingRequest[Any],
         host: Host,
         attempts: Attempts,
         store: JournalStore,
@@ -81,11 +89,11 @@ class HttpCall(RetryLoop):
         self._attempts = attempts
         self._listener = listener
         self._began = now
-        self._method = wire.method
-        self.wire = wire
+        self._method = request.method
+        self.request = request
         self._store = store
         self.attempt_s = inf
-        self.moved: Moved | None = None
+        self.redirect: Redirect | None = None
         self.generates = False
         #: The response of the last attempt, until the caller has it: what breaks the flow off has to free it.
         self.held: Any = None
@@ -98,14 +106,14 @@ class HttpCall(RetryLoop):
     def name(self, key: str) -> None:
         """Send it under this key."""
         self.key = key
-        self.wire.set_header(KEY_HEADER, f'"{key}"' if self.quoted else key)
+        self.request.set_header(KEY_HEADER, f'"{key}"' if self.quoted else key)
 
     # --- the first attempt, before the flow --------------------------------------------------------------
 
     def begin_first(self) -> float | None:
         """How long the first attempt may take. None: the flow has to begin, with a name or with a refusal."""
         attempts = self._attempts
-        if self.block is not None or self.moved is not None or attempts.begin(self._began) is not None:
+        if self.block is not None or self.redirect is not None or attempts.begin(self._began) is not None:
             return None
         if self.tells_deadline:
             return self._send_deadline(self._began)
@@ -114,7 +122,7 @@ class HttpCall(RetryLoop):
 
     def succeeds(self, response: Any, now: float) -> bool:
         """Whether the first attempt was all; then it is counted. False: the flow finishes the call."""
-        status = self.wire.status(response)
+        status = self.request.status(response)
         if status >= 300 and (status >= 400 or self.key is not None):
             return False
         if self.retry_if is not None:
@@ -136,13 +144,13 @@ class HttpCall(RetryLoop):
     # --- in the flow -------------------------------------------------------------------------------------
 
     async def _prepare(self) -> float:
-        if self.block is None and self.moved is None:
+        if self.block is None and self.redirect is None:
             return self._began
         await self._take_name()
         return await Now()
 
     def _sender(self, now: float) -> Callable[[], Any]:
-        return partial(self.wire.send, self._send_deadline(now))
+        return partial(self.request.send, self._send_deadline(now))
 
     def _send_deadline(self, now: float) -> float:
         """What the attempt that begins now may take; its header tells the server."""
@@ -150,7 +158,7 @@ class HttpCall(RetryLoop):
         if left_s > self.attempt_s and not self._attempts.is_last:
             left_s = self.attempt_s
         if self.tells_deadline or self._attempts.made > 1:
-            self.wire.set_header(deadlines.HEADER, deadlines.format_ms(self.wire.patience_s(left_s)))
+            self.request.set_header(deadlines.HEADER, deadlines.format_ms(self.request.patience_s(left_s)))
         return left_s
 
     async def _decide(self, ended: Any, now: float) -> RetryAfter | None:
@@ -160,38 +168,38 @@ class HttpCall(RetryLoop):
         return decision
 
     def _outcome(self, ended: Any, now: float) -> Outcome | None:
-        wire, say = self.wire, self.retry_if
+        request, say = self.request, self.retry_if
         if isinstance(ended, Raised):
-            outcome = wire.unanswered(ended.error)
+            outcome = request.classify_error(ended.error)
             return outcome if say is None else apply_to_error(outcome, say, ended.error)
-        status, header = wire.status(ended), partial(wire.answer_header, ended)
-        body = partial(wire.content, ended)
+        status, header = request.status(ended), partial(request.answer_header, ended)
+        body = partial(request.content, ended)
         answered = Answered(status=status) if status < 400 else meaning_of(status, header, body)
         if say is None:
             return answered
-        seen = HttpAnswer(method=wire.method, address=wire.address(), status=status, header=header, body=body())
+        seen = HttpAnswer(method=request.method, address=request.address(), status=status, header=header, body=body())
         return apply_to_answer(answered, say, seen)
 
     def _status(self, result: Any) -> int | None:
-        return self.wire.status(result)
+        return self.request.status(result)
 
     def _failure(self, result: Any) -> str:
-        return f"status {self.wire.status(result)}"
+        return f"status {self.request.status(result)}"
 
-    def _not_made(self, again: str, why: str) -> CallNotMade:
-        return self.wire.not_made(f"{self._method} to {self._host.name} was not sent{again}: {why}")
+    def _not_made_error(self, again: str, why: str) -> CallNotMade:
+        return self.request.not_made_error(f"{self._method} to {self._host.name} was not sent{again}: {why}")
 
     def _reconsider(self, ended: Any, decision: RetryAfter | Stop) -> RetryAfter | Stop:
         """Another layer that retries has used up its attempts for this one: they would multiply."""
         if isinstance(decision, Stop):
             return decision
-        if not retried_below(ended.error if isinstance(ended, Raised) else ended, self._began):
+        if not was_retried_below(ended.error if isinstance(ended, Raised) else ended, self._began):
             return decision
         log_layers(self._host)
         return Stop(Reason.ATTEMPTS)
 
     async def _drop(self, result: Any) -> None:
-        await Call(partial(self.wire.discard, result))
+        await Call(partial(self.request.discard, result))
 
     async def _end(self, ended: Any, outcome: Outcome | None, stop: Stop, now: float) -> None:
         if isinstance(ended, Raised):
@@ -200,14 +208,14 @@ class HttpCall(RetryLoop):
                 await self._note(self._store.journal.leave(self.intent, reason, until=self._attempts.deadline_at))
             self._report_error(ended.error, stop, now)
             return
-        status, given_up = self.wire.status(ended), None if stop.reason is Reason.FINAL else stop
+        status, given_up = self.request.status(ended), None if stop.reason is Reason.FINAL else stop
         if status in _REDIRECTS and self.key is not None:
-            await self._remember_move(ended, self.key)
+            await self._remember_redirect(ended, self.key)
         if self.intent is not None and status not in _ELSEWHERE:
             await self._note(self._intent_note(self.intent, status, given_up))
         if given_up is None and status < 500:
             self._log_success()
-        attach(Left(self._report(given_up, now), now), ended)
+        attach(LayerReport(self._report(given_up, now), now), ended)
         self._tell_end(given_up, succeeded=status < 400)
 
     def _intent_note(self, intent: str, status: int, given_up: Stop | None) -> Flow[None]:
@@ -226,21 +234,21 @@ class HttpCall(RetryLoop):
 
     async def _take_name(self) -> None:
         """The key that others have for this call: the block it is made in, the journal, the redirect it follows."""
-        wire, before = self.wire, self.moved
-        body = await Call(wire.body)
+        request, before = self.request, self.redirect
+        body = await Call(request.body)
         if before is not None and before.body == _hash(body):
             self.block = before.block
             self.name(before.key)
             return
         block = self.block
-        if block is not None and not fetches_token(wire, body):
-            asked = fingerprint(wire, body)
+        if block is not None and not fetches_token(request, body):
+            asked = fingerprint(request, body)
             block.used = True
             if block.intent is None:
-                block.bind(asked, target(wire))
+                block.bind(asked, target(request))
             else:
                 named = await self._store.journal.claim(
-                    block.intent, asked, target(wire), block.key, until=self._attempts.deadline_at
+                    block.intent, asked, target(request), block.key, until=self._attempts.deadline_at
                 )
                 block.key = named.key
             # An SDK may have set a key of its own, another one for each of its attempts: this one is the call's.
@@ -251,11 +259,13 @@ class HttpCall(RetryLoop):
             self.name(new_id(wall_ms()))
         self._attempts.has_key = self.key is not None
 
-    async def _remember_move(self, response: Any, key: str) -> None:
-        wire = self.wire
-        if (location := wire.answer_header(response, "Location")) is not None and wire.replayable():
-            body = _hash(await Call(wire.body))
-            remember_move(Moved(place(wire.address(), location), wire.method, body, key, self.block))
+    async def _remember_redirect(self, response: Any, key: str) -> None:
+        request = self.request
+        if (location := request.answer_header(response, "Location")) is not None and request.replayable():
+            body = _hash(await Call(request.body))
+            remember_redirect(
+                Redirect(normalize_url(request.address(), location), request.method, body, key, self.block)
+            )
 
     async def _note(self, note: Flow[None]) -> None:
         """What cannot be noted costs at most a replay: it must not cost the caller his answer."""

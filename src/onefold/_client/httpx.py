@@ -1,6 +1,6 @@
 """httpx, and httpx2, which differs from it in its name: transports that retry.
 
-The two are not imported here: a transport brings its own, and whichever it comes from is spoken to.
+The two are not imported here: a transport brings the module it comes from.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from onefold._client.call_factory import CallFactory
-from onefold._client.call_runner import make_call, make_call_async
-from onefold._client.httpx_wire import TaskWire, ThreadWire
+from onefold._client.http_call_factory import HttpCallFactory
+from onefold._client.http_call_runner import make_call, make_call_async
+from onefold._client.httpx_request import AsyncHttpxRequest, HttpxRequest
 from onefold._client.socket_limits import limit_transport
 from onefold.errors import ConfigurationError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class RetryingTransport:
     """A transport for `httpx.Client`, `httpx.AsyncClient`, or both, as the one that it is made around."""
 
-    def __init__(self, inner: Any, vendor: ModuleType, calls: CallFactory, *, owns: bool) -> None:
+    def __init__(self, inner: Any, vendor: ModuleType, calls: HttpCallFactory, *, owns: bool) -> None:
         _refuse_retries(inner)
         self._inner = inner
         self._vendor = vendor
@@ -39,8 +39,8 @@ class RetryingTransport:
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not self._on_threads:
-            raise self._misplaced("httpx.Client", "httpx.HTTPTransport()")
-        call = self._calls.begin(ThreadWire(request, self._inner, self._vendor), time.monotonic())
+            raise self._wrong_client_error("httpx.Client", "httpx.HTTPTransport()")
+        call = self._calls.begin(HttpxRequest(request, self._inner, self._vendor), time.monotonic())
         response: httpx.Response = make_call(call, self._calls.store)
         return response
 
@@ -52,7 +52,7 @@ class RetryingTransport:
 
     def __enter__(self) -> Self:
         if not self._on_threads:
-            raise self._misplaced("httpx.Client", "httpx.HTTPTransport()")
+            raise self._wrong_client_error("httpx.Client", "httpx.HTTPTransport()")
         self._inner.__enter__()
         return self
 
@@ -67,8 +67,8 @@ class RetryingTransport:
 
     def handle_async_request(self, request: httpx.Request) -> Coroutine[Any, Any, httpx.Response]:
         if not self._on_tasks:
-            raise self._misplaced("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
-        call = self._calls.begin(TaskWire(request, self._inner, self._vendor), time.monotonic())
+            raise self._wrong_client_error("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
+        call = self._calls.begin(AsyncHttpxRequest(request, self._inner, self._vendor), time.monotonic())
         return make_call_async(call, self._calls.store)
 
     async def aclose(self) -> None:
@@ -79,7 +79,7 @@ class RetryingTransport:
 
     async def __aenter__(self) -> Self:
         if not self._on_tasks:
-            raise self._misplaced("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
+            raise self._wrong_client_error("httpx.AsyncClient", "httpx.AsyncHTTPTransport()")
         await self._inner.__aenter__()
         return self
 
@@ -90,14 +90,14 @@ class RetryingTransport:
         if self._owns:
             await self._calls.store.aclose()
 
-    def _misplaced(self, client: str, transport: str) -> ConfigurationError:
+    def _wrong_client_error(self, client: str, transport: str) -> ConfigurationError:
         return ConfigurationError(
             f"{type(self._inner).__qualname__} cannot serve {client}: give it onefold.retrying({transport})"
         )
 
 
 def vendor_of(inner: object) -> ModuleType | None:
-    """httpx or httpx2, whichever a transport is made for; None if it is no transport of theirs."""
+    """The module that a transport is made for, httpx or httpx2; None if it is no transport of theirs."""
     for name in ("httpx", "httpx2"):
         vendor = sys.modules.get(name)
         if vendor is not None and isinstance(inner, vendor.BaseTransport | vendor.AsyncBaseTransport):

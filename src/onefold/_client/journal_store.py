@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from onefold._client.journal import Journal, default_journal, made_private, prepare
-from onefold._client.journal_connection import Reach, acquire_async
+from onefold._client.journal import Journal, default_journal, make_private, prepare
+from onefold._client.journal_connector import JournalConnector, acquire_async
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run
@@ -37,8 +37,8 @@ class JournalStore:
         self._journal: Journal | None = None
         self._sync: Database[Any] | None = None
         self._async: AsyncDatabase[Any] | None = None
-        self.threads = JournalThreads(self)
-        self.tasks = JournalTasks(self)
+        self.threads = JournalDatabase(self)
+        self.tasks = AsyncJournalDatabase(self)
 
     @property
     def journal(self) -> Journal:
@@ -72,7 +72,7 @@ class JournalStore:
         with self._lock:
             place = self._place()
             if not self.ready and isinstance(place, str | Path) and (file := file_of(place)) is not None:
-                database = sync_database(made_private(file))
+                database = sync_database(make_private(file))
                 try:
                     run(prepare(database.dialect), ThreadExecutor(database))
                 finally:
@@ -106,25 +106,25 @@ class JournalStore:
         return self._given is None or isinstance(self._given, str | Path)
 
 
-class JournalThreads:
-    """The database, opened by whoever needs a connection first. `until` is the deadline of its call."""
+class JournalDatabase:
+    """The database, opened when a connection is needed first. `until` is the deadline of its call."""
 
     def __init__(self, store: JournalStore) -> None:
         self._store = store
-        self._reach = Reach()
+        self._connector = JournalConnector()
 
     @property
     def dialect(self) -> str:
         return self._store.sync_database().dialect
 
     def acquire(self, until: float = inf) -> Connection[Any]:
-        return self._reach.acquire(self._store.sync_database(), until)
+        return self._connector.acquire(self._store.sync_database(), until)
 
     def close(self) -> None:
         self._store.close()
 
 
-class JournalTasks:
+class AsyncJournalDatabase:
     """The same, for asyncio."""
 
     def __init__(self, store: JournalStore) -> None:

@@ -1,7 +1,8 @@
-"""The block of an intent whose key is in the journal when it begins: a key to hand over to whatever makes the call.
+"""The block of an intent whose key is in the journal when it begins: a key to hand over to the code that makes the
+call.
 
-Failure windows. A crash in the block leaves the intent open, and the next block of its name has the same key. Who makes
-the call through a client of onefold has it resolved by its answer; where no such client saw one, a block that ends
+Failure windows. A crash in the block leaves the intent open, and the next block of its name has the same key. A call
+through a client of onefold is resolved by its answer; where no such client saw one, a block that ends
 without an error resolves it, and one that ends with an error leaves it open.
 """
 
@@ -12,9 +13,9 @@ from math import inf
 from types import TracebackType
 from typing import Final
 
+from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
 from onefold._client.context import Block, enter, leave
 from onefold._client.journal_store import JournalStore
-from onefold._client.sleeping import AsyncCallExecutor, CallExecutor
 from onefold._kernel import deadlines
 from onefold._kernel.effects import Flow
 from onefold._kernel.runners import run, run_async

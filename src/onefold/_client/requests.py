@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from onefold._client import socket_limits
-from onefold._client.call_factory import CallFactory
-from onefold._client.call_runner import make_call
-from onefold._client.requests_raw import can_be_resumed, read_start, unpacked
+from onefold._client.http_call_factory import HttpCallFactory
+from onefold._client.http_call_runner import make_call
+from onefold._client.outgoing_request import bytes_to_read, is_certificate_error, not_made_class
+from onefold._client.requests_raw import can_be_resumed, read_start, unpack_body
 from onefold._client.socket_limits import limit_pool
-from onefold._client.wire import bytes_to_read, is_certificate_error, not_made_as
 from onefold._policy.outcome import Unanswered
 from onefold.errors import CallNotMade, ConfigurationError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class RetryingAdapter:
     """An adapter around another one, which does the sending."""
 
-    def __init__(self, inner: BaseAdapter, calls: CallFactory, *, owns: bool) -> None:
+    def __init__(self, inner: BaseAdapter, calls: HttpCallFactory, *, owns: bool) -> None:
         retries = getattr(inner, "max_retries", None)
         # A total of None is no limit: what counts are then the limits for connecting, reading and so on.
         if retries is not None and (retries.total or retries.total is None):
@@ -48,8 +48,8 @@ class RetryingAdapter:
     ) -> Response:
         more = {"verify": verify, "cert": cert, "proxies": proxies}
         # A copy: the caller may send his request again, with another body, and the key is for this one.
-        wire = _Wire(request.copy(), self._inner, stream=stream, timeout=timeout, more=more)
-        response: Response = make_call(self._calls.begin(wire, time.monotonic()), self._calls.store)
+        outgoing = RequestsRequest(request.copy(), self._inner, stream=stream, timeout=timeout, more=more)
+        response: Response = make_call(self._calls.begin(outgoing, time.monotonic()), self._calls.store)
         response.__dict__["connection"] = self  # digest authentication sends its second request through this
         return response
 
@@ -59,8 +59,8 @@ class RetryingAdapter:
             self._calls.store.close()
 
 
-class _Wire:
-    """One request, as the exchange sees it. requests has no place for options: intents come from the context."""
+class RequestsRequest:
+    """One request, as the retry loop sees it. requests has no place for options: intents come from the context."""
 
     __slots__ = ("_inner", "_more", "_read", "_request", "_timeout", "host", "method", "options", "streams")
 
@@ -99,7 +99,7 @@ class _Wire:
         return body.encode() if isinstance(body, str) else body or b""
 
     def patience_s(self, left_s: float) -> float:
-        return _bounded(self._timeout, left_s)[1]
+        return _bound_timeout(self._timeout, left_s)[1]
 
     def send(self, seconds: float) -> Response:
         body: Any = self._request.body
@@ -111,9 +111,9 @@ class _Wire:
         token = socket_limits.begin(time.monotonic() + seconds)
         try:
             response = self._inner.send(
-                self._request, stream=self.streams, timeout=_bounded(self._timeout, seconds), **self._more
+                self._request, stream=self.streams, timeout=_bound_timeout(self._timeout, seconds), **self._more
             )
-            self._read = self._beginning(response)
+            self._read = self._read_beginning(response)
         except sys.modules["urllib3"].exceptions.EmptyPoolError as error:
             raise sys.modules["requests"].exceptions.ConnectTimeout(error, request=self._request) from error
         finally:
@@ -122,14 +122,14 @@ class _Wire:
             self._read = response.content  # a long one: here too, for one that breaks off is an attempt that failed
         return response
 
-    def _beginning(self, response: Response) -> bytes | None:
+    def _read_beginning(self, response: Response) -> bytes | None:
         """Read what is short within the limits of the attempt; None: it is longer, or the caller's to read."""
         if self.streams and response.status_code < 400:
             return None
         if can_be_resumed(response) and (self.streams or "Content-Length" not in response.headers):
             body = read_start(response)
             if self.streams or body is None:
-                return None if body is None else unpacked(response, body)
+                return None if body is None else unpack_body(response, body)
             return response.content
         if self.streams or not bytes_to_read(response.headers.get("Content-Length")):
             return None
@@ -155,7 +155,7 @@ class _Wire:
     def discard(self, response: Response) -> None:
         response.close()
 
-    def unanswered(self, error: Exception) -> Unanswered | None:
+    def classify_error(self, error: Exception) -> Unanswered | None:
         vendor: Any = sys.modules["requests"].exceptions
         if is_certificate_error(error) or _cause_of(error) == "EmptyPoolError":
             return None  # the second: all connections are in use, which is not the host's doing
@@ -168,8 +168,8 @@ class _Wire:
         late = isinstance(error, vendor.Timeout) or _cause_of(error) == "ReadTimeoutError"
         return Unanswered(maybe_sent=True, timed_out=late)
 
-    def not_made(self, message: str) -> CallNotMade:
-        error: CallNotMade = not_made_as(sys.modules["requests"].ConnectionError)(message, request=self._request)
+    def not_made_error(self, message: str) -> CallNotMade:
+        error: CallNotMade = not_made_class(sys.modules["requests"].ConnectionError)(message, request=self._request)
         return error
 
     def _position(self) -> object:
@@ -196,7 +196,7 @@ def wrap_session(session: Any, wrap: Callable[[Any], Any]) -> None:
         session.mount(prefix, adapter)
 
 
-def _bounded(timeout: Any, seconds: float) -> tuple[float, float]:
+def _bound_timeout(timeout: Any, seconds: float) -> tuple[float, float]:
     """Connecting and every read may take as long as was said, and no longer than what is left."""
     if hasattr(timeout, "connect_timeout"):  # urllib3's own
         timeout = (timeout.connect_timeout, timeout.read_timeout)

@@ -1,7 +1,7 @@
 """requests: reading the beginning of an answer, and handing it on unread.
 
-Invariant: whoever reads the response, or `response.raw` under it, gets the bytes of the wire from the first to the
-last, packed or unpacked as he asks. So they are read packed, and urllib3 reads them again from here.
+Invariant: a reader of the response, or of `response.raw` under it, gets the bytes of the wire from the first to the
+last, packed or unpacked as it asks. So they are read packed, and urllib3 reads them again from here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from onefold._client.wire import SHORT_BYTES_MAX, STREAM_ADVICE, UNSIZED_BYTES_MAX
+from onefold._client.outgoing_request import SHORT_BYTES_MAX, STREAM_ADVICE, UNSIZED_BYTES_MAX
 
 
 def can_be_resumed(response: Any) -> bool:
@@ -40,13 +40,13 @@ def read_start(response: Any) -> bytes | None:
         raise late from error
     except urllib3.HTTPError as error:
         raise vendor.ChunkedEncodingError(error) from error
-    response.raw = _resumed(raw, response.request.method, _Arriving(start, arriving, raw))
+    response.raw = _resume(raw, response.request.method, _Arriving(start, arriving, raw))
     return start if whole else None
 
 
-def unpacked(response: Any, body: bytes) -> bytes | None:
-    """A body without its content coding, up to a limit; None: it is broken, or in a coding that nobody here knows."""
-    raw = _resumed(response.raw, response.request.method, io.BytesIO(body))
+def unpack_body(response: Any, body: bytes) -> bytes | None:
+    """A body without its content coding, up to a limit; None: it is broken, or in an unknown coding."""
+    raw = _resume(response.raw, response.request.method, io.BytesIO(body))
     try:
         found: bytes = raw.read(SHORT_BYTES_MAX, decode_content=True)
     except sys.modules["urllib3"].exceptions.HTTPError:
@@ -92,7 +92,7 @@ class _Arriving:
         self._raw.release_conn()
 
 
-def _resumed(raw: Any, method: str | None, body: Any) -> Any:
+def _resume(raw: Any, method: str | None, body: Any) -> Any:
     return _response_class(sys.modules["urllib3"])(
         body=body,
         headers=raw.headers,

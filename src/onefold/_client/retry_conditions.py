@@ -51,7 +51,7 @@ def check_condition(given: object) -> Any:
     return given
 
 
-def seconds_said(setting: str, function: Callable[..., Any], said: Any) -> float:
+def check_seconds(setting: str, function: Callable[..., Any], said: Any) -> float:
     """The seconds that a function of the user returned. What is beyond ten years is ten years: too long to wait for
     either way, and still a date."""
     is_number: bool = isinstance(said, Real)
@@ -72,7 +72,7 @@ def apply_to_answer(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Ans
         return answered
     if isinstance(said, bool):
         return replace(answered, should_retry=said)
-    return replace(answered, should_retry=True, retry_after_s=seconds_said("retry_if", say, said))
+    return replace(answered, should_retry=True, retry_after_s=check_seconds("retry_if", say, said))
 
 
 def apply_to_error(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
@@ -83,4 +83,4 @@ def apply_to_error(outcome: Unanswered | None, say: RetryIf, error: Exception) -
     if said is False:
         return None
     failed = outcome or Unanswered(maybe_sent=True)
-    return failed if said is True else replace(failed, retry_after_s=seconds_said("retry_if", say, said))
+    return failed if said is True else replace(failed, retry_after_s=check_seconds("retry_if", say, said))

@@ -87,7 +87,7 @@ class RetryLoop:
         """Why a result is not kept, for the log."""
         return "its result"
 
-    def _not_made(self, again: str, why: str) -> CallNotMade:
+    def _not_made_error(self, again: str, why: str) -> CallNotMade:
         """The error for an attempt that may not begin; `again` is empty where none was made."""
         raise NotImplementedError
 
@@ -179,7 +179,7 @@ class RetryLoop:
         return decision
 
     async def _refusal(self, stop: Stop, now: float) -> CallNotMade:
-        error = self._not_made(" again" if self._attempts.made else "", stop.reason.value)
+        error = self._not_made_error(" again" if self._attempts.made else "", stop.reason.value)
         await self._end(Raised(error), None, stop, now)
         return error
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from onefold._client.aiohttp import RetryingMiddleware
 from onefold._client.attempt_loop import AttemptLoop
-from onefold._client.call_factory import CallFactory
 from onefold._client.error_outcomes import On, ResultIf
 from onefold._client.foreign_retry_loops import StaminaHook, tenacity_settings
 from onefold._client.function_calls import FunctionCalls
 from onefold._client.host_policies import HostPolicies
+from onefold._client.http_call_factory import HttpCallFactory
 from onefold._client.httpx import RetryingTransport, is_client, vendor_of, wrap_client
 from onefold._client.journal_store import JournalStore
 from onefold._client.journalled_intent import JournalledIntent
@@ -53,7 +53,7 @@ A = TypeVar(
 DAY_S = 86_400.0
 
 
-class Settings(TypedDict, total=False):
+class RetryingSettings(TypedDict, total=False):
     """What Retrying takes besides its policy."""
 
     journal: object | None
@@ -115,7 +115,7 @@ class Retrying:
         self._hosts = Hosts(lambda name: Host(own.of(name), draw, name))
         self._listener = listener
         self._store = JournalStore(journal, retention_s=retention_s)
-        self._exchange = CallFactory(
+        self._http_calls = HttpCallFactory(
             hosts=self._hosts,
             store=self._store,
             listener=listener,
@@ -124,7 +124,7 @@ class Retrying:
             retry_if=check_condition(retry_if),
             remake=self._recipe,
         )
-        self._middleware = RetryingMiddleware(self._exchange)
+        self._middleware = RetryingMiddleware(self._http_calls)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the settings. What was learned about hosts, and open journals, belong to a process."""
@@ -133,7 +133,7 @@ class Retrying:
     def around(self, inner: A) -> A:
         """A transport of httpx or httpx2, or an adapter of requests, that retries. A client or a session that was made
         already is changed, with its proxies and mounts, and given back."""
-        return wrapped(inner, self._exchange, owns=False)
+        return wrap_client_or_sender(inner, self._http_calls, owns=False)
 
     @property
     def middleware(self) -> RetryingMiddleware:
@@ -166,12 +166,12 @@ class Retrying:
 
     @named_arguments("Retrying.tenacity")
     def tenacity(self, to: str, *, on: On) -> dict[str, Any]:
-        """For those who keep tenacity: `@tenacity.retry(**retrying.tenacity("ledger", on=OSError))`."""
+        """For code that keeps tenacity: `@tenacity.retry(**retrying.tenacity("ledger", on=OSError))`."""
         return tenacity_settings(self._calls(to, on))
 
     @named_arguments("Retrying.stamina")
     def stamina(self, to: str, *, on: On) -> StaminaHook:
-        """For those who keep stamina: `hook = retrying.stamina("ledger", on=OSError)`, then `@stamina.retry(on=hook)`
+        """For code that keeps stamina: `hook = retrying.stamina("ledger", on=OSError)`, then `@stamina.retry(on=hook)`
         above `@hook.watch`."""
         return StaminaHook(self._calls(to, on))
 
@@ -212,8 +212,8 @@ class _Recipe:
         self.policy = policy
         self.settings = settings
 
-    def __call__(self) -> CallFactory:
-        return _retrying_by(self)._exchange
+    def __call__(self) -> HttpCallFactory:
+        return _retrying_by(self)._http_calls
 
     def __getstate__(self) -> dict[str, Any]:
         settings = dict(self.settings)
@@ -233,24 +233,24 @@ def _retrying_by(recipe: _Recipe) -> Retrying:
 
 
 @named_arguments("onefold.retrying")
-def retrying(inner: A, policy: RetryPolicy | None = None, **settings: Unpack[Settings]) -> A:
+def retrying(inner: A, policy: RetryPolicy | None = None, **settings: Unpack[RetryingSettings]) -> A:
     """What sends, made to retry: see `Retrying.around`. The settings are those of Retrying.
 
     `client = onefold.retrying(httpx.Client())`, or `httpx.Client(transport=onefold.retrying(httpx.HTTPTransport()))`
     """
-    return wrapped(inner, Retrying(policy, **settings)._exchange, owns=True)
+    return wrap_client_or_sender(inner, Retrying(policy, **settings)._http_calls, owns=True)
 
 
-def wrapped(inner: A, exchange: CallFactory, *, owns: bool) -> A:
+def wrap_client_or_sender(inner: A, calls: HttpCallFactory, *, owns: bool) -> A:
     """What retries around what sends. `owns`: closing it closes the journal too."""
 
     def wrap(sender: Any) -> Any:
         if isinstance(sender, RetryingTransport | RetryingAdapter):
             raise ConfigurationError("this transport retries already, and attempts would multiply: wrap it once")
         if is_adapter(sender):
-            return RetryingAdapter(sender, exchange, owns=owns)
+            return RetryingAdapter(sender, calls, owns=owns)
         if (vendor := vendor_of(sender)) is not None:
-            return RetryingTransport(sender, vendor, exchange, owns=owns)
+            return RetryingTransport(sender, vendor, calls, owns=owns)
         raise ConfigurationError(
             f"{type(sender).__module__}.{type(sender).__qualname__} cannot be made to retry: give a client or a "
             "transport of httpx or httpx2, a session or an adapter of requests; aiohttp takes Retrying().middleware "

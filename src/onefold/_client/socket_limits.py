@@ -5,11 +5,10 @@ time with each of them. So the sockets are told when the attempt that their thre
 what is left until then, or the client's own limit where that is shorter. Outside of an attempt (the caller reads a long
 answer while it arrives) only the client's own limits hold.
 
-The doors: for httpx the network backend of its pool, for requests the class of a pool's connections. Both are
-interfaces that httpcore and urllib3 publish for this. A transport that shows neither keeps the limit of each read.
+Where it is hooked in: for httpx the network backend of its pool, for requests the class of a pool's connections. Both
+are interfaces that httpcore and urllib3 publish for this. A transport that shows neither keeps the limit of each read.
 What is not bounded: looking up a name, and every further address of a host that has several, which has a limit of its
-own.
-"""
+own."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def read_key(lines: Sequence[bytes], *, strict: bool) -> str:
 
 
 def generated_ms(key: str, now_ms: int) -> int:
-    """When a key was minted, on a route that refuses late retries. Raises KeyMalformed."""
+    """When a key was generated, on a route that refuses late retries. Raises KeyMalformed."""
     key_ms = uuid7_ms(key)
     if key_ms is None:
         raise KeyMalformed("This route refuses late retries, so its keys must be UUIDv7 (they carry their time).")

@@ -99,6 +99,6 @@ class RequestGuard:
         return response
 
     def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
-        """The key and, where late retries are refused, when it was minted. Raises KeyMalformed."""
+        """The key and, where late retries are refused, when it was generated. Raises KeyMalformed."""
         key = read_key(lines, strict=policy.strict)
         return key, None if policy.expiry == "new" else generated_ms(key, self.now_ms())

@@ -104,7 +104,7 @@ class Ask(NamedTuple):
     lease_s: float
     retention_s: float
     key_ms: int | None = None
-    """When the key was minted (UUIDv7), for routes that refuse late retries; None lets expired keys run anew."""
+    """When the key was generated (UUIDv7), for routes that refuse late retries; None lets expired keys run anew."""
     earlier: tuple[bytes, ...] = ()
     """What a release or deploy before calls the same intent: three at most. A settle leaves a signpost at the first."""
     unplaced: bytes | None = None

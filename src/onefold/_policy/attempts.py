@@ -7,8 +7,8 @@
     end(outcome, now)   RetryAfter: wait, then begin again.  Stop: hand the outcome to the caller.
     excuse()            the attempt was cancelled: it says nothing about the host.
 
-Whoever drives the call sends and waits; nothing here does. Invariant: every attempt that began is reported to the
-breaker exactly once, and leaves the limiter exactly once, whichever of the three ways it ends.
+The retry loop of the client sends and waits; nothing here does. Invariant: every attempt that began is reported to the
+breaker exactly once, and leaves the limiter exactly once, in each of the three ways to end.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Host:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the breaker was closed when `moved` was asked last, or there is none."""
+        """Whether the breaker was closed when `take_state_change` was asked last, or there is none."""
         return self._told == "closed"
 
-    def moved(self, now: float) -> State | None:
+    def take_state_change(self, now: float) -> State | None:
         """The breaker's state, if it is another one than when this was asked last."""
         if self.breaker is None or (state := self.breaker.state(now)) == self._told:
             return None
@@ -93,7 +93,7 @@ class Attempts:
             self._entered_at = now
         breaker = self._host.breaker
         if breaker is not None:
-            admission: Admission = breaker.spell or breaker.admit(now)
+            admission: Admission = breaker.closed_permit or breaker.admit(now)
             if isinstance(admission, Refused):
                 self._leave(None)
                 return Stop(Reason.BREAKER, admission.retry_at)

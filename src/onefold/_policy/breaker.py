@@ -10,8 +10,8 @@
 
 The threshold is high on purpose: a breaker that opens at half of the calls makes a whole outage of half an outage.
 
-Theory of operation. Each call that is let through holds a permit and reports with it, once. All calls of one closed
-spell share a permit; every probe has its own. A permit that is neither the present spell's nor an outstanding probe's
+Theory of operation. Each call that is let through holds a permit and reports with it, once. All calls while it is
+closed share a permit; every probe has its own. A permit that is neither the present one nor an outstanding probe's
 belongs to a state that is gone, and its report is ignored: a call that began before the breaker opened can neither
 close it nor open it again. What is not the server's fault (`excuse`) frees the probe's place and counts nothing.
 
@@ -96,7 +96,7 @@ class Breaker:
 
     __slots__ = (
         "_closed_at", "_config", "_disproven", "_draw", "_lock", "_open_until", "_openings", "_probes", "_proofs",
-        "_proven", "_window", "spell",
+        "_proven", "_window", "closed_permit",
     )  # fmt: skip
 
     def __init__(self, draw: Draw, config: BreakerConfig = STANDARD_CONFIG) -> None:
@@ -104,8 +104,8 @@ class Breaker:
         self._config = config
         self._lock = Lock()
         self._window = Window(config.window_s, config.slices)
-        #: While it is closed, the permit that all calls share. Who finds it need not ask `admit`.
-        self.spell: Permit | None = Permit()
+        #: While it is closed, the permit that all calls share. A caller that finds it need not ask `admit`.
+        self.closed_permit: Permit | None = Permit()
         self._closed_at: float | None = None
         self._open_until = 0.0
         self._openings = 0
@@ -116,12 +116,12 @@ class Breaker:
 
     def admit(self, now: float) -> Admission:
         """Ask before each attempt."""
-        spell = self.spell
-        if spell is not None:
-            return spell
+        permit = self.closed_permit
+        if permit is not None:
+            return permit
         with self._lock:
-            if self.spell is not None:  # closed meanwhile
-                return self.spell
+            if self.closed_permit is not None:  # closed meanwhile
+                return self.closed_permit
             if any(now - began >= self._config.probe_s for began in self._probes.values()):
                 self._open(now)
             if now < self._open_until:
@@ -133,14 +133,14 @@ class Breaker:
             return probe
 
     def state(self, now: float) -> State:
-        """For whoever watches; it may be another a moment later."""
-        if self.spell is not None:
+        """For logs and metrics; it may be another a moment later."""
+        if self.closed_permit is not None:
             return "closed"
         return "open" if now < self._open_until else "half-open"
 
     def ready_at(self, now: float) -> float:
         """When a call could be let through: now, or the end of the open time."""
-        return now if self.spell is not None else max(now, self._open_until)
+        return now if self.closed_permit is not None else max(now, self._open_until)
 
     def report(self, permit: Permit, verdict: Verdict, now: float) -> None:
         """Tell what became of the attempt."""
@@ -155,11 +155,11 @@ class Breaker:
     def succeed(self, permit: Permit, now: float) -> None:
         """The server did what it was asked."""
         window = self._window
-        if permit is self.spell and now < window.ends_at:
+        if permit is self.closed_permit and now < window.ends_at:
             window.successes.append(None)
             return
         with self._lock:
-            if permit is self.spell:
+            if permit is self.closed_permit:
                 self._window.succeed(now)
             elif self._probes.pop(permit, None) is not None:
                 self._proven += 1
@@ -169,7 +169,7 @@ class Breaker:
     def fail(self, permit: Permit, now: float) -> None:
         """The server, or the way to it, failed."""
         with self._lock:
-            if permit is self.spell:
+            if permit is self.closed_permit:
                 failures, calls = self._window.fail(now)
                 if calls >= self._config.calls_least and failures >= self._enough(calls):
                     self._open(now)
@@ -180,7 +180,7 @@ class Breaker:
 
     def excuse(self, permit: Permit) -> None:
         """The attempt says nothing about the server: a 429, a cancellation, a call that was never made."""
-        if permit is self.spell:
+        if permit is self.closed_permit:
             return
         with self._lock:
             self._probes.pop(permit, None)
@@ -193,12 +193,12 @@ class Breaker:
 
     def _open(self, now: float) -> None:
         calm = self._closed_at is None or now - self._closed_at >= self._config.calm_s
-        self._openings = 1 if self.spell is not None and calm else self._openings + 1
+        self._openings = 1 if self.closed_permit is not None and calm else self._openings + 1
         growth = ldexp(1.0, min(self._openings - 1, DOUBLINGS_MAX))
         longest_s = min(self._config.open_max_s, self._config.open_s * growth)
         # Between half and all of it: spread, but never so short that an open breaker is none.
         self._open_until = now + longest_s * at_least_half(self._draw)
-        self.spell = None
+        self.closed_permit = None
         self._probes.clear()
         self._proven = self._disproven = 0
 
@@ -206,4 +206,4 @@ class Breaker:
         self._closed_at = now
         self._probes.clear()
         self._window.clear()
-        self.spell = Permit()  # last: whoever admits without the lock sees this and nothing else
+        self.closed_permit = Permit()  # last: an admission without the lock reads this and nothing else

@@ -10,9 +10,9 @@ The balance is capped by recent traffic: a tenth of the successes of the last te
 starts at the least cap: the retries of two calls, one after time-outs. (How these were chosen: docs/storms.md.)
 
 Theory of operation. A success only appends its time to a bounded deque, which is atomic: that is all a succeeding call
-pays for. The sums are done by whoever takes or gives back. Doing them late changes nothing: within any span the cap
-grows by no more than what the successes of that span deposit, so a cap that was lower in between never binds. Successes
-beyond the highest cap's worth are dropped from the deque unseen, because they could not be kept anyway.
+pays for. The sums are done when tokens are taken or given back. Doing them late changes nothing: within any span the
+cap grows by no more than what the successes of that span deposit, so a cap that was lower in between never binds.
+Successes beyond the highest cap's worth are dropped from the deque unseen, because they could not be kept anyway.
 
 Shared by threads. Invariant, in any order of any number of threads: what is taken and not given back is at most the
 least cap, a token for each `alone_s` with a success in it, and the ratio for every success.
@@ -40,7 +40,7 @@ class Allowance(Protocol):
     def take(self, now: float, tokens: int = 1) -> bool: ...
 
 
-class Config(Protocol):
+class AllowanceConfig(Protocol):
     """Opens such a limit for a host."""
 
     def open(self) -> Allowance: ...
@@ -118,7 +118,7 @@ class Budget:
             return True
 
     def tokens(self, now: float) -> float:
-        """The balance, for whoever watches."""
+        """The balance, for metrics and tests."""
         with self._lock:
             self._settle(now)
             return self._parts / TOKEN

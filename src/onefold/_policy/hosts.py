@@ -16,7 +16,7 @@ from onefold._policy.ranges import require
 M = TypeVar("M")
 
 
-class _Seat(Generic[M]):
+class _HostEntry(Generic[M]):
     __slots__ = ("machine", "used_at")
 
     def __init__(self, machine: M, now: float) -> None:
@@ -31,30 +31,30 @@ class Hosts(Generic[M]):
         require("hosts_max", hosts_max, least=1)
         self._make = make
         self._hosts_max = hosts_max
-        self._seats: dict[str, _Seat[M]] = {}
+        self._entries: dict[str, _HostEntry[M]] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._entries)
 
     def of(self, host: str, now: float) -> M:
         """The host's machine."""
-        seat = self._seats.get(host)  # without the lock: one look into a dict is whole by itself
-        if seat is None:
-            return self._seat(host, now).machine
-        seat.used_at = now
-        return seat.machine
+        entry = self._entries.get(host)  # without the lock: one look into a dict is whole by itself
+        if entry is None:
+            return self._entry(host, now).machine
+        entry.used_at = now
+        return entry.machine
 
-    def _seat(self, host: str, now: float) -> _Seat[M]:
+    def _entry(self, host: str, now: float) -> _HostEntry[M]:
         with self._lock:
-            seat = self._seats.get(host)
-            if seat is None:
-                if len(self._seats) >= self._hosts_max:
+            entry = self._entries.get(host)
+            if entry is None:
+                if len(self._entries) >= self._hosts_max:
                     self._forget()
-                seat = self._seats[host] = _Seat(self._make(host), now)
-            return seat
+                entry = self._entries[host] = _HostEntry(self._make(host), now)
+            return entry
 
     def _forget(self) -> None:
         # Several at a time, so that a client of ever new hosts does not search all of them for each.
-        for host in nsmallest(1 + self._hosts_max // 8, self._seats, key=lambda host: self._seats[host].used_at):
-            del self._seats[host]
+        for host in nsmallest(1 + self._hosts_max // 8, self._entries, key=lambda host: self._entries[host].used_at):
+            del self._entries[host]

@@ -7,7 +7,7 @@ short while and then shown to a law, which sets the next limit; two laws are her
   to, the limit shrinks in proportion; when they do not, it grows by a small queue's worth.
 - Aimd grows by one and shrinks by a tenth, as TCP does, and looks only at drops and at calls that are far too slow.
 
-Both grow only while at least half of the limit is used: a limit nobody has tested is no knowledge.
+Both grow only while at least half of the limit is used: a limit that was not reached says nothing.
 
 Shared by threads. Invariant: `limit` stays between `least` and `most`, and no call enters when `limit` are in flight.
 """
@@ -136,7 +136,7 @@ STANDARD_CONFIG = LimiterConfig()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Gathering:
+class _SampleInProgress:
     """What is being gathered for the next sample; `until` is set by the first call that ends."""
 
     peak: int
@@ -151,7 +151,7 @@ class _Gathering:
         return Sample(mean_s=mean_s, slowest_s=self.slowest_s, in_flight=self.peak, dropped=dropped)
 
 
-class _Calm:
+class _CalmLatency:
     """How long calls take when there is no crowd: the shortest (smoothed) mean of the last minutes, kept as that of
     this span and that of the one before. Longer than overloads last: they must not become the measure."""
 
@@ -179,8 +179,8 @@ class Limiter:
         self._config = config
         self._limit = float(config.initial)
         self._in_flight = 0
-        self._gathering = _Gathering(peak=0)
-        self._calm = _Calm()
+        self._gathering = _SampleInProgress(peak=0)
+        self._calm = _CalmLatency()
         #: Whether calls took much longer in the last gathering than they do without a crowd. Until that is known: yes.
         self.crowded = True
         self._lock = Lock()
@@ -224,4 +224,4 @@ class Limiter:
                 self.crowded = self._calm.learn(sample.mean_s, now)
                 moved = self._law.next_limit(self._limit, sample)
                 self._limit = float(max(config.least, min(config.most, moved)))
-                self._gathering = _Gathering(peak=self._in_flight)
+                self._gathering = _SampleInProgress(peak=self._in_flight)

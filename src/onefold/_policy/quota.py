@@ -1,10 +1,11 @@
 """What one principal may have of a service at most: requests in flight, and records per hour.
 
-Theory of operation. Who enters gets a place and gives it back with what became of it. Requests in flight are counted by
-principal, and those with none are not known: the table is as large as what runs. Records are counted in spans of five
-minutes, thirteen numbers for a principal, so that no hour, wherever it begins, has more than the limit; a request that
-may still become a record counts as one until it has left. At most `principals_max` principals are remembered for their
-records: with more of them within an hour, the one without a record for the longest time is forgotten, and begins anew.
+Theory of operation. A request that enters gets a place and gives it back with what became of it. Requests in flight are
+counted by principal, and those with none are not known: the table is as large as what runs. Records are counted in
+spans of five minutes, thirteen numbers for a principal, so that no hour, wherever it begins, has more than the limit; a
+request that may still become a record counts as one until it has left. At most `principals_max` principals are
+remembered for their records: with more of them within an hour, the one without a record for the longest time is
+forgotten, and begins anew.
 
 Told the time. Shared by threads; its lock is held for a few lines, and never while anything is waited for.
 """
@@ -92,7 +93,7 @@ class Quota:
         self._lock = Lock()
         #: By principal: how many requests it has, and how many of them may become a record.
         self._running: dict[str, tuple[int, int]] = {}
-        #: Whoever had a record last comes last.
+        #: In the order of their last records.
         self._records: OrderedDict[str, _Records] = OrderedDict()
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ from typing import ClassVar, TypeAlias, assert_never
 from onefold._kernel.arguments import named_settings
 from onefold._policy.backoff import Backoff, Draw
 from onefold._policy.breaker import Breaker, BreakerConfig
-from onefold._policy.budget import Allowance, BudgetConfig, Config
+from onefold._policy.budget import Allowance, AllowanceConfig, BudgetConfig
 from onefold._policy.deadline import Deadline
 from onefold._policy.limiter import LimiterConfig
 from onefold._policy.outcome import Answered, Outcome, Unanswered
@@ -102,7 +102,7 @@ class RetryPolicy:
     statuses: Collection[int] = RETRYABLE_STATUSES
     """Answers that another attempt may change: `RetryPolicy.STATUSES | {404}`, or others."""
     backoff: Backoff = field(default_factory=Backoff)
-    budget: Config | None = field(default_factory=BudgetConfig)
+    budget: AllowanceConfig | None = field(default_factory=BudgetConfig)
     """None: retries are limited by nothing but the attempts of each call. That does not survive a storm."""
     breaker: BreakerConfig | None = field(default_factory=BreakerConfig)
     in_flight: int | LimiterConfig | None = None
@@ -213,7 +213,7 @@ def cost(outcome: Outcome) -> int:
 
 def repeatable(situation: Situation) -> bool:
     """Sending the request again cannot make it happen twice."""
-    # A method nobody has heard of may do anything, so it needs a key like POST and PATCH.
+    # An unknown method may do anything, so it needs a key like POST and PATCH.
     if situation.has_key or situation.method.upper() in IDEMPOTENT_METHODS:
         return True
     return isinstance(situation.outcome, Unanswered) and not situation.outcome.maybe_sent

@@ -1,6 +1,6 @@
 """Successes and failures of the last few seconds, counted in slices.
 
-Whoever owns it holds a lock, except for one append to `successes` before the slice of now ends, which is whole by
+Its owner holds a lock, except for one append to `successes` before the slice of now ends, which is whole by
 itself: nearly all calls succeed, and a lock would cost them more than the rest of it. A success that is appended while
 another thread turns the slice is counted with the slice before, or not at all.
 

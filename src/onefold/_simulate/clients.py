@@ -20,7 +20,7 @@ from onefold._simulate.rivals import Rival
 _TIMED_OUT = Unanswered(maybe_sent=True, timed_out=True)
 
 
-class Call:
+class SimulatedCall:
     """What a user asked for: its attempts, the second it began in, and the budget that follows them, if one does."""
 
     __slots__ = ("attempts", "rival", "second")
@@ -31,22 +31,22 @@ class Call:
         self.rival = rival
 
 
-class Attempt:
+class SimulatedAttempt:
     """One request on its way. `wanted` until it is answered or given up."""
 
     __slots__ = ("call", "expires_at", "sent_at", "wanted")
 
-    def __init__(self, call: Call, sent_at: float, expires_at: float) -> None:
+    def __init__(self, call: SimulatedCall, sent_at: float, expires_at: float) -> None:
         self.call = call
         self.sent_at = sent_at
         self.expires_at = expires_at
         self.wanted = True
 
 
-class Serving(Protocol):
+class Receiver(Protocol):
     """What clients know of a server."""
 
-    def receive(self, attempt: Attempt) -> None: ...
+    def receive(self, attempt: SimulatedAttempt) -> None: ...
 
 
 class Clients:
@@ -68,17 +68,17 @@ class Clients:
         self._events = events
         self._counters = counters
         self._policy = policy
-        # Two sources of chance: whatever a policy draws, the calls arrive at the same moments and processes.
+        # Two sources of chance: independent of what a policy draws, the calls arrive at the same moments and processes.
         self._chance = Random(f"calls {seed}")
         draw = Random(f"clients {seed}").random
         self._hosts = [Host(policy, draw) for _ in range(processes)]
         self._timeout_s = timeout_s
         self._rps_at = rps_at
         self._until = float(counters.seconds)
-        self._server: Serving | None = None
+        self._server: Receiver | None = None
 
-    def begin(self, server: Serving) -> None:
-        """Let calls arrive, for as long as the ledger has seconds."""
+    def begin(self, server: Receiver) -> None:
+        """Let calls arrive, for as many seconds as are counted."""
         self._server = server
         self._await_next()
 
@@ -93,28 +93,28 @@ class Clients:
         second = int(now)
         self._counters.calls[second] += 1
         rival = host.budget if isinstance(host.budget, Rival) else None
-        call = Call(Attempts(host, now + self._policy.deadline_s), second, rival)
+        call = SimulatedCall(Attempts(host, now + self._policy.deadline_s), second, rival)
         if rival is not None:
             rival.begin(call, now)
         self._send(call)
         self._await_next()
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: SimulatedCall) -> None:
         now = self._events.now
         if call.attempts.begin(now) is not None:
             return  # the breaker is open, or time is up: the call has failed
         if now < self._until:
             self._counters.attempts[int(now)] += 1
-        attempt = Attempt(call, now, min(now + self._timeout_s, call.attempts.deadline_at))
+        attempt = SimulatedAttempt(call, now, min(now + self._timeout_s, call.attempts.deadline_at))
         self._events.at(attempt.expires_at, self._give_up, attempt)
         assert self._server is not None
         self._server.receive(attempt)
 
-    def _give_up(self, attempt: Attempt) -> None:
+    def _give_up(self, attempt: SimulatedAttempt) -> None:
         if attempt.wanted:
-            self.refused(attempt, _TIMED_OUT)
+            self.on_refusal(attempt, _TIMED_OUT)
 
-    def answered(self, attempt: Attempt) -> None:
+    def on_answer(self, attempt: SimulatedAttempt) -> None:
         """The server did what it was asked, in time."""
         now = self._events.now
         attempt.wanted = False
@@ -126,7 +126,7 @@ class Clients:
         if now < self._until:
             self._counters.answered[int(now)] += 1
 
-    def refused(self, attempt: Attempt, outcome: Outcome) -> None:
+    def on_refusal(self, attempt: SimulatedAttempt, outcome: Outcome) -> None:
         """The attempt ended otherwise."""
         now = self._events.now
         attempt.wanted = False

@@ -42,7 +42,7 @@ class Counters:
         return sum(self.answered[first:last]) / (last - first)
 
     def waste(self, first: int = 0, last: int | None = None) -> float:
-        """The share of the served work that nobody waited for."""
+        """The share of the served work whose caller had given up."""
         return share(self.wasted[first:last], self.served[first:last])
 
 

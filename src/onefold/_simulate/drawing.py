@@ -29,7 +29,7 @@ DPI = 72
 COLOURS = 128
 
 
-def drawn(storm: Storm) -> Mapping[str, bytes]:
+def draw_plots(storm: Storm) -> Mapping[str, bytes]:
     """PNG files, by the name of what they show."""
     pictures = {"failures": _failures(storm), "stall": _stall(storm), "overload": _overload(storm)}
     return {name: _png(figure) for name, figure in pictures.items()}

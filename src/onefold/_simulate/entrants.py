@@ -1,4 +1,4 @@
-"""The policies that are compared: from what everybody writes first to what onefold does by default.
+"""The policies that are compared: from the usual first version to what onefold does by default.
 
 All of them are values of `RetryPolicy`, so what is compared is settings, not programs. Those named after a library have
 its budget (see `rivals`), attempts and waits; the number of attempts is 4 where the library leaves it to its user.

@@ -106,7 +106,7 @@ class Stall:
     amplification: float
     """Attempts per call while it lasted."""
     wasted: float
-    """The share of the work that nobody waited for."""
+    """The share of the work whose caller had given up."""
     after_rps: float
     """The goodput at the end of the run."""
     kept_back: bool

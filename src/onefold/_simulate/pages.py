@@ -8,7 +8,7 @@ from html import escape
 
 from onefold._simulate.experiments import Storm
 from onefold._simulate.tables import Table, tables
-from onefold._simulate.verdicts import Verdict
+from onefold._simulate.verdicts import PolicyVerdict
 from onefold.errors import ConfigurationError
 
 _STYLE = """
@@ -19,7 +19,7 @@ img { max-width: 100% } .bad { color: #a00 } .good { color: #070 }
 """
 
 
-def html(storm: Storm, verdicts: Sequence[Verdict], pictures: Mapping[str, bytes]) -> str:
+def html(storm: Storm, verdicts: Sequence[PolicyVerdict], pictures: Mapping[str, bytes]) -> str:
     """One file, with its plots in it."""
     parts = [
         "<!doctype html>",
@@ -40,7 +40,7 @@ def html(storm: Storm, verdicts: Sequence[Verdict], pictures: Mapping[str, bytes
     return "\n".join(parts) + "\n"
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict(verdict: PolicyVerdict) -> str:
     name = escape(verdict.policy)
     if verdict.passes:
         return f'<p class="good">{name} passes.</p>'
@@ -61,7 +61,7 @@ def markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def refreshed(page: str, storm: Storm) -> str:
+def refresh_tables(page: str, storm: Storm) -> str:
     """The page with its tables made anew. Each stands between `<!-- storm: KEY -->` and `<!-- storm end -->`."""
     for table in tables(storm):
         mark = f"<!-- storm: {table.key} -->\n"

@@ -11,7 +11,7 @@ from onefold._policy.retry import RetryPolicy
 from onefold._simulate.clients import Clients
 from onefold._simulate.counters import Counters
 from onefold._simulate.event_queue import EventQueue
-from onefold._simulate.servers import Coin, ServerConfig, built
+from onefold._simulate.servers import CoinFlipServer, ServerConfig, build_server
 
 WARM_UP_S = 20
 """Long enough for budgets and breakers to have seen a full window of ordinary traffic."""
@@ -60,7 +60,7 @@ class Scenario:
             seed=seed,
         )
         stall = (float(WARM_UP_S), self.over_at) if self.peak_rps is None else (inf, inf)
-        clients.begin(built(events, counters, clients, self.server, stall=stall, seed=seed))
+        clients.begin(build_server(events, counters, clients, self.server, stall=stall, seed=seed))
         # A little longer than calls arrive, so that the last ones can end.
         events.run(counters.seconds + 2 * self.timeout_s)
         return counters
@@ -73,6 +73,6 @@ def flip(
     events, counters = EventQueue(), Counters(seconds)
     rps = processes * rps_each
     clients = Clients(events, counters, policy, processes=processes, timeout_s=1.0, rps_at=lambda _: rps, seed=seed)
-    clients.begin(Coin(clients, failure, Random(f"server {seed}")))
+    clients.begin(CoinFlipServer(clients, failure, Random(f"server {seed}")))
     events.run(seconds + policy.deadline_s)
     return counters

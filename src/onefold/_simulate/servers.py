@@ -1,7 +1,7 @@
 """The servers: a few workers, a queue before them, and what is done when it grows.
 
 Work whose caller has given up is served like any other, unless the server knows deadlines: that is how an overload
-feeds itself. The server that sheds does it with the door, the limiter and the shedder of `http.shedding`.
+feeds itself. The server that sheds does it with the admission queue, the limiter and the shedder of `_http.shedding`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onefold._http.shedding.settings import Shedding
 from onefold._policy.limiter import Limiter
 from onefold._policy.outcome import Answered
 from onefold._policy.ranges import require
-from onefold._policy.shedding import Shedder
-from onefold._simulate.clients import Attempt, Clients, Serving
+from onefold._policy.shedder import Shedder
+from onefold._simulate.clients import Clients, Receiver, SimulatedAttempt
 from onefold._simulate.counters import Counters
 from onefold._simulate.event_queue import EventQueue
 
@@ -35,7 +35,7 @@ class ServerConfig:
     queue_most: float = inf
     """A request that finds so many waiting is refused."""
     drops_expired: bool = False
-    """It is told deadlines, and does not begin what nobody waits for any more."""
+    """It is told deadlines, and does not begin work whose caller has given up."""
     refusal_cost: float = 0.0
     """What it costs a worker to refuse a request, as a share of serving one."""
     shedding: Shedding | None = None
@@ -64,14 +64,14 @@ class Server:
         self._config = config
         self._stall_from, self._stall_until = stall
         self._idle = config.workers
-        self._queue: deque[Attempt] = deque()
-        self._refusals: deque[Attempt] = deque()
+        self._queue: deque[SimulatedAttempt] = deque()
+        self._refusals: deque[SimulatedAttempt] = deque()
 
-    def receive(self, attempt: Attempt) -> None:
+    def receive(self, attempt: SimulatedAttempt) -> None:
         """A request comes in."""
         if self._idle == 0 and len(self._queue) >= self._config.queue_most:
             if self._config.refusal_cost == 0:
-                self._clients.refused(attempt, _UNAVAILABLE)
+                self._clients.on_refusal(attempt, _UNAVAILABLE)
             else:
                 self._refusals.append(attempt)
         else:
@@ -80,18 +80,18 @@ class Server:
 
     def _work(self) -> None:
         config, refusals, queue = self._config, self._refusals, self._queue
-        # Refusals first: whoever accepts connections does it before anything else, and needs a processor for it.
+        # Refusals first: connections are accepted before anything else, and that takes a processor.
         while self._idle and refusals:
-            self._occupy(config.refusal_cost * config.service_s, self._refused, refusals.popleft())
+            self._occupy(config.refusal_cost * config.service_s, self._finish_refusal, refusals.popleft())
         while self._idle and queue:
             attempt = queue.popleft()
             if self._worth_serving(attempt):
-                self._occupy(config.service_s, self._served, attempt)
+                self._occupy(config.service_s, self._finish_request, attempt)
 
-    def _worth_serving(self, attempt: Attempt) -> bool:
+    def _worth_serving(self, attempt: SimulatedAttempt) -> bool:
         return not self._config.drops_expired or self._events.now < attempt.expires_at
 
-    def _occupy(self, busy_s: float, action: Callable[[Attempt], None], attempt: Attempt) -> None:
+    def _occupy(self, busy_s: float, action: Callable[[SimulatedAttempt], None], attempt: SimulatedAttempt) -> None:
         self._idle -= 1
         now = self._events.now
         done_at = now + busy_s
@@ -99,25 +99,25 @@ class Server:
             done_at += self._stall_until - max(now, self._stall_from)
         self._events.at(done_at, action, attempt)
 
-    def _served(self, attempt: Attempt) -> None:
+    def _finish_request(self, attempt: SimulatedAttempt) -> None:
         now = self._events.now
         self._idle += 1
         if now < self._counters.seconds:
             self._counters.served[int(now)] += 1
             self._counters.wasted[int(now)] += not attempt.wanted
         if attempt.wanted:
-            self._clients.answered(attempt)
+            self._clients.on_answer(attempt)
         self._work()
 
-    def _refused(self, attempt: Attempt) -> None:
+    def _finish_refusal(self, attempt: SimulatedAttempt) -> None:
         self._idle += 1
         if attempt.wanted:
-            self._clients.refused(attempt, _UNAVAILABLE)
+            self._clients.on_refusal(attempt, _UNAVAILABLE)
         self._work()
 
 
-class Guarded(Server):
-    """The same, behind the door of `http.shedding`. Nobody tells it that a client has hung up."""
+class SheddingServer(Server):
+    """The same, behind the admission queue of `_http.shedding`. It is not told that a client has hung up."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Guarded(Server):
         chance: Random,
     ) -> None:
         super().__init__(events, counters, clients, config, stall)
-        self._door = AdmissionQueue(
+        self._admission = AdmissionQueue(
             Limiter(shedding.law(), shedding.limiter_config),
             Shedder(shedding.wait),
             queue_most=shedding.queue_most,
@@ -138,13 +138,13 @@ class Guarded(Server):
         )
         self._retry_after_s = shedding.retry_after_s
         self._chance = chance
-        self._waiting: dict[Ticket, Attempt] = {}
-        self._entered_at: dict[Attempt, float] = {}
+        self._waiting: dict[Ticket, SimulatedAttempt] = {}
+        self._entered_at: dict[SimulatedAttempt, float] = {}
 
-    def receive(self, attempt: Attempt) -> None:
-        """A request comes to the door."""
+    def receive(self, attempt: SimulatedAttempt) -> None:
+        """A request comes to the admission queue."""
         deadline = attempt.expires_at if self._config.drops_expired else None
-        ticket = self._door.arrive(self._events.now, deadline=deadline)
+        ticket = self._admission.arrive(self._events.now, deadline=deadline)
         if ticket is None:
             self._enter(attempt)
             return
@@ -152,39 +152,39 @@ class Guarded(Server):
         if ticket.verdict is None:
             self._events.at(ticket.until, self._time_out, ticket)
         else:
-            self._told(ticket)
+            self._follow_verdict(ticket)
         if ticket.instead_of is not None:
-            self._told(ticket.instead_of)
+            self._follow_verdict(ticket.instead_of)
 
-    def _enter(self, attempt: Attempt) -> None:
+    def _enter(self, attempt: SimulatedAttempt) -> None:
         self._entered_at[attempt] = self._events.now
         super().receive(attempt)
 
-    def _worth_serving(self, attempt: Attempt) -> bool:
-        return True  # only the door knows deadlines: what has passed it is served
+    def _worth_serving(self, attempt: SimulatedAttempt) -> bool:
+        return True  # only the admission queue knows deadlines: what has passed it is served
 
-    def _served(self, attempt: Attempt) -> None:
-        super()._served(attempt)
+    def _finish_request(self, attempt: SimulatedAttempt) -> None:
+        super()._finish_request(attempt)
         now = self._events.now
         late = self._config.drops_expired and now > attempt.expires_at
-        for ticket in self._door.leave(now, now - self._entered_at.pop(attempt), late=late):
-            self._told(ticket)
+        for ticket in self._admission.leave(now, now - self._entered_at.pop(attempt), late=late):
+            self._follow_verdict(ticket)
 
     def _time_out(self, ticket: Ticket) -> None:
         if ticket.verdict is None:
-            self._door.time_out(ticket, self._events.now)
-            self._told(ticket)
+            self._admission.time_out(ticket, self._events.now)
+            self._follow_verdict(ticket)
 
-    def _told(self, ticket: Ticket) -> None:
+    def _follow_verdict(self, ticket: Ticket) -> None:
         attempt = self._waiting.pop(ticket)
         if ticket.verdict == "enter":
             self._enter(attempt)
         elif attempt.wanted:
             patience_s = self._chance.randint(*self._retry_after_s)
-            self._clients.refused(attempt, Answered(status=503, retry_after_s=patience_s))
+            self._clients.on_refusal(attempt, Answered(status=503, retry_after_s=patience_s))
 
 
-def built(
+def build_server(
     events: EventQueue,
     counters: Counters,
     clients: Clients,
@@ -192,14 +192,14 @@ def built(
     *,
     stall: tuple[float, float],
     seed: str,
-) -> Serving:
-    """The server that the terms describe."""
+) -> Receiver:
+    """The server that the config describes."""
     if config.shedding is None:
         return Server(events, counters, clients, config, stall)
-    return Guarded(events, counters, clients, config, stall, config.shedding, Random(f"server {seed}"))
+    return SheddingServer(events, counters, clients, config, stall, config.shedding, Random(f"server {seed}"))
 
 
-class Coin:
+class CoinFlipServer:
     """A server without a queue that fails a share of its requests, each by chance and for itself."""
 
     def __init__(self, clients: Clients, failure: float, chance: Random) -> None:
@@ -207,9 +207,9 @@ class Coin:
         self._failure = failure
         self._chance = chance
 
-    def receive(self, attempt: Attempt) -> None:
+    def receive(self, attempt: SimulatedAttempt) -> None:
         """A request comes in, and is answered at once."""
         if self._chance.random() < self._failure:
-            self._clients.refused(attempt, _UNAVAILABLE)
+            self._clients.on_refusal(attempt, _UNAVAILABLE)
         else:
-            self._clients.answered(attempt)
+            self._clients.on_answer(attempt)

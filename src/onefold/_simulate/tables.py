@@ -129,5 +129,5 @@ def recovery(cell: Stall) -> str:
 
 
 def horizon_s(storm: Storm) -> int:
-    """Whoever has not recovered by then never does, as far as the run can tell."""
+    """How long recovery is looked for: a policy that takes longer counts as never recovered."""
     return storm.effort.after_stall_s - LOOK_S

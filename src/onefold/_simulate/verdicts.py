@@ -45,7 +45,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PolicyVerdict:
     """What was found against a policy; nothing, if it passes."""
 
     policy: str
@@ -62,10 +62,10 @@ class Verdict:
         return not self.findings
 
 
-def judge(entrant: Entrant, storm: Storm) -> Verdict:
+def judge(entrant: Entrant, storm: Storm) -> PolicyVerdict:
     """The verdict on one of the policies that were run. Those without retries must have been run as well."""
     plain = {cell.server: cell for cell in storm.overloads if cell.policy == NO_RETRIES.name}
-    return Verdict(
+    return PolicyVerdict(
         policy=entrant.name,
         findings=(*_failures(entrant, storm), *_stalls(entrant, storm), *_overloads(entrant, storm, plain)),
     )
@@ -147,5 +147,5 @@ def advice(policy: RetryPolicy, cell: Failures | Stall | Overload) -> str:
             f"take {BudgetConfig().cap_least:g}"
         )
     if breaker is None:
-        return "it goes on calling a server that answers nobody: set breaker=BreakerConfig()"
+        return "it goes on calling a server that does not answer: set breaker=BreakerConfig()"
     return "compare it, setting by setting, with RetryPolicy(), which passes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from onefold._client.sleeping import Waiting
+from onefold._client.call_executors import Waits
 
 __all__ = ["no_waiting"]
 
@@ -14,8 +14,8 @@ __all__ = ["no_waiting"]
 def no_waiting() -> Iterator[None]:
     """In this block no client of this process waits between attempts, on any thread. All else is as ever: attempts are
     counted, budgets are spent, and what would not fit into the deadline is not tried."""
-    before, Waiting.skipped = Waiting.skipped, True
+    before, Waits.skipped = Waits.skipped, True
     try:
         yield
     finally:
-        Waiting.skipped = before
+        Waits.skipped = before

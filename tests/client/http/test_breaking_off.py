@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from onefold import Retrying, RetryPolicy
-from onefold._client.call_factory import CallFactory
-from onefold._client.journal import Named
+from onefold._client.call_executors import Waits
+from onefold._client.http_call_factory import HttpCallFactory
+from onefold._client.journal import ClaimedKey
 from onefold._client.journal_store import JournalStore
 from onefold._client.key_hosts import KeyHosts
-from onefold._client.sleeping import Waiting
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold._policy.attempts import Host
 from onefold._policy.hosts import Hosts
@@ -57,7 +57,7 @@ async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> Non
 # A thread cannot be cancelled: see the flow.
 @only(lambda kind: kind.on_tasks)
 async def test_a_wait_can_be_cancelled(kind: Kind, patient: RetryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Waiting, "skipped", False)
+    monkeypatch.setattr(Waits, "skipped", False)
     planned = asyncio.Event()
     retrying = Retrying(
         patient, listener=lambda event: planned.set() if "Planned" in repr(event) else None, generate_keys=True
@@ -74,7 +74,7 @@ async def test_a_wait_can_be_cancelled(kind: Kind, patient: RetryPolicy, monkeyp
 
 
 class Line:
-    """A wire without a network: it answers what it is told to."""
+    """A request without a network: it answers what it is told to."""
 
     method = "POST"
     host = "host"
@@ -122,10 +122,10 @@ class Line:
     def discard(self, response: int) -> None:
         self.discarded += 1
 
-    def unanswered(self, error: Exception) -> Unanswered | None:
+    def classify_error(self, error: Exception) -> Unanswered | None:
         return Unanswered(maybe_sent=True) if isinstance(error, OSError) else None
 
-    def not_made(self, message: str) -> CallNotMade:
+    def not_made_error(self, message: str) -> CallNotMade:
         return CallNotMade(message)
 
 
@@ -142,7 +142,7 @@ class Backend:
         breaker.fail(permit, 0)
         store = JournalStore(None, retention_s=60)
         hosts = Hosts(lambda _: self.host)
-        self.exchange = CallFactory(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
+        self.exchange = HttpCallFactory(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
 
     def free(self, now: float) -> bool:
         """The one probe can be had."""
@@ -216,9 +216,9 @@ def test_an_answer_that_is_not_kept_is_discarded_before_the_wait() -> None:
 class SlowJournal:
     """A journal that takes two seconds to write a key down."""
 
-    async def claim(self, intent: str, fingerprint: bytes, target: str, key: str, *, until: float) -> Named:
+    async def claim(self, intent: str, fingerprint: bytes, target: str, key: str, *, until: float) -> ClaimedKey:
         await Sleep(2.0)
-        return Named("k", known=False)
+        return ClaimedKey("k", known=False)
 
     async def resolve(self, intent: str, status: int, *, until: float) -> None:
         """At once."""
@@ -231,7 +231,7 @@ def test_the_time_that_the_journal_takes_is_not_given_to_the_attempt() -> None:
     line.options |= {"intent": "pay:1", "attempt_s": 60.0}
     store: Any = SimpleNamespace(journal=SlowJournal())
     hosts = Hosts(lambda _: backend.host)
-    exchange = CallFactory(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
+    exchange = HttpCallFactory(hosts=hosts, store=store, listener=None, key_hosts=KeyHosts(True), quoted=False)
     turns = [(Now, 0.0), (Call, Really.CALL), (Sleep, None), (Now, 2.0), (Call, Really.CALL), (Now, 2.1)]
     assert play(exchange.run(line), turns) == 200
     assert line.headers["request-timeout-ms"] == "28000"

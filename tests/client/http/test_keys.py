@@ -1,4 +1,4 @@
-"""The key of a call: given, minted or journalled, and the same on every attempt."""
+"""The key of a call: given, generated or journalled, and the same on every attempt."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_names_no_hosts_is_refused_where_it_is_written(hosts: Any, told: st
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-async def test_a_minted_key_is_the_same_on_every_attempt_and_another_for_every_call(
+async def test_a_generated_key_is_the_same_on_every_attempt_and_another_for_every_call(
     kind: Kind, patient: RetryPolicy, method: str
 ) -> None:
     with ScriptedServer(FAILING_TWICE) as server:

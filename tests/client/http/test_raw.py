@@ -16,7 +16,7 @@ import urllib3
 from requests.adapters import BaseAdapter, HTTPAdapter
 
 from onefold import Retrying, RetryPolicy
-from onefold._client.wire import UNSIZED_BYTES_MAX
+from onefold._client.outgoing_request import UNSIZED_BYTES_MAX
 from onefold.testing.scripted_server import Act, Answer, Chunks, Half, ScriptedServer
 
 SHORT = b'{"title": "not\nfound"}\n'

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._client.journal import IntentView, Journal, Named, intents, prepare
+from onefold._client.journal import ClaimedKey, IntentView, Journal, intents, prepare
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import TaskExecutor
@@ -43,7 +43,7 @@ class Backend:
 
     async def claim(
         self, journal: Journal, intent: str = PAY, fingerprint: bytes = HASH, target: str = TARGET
-    ) -> Named:
+    ) -> ClaimedKey:
         return await self.flow(journal.claim(intent, fingerprint, target))  # type: ignore[no-any-return]
 
     async def unresolved(self) -> list[str]:

@@ -12,7 +12,7 @@ import sys
 from contextlib import closing
 from math import inf
 
-from onefold._client.journal import Journal, Named
+from onefold._client.journal import ClaimedKey, Journal
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch
 from onefold._kernel.executors import ThreadExecutor
@@ -28,13 +28,13 @@ class Hasty(Journal):
 
     async def claim(
         self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = inf
-    ) -> Named:
-        async def work() -> Named:
+    ) -> ClaimedKey:
+        async def work() -> ClaimedKey:
             if rows := await Fetch(self._sql.look(intent)):
-                return Named(rows[0][0], known=True)
+                return ClaimedKey(rows[0][0], known=True)
             fresh = self._new_key()
             await Batch((Boundary.BEGIN, self._sql.insert(intent, fresh, fingerprint, target), Boundary.COMMIT))
-            return Named(fresh, known=False)
+            return ClaimedKey(fresh, known=False)
 
         return await with_connection(work)
 
@@ -44,11 +44,11 @@ class Unwritten(Journal):
 
     async def claim(
         self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = inf
-    ) -> Named:
+    ) -> ClaimedKey:
         key = self._new_key()
         await Acquire()
         await Batch((Boundary.BEGIN, self._sql.insert(intent, key, fingerprint, target)))
-        return Named(key, known=False)
+        return ClaimedKey(key, known=False)
 
 
 JOURNALS: dict[str, type[Journal]] = {"journal": Journal, "hasty": Hasty, "unwritten": Unwritten}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onefold._client.journal import Journal, Named, forget
+from onefold._client.journal import ClaimedKey, Journal, forget
 from onefold._client.journal.flow import SWEEP_EVERY, SWEEP_ROWS
 from onefold._kernel.ids import uuid7_ms
 from onefold.errors import ConfigurationError, IntentExpired, IntentInvalid, IntentReused, ProgrammerError
@@ -17,10 +17,10 @@ OTHER = b"o" * 32
 
 async def test_a_new_intent_gets_a_new_key_and_keeps_it(backend: Backend) -> None:
     journal = backend.journal()
-    assert await backend.claim(journal) == Named("key-1", known=False)
-    assert await backend.claim(journal) == Named("key-1", known=True)
-    assert await backend.claim(backend.journal()) == Named("key-1", known=True)
-    assert await backend.claim(journal, "pay:ord-43") == Named("key-4", known=False)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=False)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=True)
+    assert await backend.claim(backend.journal()) == ClaimedKey("key-1", known=True)
+    assert await backend.claim(journal, "pay:ord-43") == ClaimedKey("key-4", known=False)
 
 
 async def test_a_key_is_a_uuid7_unless_told_otherwise(backend: Backend) -> None:
@@ -34,7 +34,7 @@ async def test_an_answered_intent_that_is_used_again_has_the_same_key(backend: B
     await backend.flow(journal.resolve(PAY, 201))
     assert await backend.unresolved() == []
     await backend.age(PAY, DAY_S - 60)
-    assert await backend.claim(journal) == Named("key-1", known=True)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=True)
     assert await backend.unresolved() == []
 
 
@@ -52,7 +52,7 @@ async def test_an_intent_cannot_name_two_calls(backend: Backend, resolved: bool)
     assert "POST https://bank.example/refunds" in said
     assert f"`onefold intents forget {PAY}`" in said
     assert (refusal.value.intent, refusal.value.key) == (PAY, "key-1")
-    assert await backend.claim(journal) == Named("key-1", known=True)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=True)
     [row] = await backend.listed(unresolved_only=False)
     assert row.tries == 2
 
@@ -67,14 +67,14 @@ async def test_an_intent_without_an_answer_is_not_sent_once_the_server_may_have_
     journal = backend.journal()
     await backend.claim(journal, "my intent")
     await backend.age("my intent", DAY_S - 60)
-    assert await backend.claim(journal, "my intent") == Named("key-1", known=True)
+    assert await backend.claim(journal, "my intent") == ClaimedKey("key-1", known=True)
     await backend.age("my intent", 61)
     with pytest.raises(IntentExpired, match=r"never answered.*86400 s.*nothing was sent.*key-1") as refusal:
         await backend.claim(journal, "my intent")
     assert "`onefold intents forget 'my intent'`" in str(refusal.value)
     assert await backend.unresolved() == ["my intent"]
     assert await backend.flow(forget(backend.dialect, "my intent")) is True
-    assert await backend.claim(journal, "my intent") == Named("key-4", known=False)
+    assert await backend.claim(journal, "my intent") == ClaimedKey("key-4", known=False)
 
 
 async def test_an_answered_intent_is_forgotten_after_the_retention(backend: Backend) -> None:
@@ -82,7 +82,7 @@ async def test_an_answered_intent_is_forgotten_after_the_retention(backend: Back
     await backend.claim(journal)
     await backend.flow(journal.resolve(PAY, 201))
     await backend.age(PAY, DAY_S + 1)
-    assert await backend.claim(journal, fingerprint=OTHER) == Named("key-2", known=False)
+    assert await backend.claim(journal, fingerprint=OTHER) == ClaimedKey("key-2", known=False)
 
 
 async def test_a_late_answer_makes_its_key_no_younger(backend: Backend) -> None:
@@ -118,7 +118,7 @@ async def test_a_call_that_is_left_stays_with_its_reason_until_it_is_answered(ba
     assert row.reason is not None
     assert row.reason.startswith("ReadTimeout:    after 3 attempts x")
     assert len(row.reason) == 500
-    assert await backend.claim(journal) == Named("key-1", known=True)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=True)
     await backend.flow(journal.resolve(PAY, 422))
     [row] = await backend.listed(unresolved_only=False)
     assert (row.status, row.reason, row.tries) == (422, None, 2)

@@ -10,7 +10,7 @@ from math import inf
 
 import pytest
 
-from onefold._client.journal import Journal, Named
+from onefold._client.journal import ClaimedKey, Journal
 from onefold._kernel.effects import Discard
 from onefold.errors import StoreError
 from tests.client.journal.backends import HASH, PAY, TARGET, Backend
@@ -31,7 +31,7 @@ class Careless(Unwritten):
 
     async def claim(
         self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = inf
-    ) -> Named:
+    ) -> ClaimedKey:
         named = await super().claim(intent, fingerprint, target)
         await Discard()
         return named

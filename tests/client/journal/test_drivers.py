@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._client.journal import Named, counts, forget, prepare
+from onefold._client.journal import ClaimedKey, counts, forget, prepare
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
@@ -41,8 +41,8 @@ async def opened(driver: AbstractAsyncContextManager[Any]) -> AsyncIterator[Back
 
 async def test_intents_are_claimed_left_answered_listed_swept_and_forgotten(backend: Backend) -> None:
     journal = backend.journal()
-    assert await backend.claim(journal) == Named("key-1", known=False)
-    assert await backend.claim(journal) == Named("key-1", known=True)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=False)
+    assert await backend.claim(journal) == ClaimedKey("key-1", known=True)
     with pytest.raises(IntentReused):
         await backend.claim(journal, fingerprint=b"o" * 20)
     await backend.flow(journal.leave(PAY, "timeout"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onefold._client.journal import Journal, Named
+from onefold._client.journal import ClaimedKey, Journal
 from onefold._client.journal.flow import BUSY_S_MAX, CLAIM_S_MAX
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Effect, Fetch, Now, Release
@@ -37,14 +37,14 @@ def commits(effect: Effect[Any]) -> bool:
 
 def test_a_key_is_known_to_nobody_before_commit_was_answered() -> None:
     turns: list[Turn] = [(Acquire(), None), (BEGIN, 0), (INSERT, 1), (commits, 0), (Release(), None)]
-    assert play(claim(), turns) == Named("k", known=False)
+    assert play(claim(), turns) == ClaimedKey("k", known=False)
     with pytest.raises(ScriptDiffers):
         play(claim(), [*turns[:3], turns[4]])
 
 
 def test_an_old_intent_that_was_answered_is_forgotten_and_written_anew() -> None:
     turns: list[Turn] = [(Acquire(), None), (BEGIN, 0), (INSERT, 0), (FORGET, 1), (INSERT, 1), (commits, 0)]
-    assert play(claim(), [*turns, (Release(), None)]) == Named("k", known=False)
+    assert play(claim(), [*turns, (Release(), None)]) == ClaimedKey("k", known=False)
 
 
 def test_a_commit_whose_answer_is_lost_lets_nothing_be_sent() -> None:
@@ -65,7 +65,7 @@ def test_a_row_that_vanishes_while_it_is_looked_at_is_written_anew() -> None:
         (commits, 0),
         (Release(), None),
     ]
-    assert play(claim(), turns) == Named("k", known=False)
+    assert play(claim(), turns) == ClaimedKey("k", known=False)
 
 
 def test_a_row_that_vanishes_again_and_again_is_not_looked_for_for_ever() -> None:
@@ -81,7 +81,7 @@ BUSY: list[Turn] = [(Acquire(), None), (BEGIN, StoreBusy("busy")), (Discard(), N
 def test_a_claim_that_finds_the_journal_busy_insists() -> None:
     turns: list[Turn] = [(Acquire(), None), (BEGIN, 0), (INSERT, 1), (commits, 0), (Release(), None)]
     busy: list[Turn] = [*BUSY, (Now(), 5.0), *BUSY, (Now(), 5.0 + CLAIM_S_MAX - 0.1)]
-    assert play(claim(), [*busy, *turns]) == Named("k", known=False)
+    assert play(claim(), [*busy, *turns]) == ClaimedKey("k", known=False)
 
 
 def test_a_claim_does_not_insist_for_ever() -> None:

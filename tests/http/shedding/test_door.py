@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onefold._http.shedding.admission_queue import AdmissionQueue, Ticket
 from onefold._policy.limiter import Aimd, Gradient2, Law, Limiter, LimiterConfig, Sample
-from onefold._policy.shedding import Shedder, SheddingConfig
+from onefold._policy.shedder import Shedder, SheddingConfig
 from tests.policy.properties import planted, properties
 
 

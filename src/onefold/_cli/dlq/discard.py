@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
-from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, YES, acting, confirmed
+from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, YES, actor_name, confirm
 from onefold._cli.output import answer
 from onefold._cli.session import session
 from onefold._cli.times import moment_of
@@ -40,12 +40,12 @@ def discard_command(
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     with session(database) as place:
         whose = consumer_of(place, consumer)
-        confirmed(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
+        confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
         if ids:
-            count = place.ask(discard(place.dialect, whose, tuple(ids), actor=acting(actor), force=force))
+            count = place.ask(discard(place.dialect, whose, tuple(ids), actor=actor_name(actor), force=force))
         else:
             chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
-            count = place.ask(discard_all(place.dialect, chosen, actor=acting(actor)))
+            count = place.ask(discard_all(place.dialect, chosen, actor=actor_name(actor)))
     _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)
@@ -101,8 +101,8 @@ def _move(
 ) -> None:
     with session(database) as place:
         whose = consumer_of(place, consumer)
-        confirmed(question.format(id=message_id, consumer=whose), yes=yes)
-        place.ask(verb(place.dialect, whose, message_id, actor=acting(actor)))
+        confirm(question.format(id=message_id, consumer=whose), yes=yes)
+        place.ask(verb(place.dialect, whose, message_id, actor=actor_name(actor)))
     if as_json:
         answer({"consumer": whose, done: message_id})
     else:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
-from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, acting
-from onefold._cli.output import answer, moment, printed, say
-from onefold._cli.session import Session, asked, session
+from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, actor_name
+from onefold._cli.output import answer, moment, print_table, say
+from onefold._cli.session import Session, ask, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, list_audit, preview, redrive
@@ -54,7 +54,9 @@ def redrive_command(
         if dry_run:
             _print_preview(chosen.consumer, place.ask(preview(place.dialect, chosen, dead_letter_s=age_s)), as_json)
             return
-        started = redrive(place.dialect, chosen, actor=acting(actor), per_second=rate, limit=limit, dead_letter_s=age_s)
+        started = redrive(
+            place.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s
+        )
         job = place.ask(started)
         if wait and job.failed_messages:
             job = _waited(place, job)
@@ -87,7 +89,7 @@ def jobs_command(
     columns = ("id", "consumer", "actor", "started", "failed_messages", "handled", "waiting", "dead", "cancelled")
     if found:
         titles = ["messages" if column == "failed_messages" else column for column in columns]
-        printed("", titles, [[each[column] for column in columns] for each in found])
+        print_table("", titles, [[each[column] for column in columns] for each in found])
     else:
         typer.echo("there are no redrives")
 
@@ -99,7 +101,7 @@ def cancel_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Cancel a redrive: what was not tried yet is dead again."""
-    job = asked(database, lambda dialect: cancel(dialect, job_id, actor=acting(actor)))
+    job = ask(database, lambda dialect: cancel(dialect, job_id, actor=actor_name(actor)))
     _print_job(job, as_json=as_json)
 
 
@@ -144,6 +146,6 @@ def _print_preview(consumer: str, found: Preview, as_json: bool) -> None:
     typer.echo(f"would redrive {found.failed_messages} dead letters of {consumer}")
     if found.groups:
         rows = [(group.topic, group.failed_messages, group.unfit, group.reason) for group in found.groups]
-        printed("", ("topic", "messages", "unfit", "reason"), rows)
+        print_table("", ("topic", "messages", "unfit", "reason"), rows)
     if found.first:
         typer.echo("first: " + ", ".join(found.first))

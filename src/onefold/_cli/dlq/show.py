@@ -18,7 +18,7 @@ from onefold._cli.dlq.selection import (
     failed_message_of,
 )
 from onefold._cli.options import DATABASE, JSON, TOPIC
-from onefold._cli.output import answer, harmless, moment, printed
+from onefold._cli.output import answer, harmless, moment, print_table
 from onefold._cli.session import Session, session
 from onefold._cli.times import moment_of
 from onefold._inbox.failed_messages import count_failed, list_summaries
@@ -68,7 +68,7 @@ def list_command(
         return
     columns = ("id", "consumer", "topic", "key", "state", "failed", "died", "reason")
     if found:
-        printed("", columns, [[each[column] for column in columns] for each in found])
+        print_table("", columns, [[each[column] for column in columns] for each in found])
     what = "dead letters" if state is State.DEAD else "failed messages"
     typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
     if waiting:

@@ -6,8 +6,8 @@ its key. The call then happens with no transaction open. Its end is written ligh
 costs one more call under the same key, which the server answers from its memory.
 
 A key is sent only while it is younger than the server's memory (`retention_s`, counted from the claim, before which the
-server cannot have seen it). Older and unresolved, nobody here can tell whether it happened: that needs a person. Older
-and resolved for just as long, the intent is forgotten, and its name is free.
+server cannot have seen it). Older and unresolved, the journal cannot tell whether it happened: an operator has to.
+Older and resolved for just as long, the intent is forgotten, and its name is free.
 
 Failure windows. A crash before COMMIT leaves nothing, and nothing was sent. A COMMIT whose answer is lost may leave a
 row whose key was never sent: the next claim uses it. A crash after COMMIT leaves an unresolved row: the same.
@@ -21,14 +21,14 @@ from collections.abc import Callable
 from shlex import quote
 from typing import Any, Final
 
-from onefold._client.journal.model import (
+from onefold._client.journal.records import (
     NOT_ASKED_YET,
     REASON_CHARS_MAX,
     TARGET_CHARS_MAX,
-    Entry,
-    Named,
-    checked_fingerprint,
-    checked_intent,
+    ClaimedKey,
+    JournalEntry,
+    check_fingerprint,
+    check_intent,
     one_line,
 )
 from onefold._client.journal.sql import STATEMENTS
@@ -50,13 +50,32 @@ SWEEP_EVERY: Final = 64
 #: More than one row per claim, or the journal would grow for ever.
 SWEEP_ROWS: Final = 2 * SWEEP_EVERY
 
-#: A row can vanish between INSERT and SELECT, if someone forgets it right then. More often than this it is no chance.
+#: A row can vanish between INSERT and SELECT, if `onefold intents forget` deletes it right then. More often than this
+#: it is no coincidence.
 _LOOKS_MAX: Final = 3
 
 
 def _generate_key() -> str:
     """A fresh UUIDv7. Its time is for sorting; how old a key is, the database says."""
     return new_id(wall_ms())
+
+
+class _Busy:
+    """How long a journal that is busy is asked again: until the call's deadline, and no longer than so many seconds
+    from the first refusal on."""
+
+    __slots__ = ("_give_up_at", "_most_s", "_until")
+
+    def __init__(self, until: float, most_s: float) -> None:
+        self._until = until
+        self._most_s = most_s
+        self._give_up_at: float | None = None
+
+    async def is_over(self) -> bool:
+        now = await Now()
+        if self._give_up_at is None:
+            self._give_up_at = min(self._until, now + self._most_s)
+        return now >= self._give_up_at
 
 
 class Journal:
@@ -82,26 +101,24 @@ class Journal:
 
     async def claim(
         self, intent: str, fingerprint: bytes, target: str, key: str | None = None, *, until: float = math.inf
-    ) -> Named:
+    ) -> ClaimedKey:
         """The key to send this call under. It is on disk when this returns. `key` is the one that a new intent gets;
         one that is known keeps the key it has. `until` is the deadline of the call, on the monotonic clock.
 
         Raises IntentReused where the name stands for another call, IntentExpired where the server may have forgotten
         the key, and StoreError where it could not be written: then nothing may be sent.
         """
-        checked_intent(intent)
-        asked = (checked_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
-        give_up_at: float | None = None
+        check_intent(intent)
+        asked = (check_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
+        busy = _Busy(until, CLAIM_S_MAX)
         while True:
             try:
                 found = await with_connection(lambda: self._claim(intent, key or self._new_key(), *asked, until=until))
                 break
             except StoreBusy:  # nothing was written, and nothing is sent before it is
-                now = await Now()
-                give_up_at = min(until, now + CLAIM_S_MAX) if give_up_at is None else give_up_at
-                if now >= give_up_at:
+                if await busy.is_over():
                     raise
-        if isinstance(found, Named):
+        if isinstance(found, ClaimedKey):
             return found
         raise found
 
@@ -110,59 +127,59 @@ class Journal:
         return (await self.claim(intent, NOT_ASKED_YET, "a call that was not made yet", key, until=until)).key
 
     async def resolve(self, intent: str, status: int, *, until: float = math.inf) -> None:
-        """The server gave a final answer. Who fails here (StoreError) has only failed to note it: it is tried until
-        then, and once in any case."""
+        """The server gave a final answer. A StoreError here only means that it is not noted: it is tried until then,
+        and once in any case."""
         await with_connection(lambda: self._note(self._sql.resolve(intent, status), until))
 
     async def leave(self, intent: str, reason: str, *, until: float = math.inf) -> None:
-        """The call ended without an answer. The intent stays unresolved; the reason is for whoever lists it."""
+        """The call ended without an answer. The intent stays unresolved; `onefold intents` shows the reason."""
         await with_connection(lambda: self._note(self._sql.leave(intent, one_line(reason, REASON_CHARS_MAX)), until))
 
     async def sweep(self, limit: int = 1000) -> int:
         """Forget intents that were resolved longer ago than the retention; how many. Claims do this by and by."""
-        return await with_connection(lambda: _changed(self._sql.sweep(self._retention_ms, limit)))
+        return await with_connection(lambda: _run_change(self._sql.sweep(self._retention_ms, limit)))
 
     async def _claim(
         self, intent: str, key: str, fingerprint: bytes, target: str, *, until: float
-    ) -> Named | IntentReused | IntentExpired | StoreBusy:
+    ) -> ClaimedKey | IntentReused | IntentExpired | StoreBusy:
         sql = self._sql
         insert = sql.insert(intent, key, fingerprint, target)
-        await Batch((Boundary.BEGIN, *sql.durable, *await self._locked(until, CLAIM_S_MAX)))
+        await Batch((Boundary.BEGIN, *sql.durable, *await self._bound_lock_waits(until, CLAIM_S_MAX)))
         for _ in range(_LOOKS_MAX):
             # Each alone, a round trip more: the values of a statement that goes alone are bound, those of a batch stand
             # in its text, which a server writes to its log where it refuses it. The key is among them.
             if await Batch((insert,)):
-                await Batch((*self._sweeping(), Boundary.COMMIT))
-                return Named(key, known=False)
+                await Batch((*self._sweep(), Boundary.COMMIT))
+                return ClaimedKey(key, known=False)
             if await Batch((sql.forget_old(intent, self._retention_ms),)):
                 continue
             if rows := await Fetch(sql.look(intent)):
                 entry = _entry(*rows[0])
-                refused = self._refused(intent, fingerprint, target, entry)
+                refused = self._refusal(intent, fingerprint, target, entry)
                 if refused is not None:
                     await Batch((Boundary.ROLLBACK,))
                     return refused
                 bound = entry.fingerprint == NOT_ASKED_YET != fingerprint
-                known = sql.bind(intent, fingerprint, target) if bound else sql.tried(intent)
+                known = sql.bind(intent, fingerprint, target) if bound else sql.count_try(intent)
                 await Batch((known, Boundary.COMMIT))
-                return Named(entry.key, known=True)
+                return ClaimedKey(entry.key, known=True)
         await Batch((Boundary.ROLLBACK,))
         return StoreBusy(f"intent {intent!r} was forgotten {_LOOKS_MAX} times while it was being claimed; try again")
 
-    async def _locked(self, until: float, most_s: float) -> tuple[Statement, ...]:
+    async def _bound_lock_waits(self, until: float, most_s: float) -> tuple[Statement, ...]:
         """What bounds the waits for locks, where a statement would wait for them as long as it takes."""
         if not self._sql.waits_in_statements:
             return ()
         return self._sql.locked_for(most_s if until == math.inf else min(most_s, until - await Now()))
 
-    def _sweeping(self) -> tuple[Statement, ...]:
+    def _sweep(self) -> tuple[Statement, ...]:
         """Last in its transaction: on Postgres it holds locks on other intents, and must wait for none."""
         if next(self._claims) % SWEEP_EVERY:
             return ()
         return (self._sql.sweep(self._retention_ms, SWEEP_ROWS),)
 
-    def _refused(
-        self, intent: str, fingerprint: bytes, target: str, entry: Entry
+    def _refusal(
+        self, intent: str, fingerprint: bytes, target: str, entry: JournalEntry
     ) -> IntentReused | IntentExpired | None:
         forget = f"`onefold intents forget {quote(intent)}`"
         if entry.fingerprint != fingerprint and NOT_ASKED_YET not in (entry.fingerprint, fingerprint):
@@ -188,25 +205,23 @@ class Journal:
         return None
 
     async def _note(self, change: Statement, until: float) -> None:
-        give_up_at: float | None = None
+        busy = _Busy(until, BUSY_S_MAX)
         while True:
             try:
-                locked = await self._locked(until, BUSY_S_MAX)
+                locked = await self._bound_lock_waits(until, BUSY_S_MAX)
                 await Batch((Boundary.BEGIN_LIGHT, *self._sql.light, *locked, change, Boundary.COMMIT))
             except StoreBusy:
                 # A light transaction gives up soon, so that its flow may look around; there is nothing to look at here.
                 await Batch((Boundary.ROLLBACK,))
-                now = await Now()
-                give_up_at = min(until, now + BUSY_S_MAX) if give_up_at is None else give_up_at
-                if now >= give_up_at:
+                if await busy.is_over():
                     raise
             else:
                 return
 
 
-def _entry(key: str, fingerprint: Any, target: str, age_ms: int, status: int | None) -> Entry:
-    return Entry(key, bytes(fingerprint), target, max(0, age_ms) / 1000, status)
+def _entry(key: str, fingerprint: Any, target: str, age_ms: int, status: int | None) -> JournalEntry:
+    return JournalEntry(key, bytes(fingerprint), target, max(0, age_ms) / 1000, status)
 
 
-async def _changed(statement: Statement) -> int:
+async def _run_change(statement: Statement) -> int:
     return await Batch((statement,))

@@ -1,4 +1,4 @@
-"""Where the journal is unless someone says otherwise: a file of the user's own, which nobody else can read."""
+"""Where the journal is by default: a file of the user's own, which other users cannot read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def default_journal() -> Path:
     return _state() / "onefold" / "intents.db"
 
 
-def made_private(path: Path) -> Path:
+def make_private(path: Path) -> Path:
     """The path, with its directories (0700) and an empty file (0600) made where they are missing.
 
     New directories are flushed, for a file is only as durable as its name; SQLite does the same for the last of them.

@@ -18,7 +18,7 @@ from onefold._http.shedding.admission_queue import AdmissionQueue, Ticket, Verdi
 from onefold._http.shedding.settings import LEVELS, Shedding
 from onefold._kernel.telemetry import LimitMoved, Listener, Shed, ShedReason, tell
 from onefold._policy.limiter import Limiter
-from onefold._policy.shedding import Shedder
+from onefold._policy.shedder import Shedder
 from onefold.errors import CallerError, DeadlinePassed, Overloaded, ProgrammerError, TooManyRequests
 
 EVENT_STREAM = "text/event-stream"

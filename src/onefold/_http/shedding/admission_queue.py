@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 
 from onefold._kernel.telemetry import ShedReason
 from onefold._policy.limiter import Limiter
-from onefold._policy.shedding import Shedder
+from onefold._policy.shedder import Shedder
 
 Verdict: TypeAlias = Literal["enter", "gone"] | ShedReason
 

@@ -12,8 +12,8 @@ from onefold._kernel.deadlines import HEADER
 from onefold._policy.limiter import STANDARD_CONFIG as STANDARD_LIMIT
 from onefold._policy.limiter import Gradient2, Law, LimiterConfig
 from onefold._policy.ranges import require
-from onefold._policy.shedding import STANDARD_CONFIG as STANDARD_WAIT
-from onefold._policy.shedding import SheddingConfig
+from onefold._policy.shedder import STANDARD_CONFIG as STANDARD_WAIT
+from onefold._policy.shedder import SheddingConfig
 from onefold.errors import ConfigurationError
 
 Level: TypeAlias = Literal["low", "normal", "high"]

@@ -42,11 +42,11 @@ class Statements:
         #: Whether a statement may wait for a lock for as long as it likes; `locked_for` then says how long.
         self.waits_in_statements = d.waits_in_statements
         self.locked_for = d.locked_for
-        self._claiming(d)
-        self._ending(d)
-        self._listing(d)
+        self._build_claims(d)
+        self._build_ends(d)
+        self._build_queries(d)
 
-    def _claiming(self, d: Dialect) -> None:
+    def _build_claims(self, d: Dialect) -> None:
         old = f"{_THIS} AND resolved_at < {d.ago('$2::bigint')}"
         self._forget_old = d.text(f"DELETE FROM onefold_intent WHERE {old}")
         self._insert = d.text(
@@ -57,9 +57,9 @@ class Statements:
             f"SELECT key, fingerprint, target, {d.age_ms('created_at')}, status FROM onefold_intent WHERE {_THIS}"
         )
         self._bind = d.text(f"UPDATE onefold_intent SET fingerprint = $2::bytea, target = $3::text WHERE {_THIS}")
-        self._tried = d.text(f"UPDATE onefold_intent SET tries = tries + 1, tried_at = {d.now} WHERE {_THIS}")
+        self._count_try = d.text(f"UPDATE onefold_intent SET tries = tries + 1, tried_at = {d.now} WHERE {_THIS}")
 
-    def _ending(self, d: Dialect) -> None:
+    def _build_ends(self, d: Dialect) -> None:
         # The first answer is the one that counts: a replay of it makes the key no younger.
         self._resolve = d.text(
             f"UPDATE onefold_intent SET status = $2::integer, resolved_at = {d.now}, reason = NULL "
@@ -73,14 +73,14 @@ class Statements:
         )
         self._forget = d.text(f"DELETE FROM onefold_intent WHERE {_THIS}")
 
-    def _listing(self, d: Dialect) -> None:
+    def _build_queries(self, d: Dialect) -> None:
         columns = (
             "position, intent, key, target, tries, reason, status, "
             f"{d.age_ms('created_at')}, {d.epoch_ms('created_at')}, {d.epoch_ms('resolved_at')}"
         )
         self._one = d.text(f"SELECT {columns} FROM onefold_intent WHERE {_THIS}")
         page = "position > $1::bigint ORDER BY position LIMIT $2::bigint"
-        self._listed = {
+        self._list_page = {
             unresolved_only: d.text(
                 f"SELECT {columns} FROM onefold_intent WHERE {f'{_UNRESOLVED} AND' if unresolved_only else ''} {page}"
             )
@@ -107,8 +107,8 @@ class Statements:
         """What the intent names, where it was claimed ahead of its call."""
         return Statement(self._bind, (intent, fingerprint, target))
 
-    def tried(self, intent: str) -> Statement:
-        return Statement(self._tried, (intent,))
+    def count_try(self, intent: str) -> Statement:
+        return Statement(self._count_try, (intent,))
 
     def resolve(self, intent: str, status: int) -> Statement:
         return Statement(self._resolve, (intent, status))
@@ -126,8 +126,8 @@ class Statements:
     def one(self, intent: str) -> Statement:
         return Statement(self._one, (intent,))
 
-    def listed(self, limit: int, after: int | None, *, unresolved_only: bool) -> Statement:
-        return Statement(self._listed[unresolved_only], (after or 0, limit))
+    def list_page(self, limit: int, after: int | None, *, unresolved_only: bool) -> Statement:
+        return Statement(self._list_page[unresolved_only], (after or 0, limit))
 
     def counts(self, counted_max: int) -> Statement:
         """How many are unresolved and resolved, counted so far; and the age of the oldest unresolved."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold._client.journal import default_journal, made_private
+from onefold._client.journal import default_journal, make_private
 from onefold.errors import ConfigurationError
 
 
@@ -46,24 +46,24 @@ def mode(path: Path) -> int:
 
 def test_what_is_made_for_it_only_its_user_can_read(tmp_path: Path) -> None:
     path = tmp_path / "state" / "onefold" / "intents.db"
-    assert made_private(path) == path
+    assert make_private(path) == path
     assert [mode(each) for each in (path.parent.parent, path.parent, path)] == [0o700, 0o700, 0o600]
     path.write_bytes(b"kept")
-    assert made_private(path).read_bytes() == b"kept"
+    assert make_private(path).read_bytes() == b"kept"
 
 
 def test_what_is_there_already_keeps_its_rights(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o755)
-    made_private(folder / "intents.db")
+    make_private(folder / "intents.db")
     assert mode(folder) == 0o755
 
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"file/intents\.db' cannot be made: Not a directory.*ONEFOLD_JOURNAL"):
-        made_private(tmp_path / "file" / "intents.db")
+        make_private(tmp_path / "file" / "intents.db")
 
 
 def test_without_a_home_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

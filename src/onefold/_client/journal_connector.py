@@ -1,4 +1,5 @@
-"""A connection to the key journal before the deadline of the call, whatever its driver allows itself for connecting.
+"""A connection to the key journal before the deadline of the call, also where its driver allows more time for
+connecting.
 
 Failure windows. A connection that comes too late goes back to its pool. On threads it is waited for by a thread of its
 own, because a driver that connects cannot be broken off; such threads are counted, so that calls to a journal that does
@@ -21,11 +22,11 @@ from onefold.errors import StoreBusy, StoreError
 #: How the call ended is noted after its deadline, too: a connection that lies ready is had in less.
 _LEAST_S: Final = 0.25
 
-#: More than a pool has connections. Who finds them all waiting for a connection waits for one of them.
+#: More than a pool has connections. A call that finds all of them waiting for a connection waits for one of them.
 _THREADS_MAX: Final = 32
 
 
-class Reach:
+class JournalConnector:
     """How many threads wait for a connection to one journal."""
 
     __slots__ = ("_free",)
@@ -38,33 +39,33 @@ class Reach:
         if database.dialect == "sqlite":
             return database.acquire()
         if not self._free.acquire(timeout=_left_s(until)):
-            raise _not_had()
-        coming: Future[Connection[Any]] = Future()
+            raise _no_connection()
+        pending: Future[Connection[Any]] = Future()
         try:
-            threading.Thread(target=copy_context().run, args=(self._bring, database, coming), daemon=True).start()
+            threading.Thread(target=copy_context().run, args=(self._connect, database, pending), daemon=True).start()
         except BaseException:
             self._free.release()
             raise
         try:
-            return coming.result(_left_s(until))
+            return pending.result(_left_s(until))
         except BaseException as error:
-            if not coming.cancel() and isinstance(error, TimeoutError):
-                return coming.result()  # it came just now, or its driver gave up just now
+            if not pending.cancel() and isinstance(error, TimeoutError):
+                return pending.result()  # it came just now, or its driver gave up just now
             if isinstance(error, TimeoutError):
-                raise _not_had() from None
+                raise _no_connection() from None
             raise
 
-    def _bring(self, database: Database[Any], coming: Future[Connection[Any]]) -> None:
+    def _connect(self, database: Database[Any], pending: Future[Connection[Any]]) -> None:
         try:
             connection = database.acquire()
         except BaseException as error:
-            with suppress(InvalidStateError):  # nobody waits for it any more
-                coming.set_exception(error)
+            with suppress(InvalidStateError):  # the call gave up waiting
+                pending.set_exception(error)
             return
         finally:
             self._free.release()
         try:
-            coming.set_result(connection)
+            pending.set_result(connection)
         except InvalidStateError:
             with suppress(StoreError):
                 connection.release()
@@ -75,12 +76,12 @@ async def acquire_async(database: AsyncDatabase[Any], until: float) -> AsyncConn
     try:
         return await within(_left_s(until), database.acquire())
     except TimeoutError as error:
-        raise _not_had() from error
+        raise _no_connection() from error
 
 
 def _left_s(until: float) -> float:
     return min(max(until - time.monotonic(), _LEAST_S), threading.TIMEOUT_MAX)
 
 
-def _not_had() -> StoreBusy:
+def _no_connection() -> StoreBusy:
     return StoreBusy("no connection to the key journal could be had before the deadline of the call: is its server up?")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onefold._app import MIGRATIONS as ALL
-from onefold._client.journal import Journal, Summary, counts, forget, intent_of, intents, prepare
+from onefold._client.journal import IntentCounts, Journal, counts, forget, intent_of, intents, prepare
 from onefold._client.journal.schema import MIGRATIONS
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Flow
@@ -50,7 +50,7 @@ async def test_an_intent_is_shown_with_all_that_is_known_of_it(backend: Backend)
 
 
 async def test_counts_tell_how_many_and_how_old_and_stop_at_a_limit(backend: Backend) -> None:
-    assert await backend.flow(counts(backend.dialect)) == Summary(0, 0, None, cut=False)
+    assert await backend.flow(counts(backend.dialect)) == IntentCounts(0, 0, None, cut=False)
     journal = backend.journal()
     for name in ("a", "b", "c"):
         await backend.claim(journal, name)
@@ -86,8 +86,8 @@ async def test_no_statement_reads_the_whole_journal(on_postgres: Backend) -> Non
         (sql.look("i7"), "onefold_intent_intent_key"),
         (sql.resolve("i7", 200), "onefold_intent_intent_key"),
         (sql.sweep(1000, 10), "onefold_intent_resolved"),
-        (sql.listed(10, 5, unresolved_only=True), "onefold_intent_unresolved"),
-        (sql.listed(10, 5, unresolved_only=False), "onefold_intent_pkey"),
+        (sql.list_page(10, 5, unresolved_only=True), "onefold_intent_unresolved"),
+        (sql.list_page(10, 5, unresolved_only=False), "onefold_intent_pkey"),
         (sql.counts(10), "onefold_intent_unresolved"),
     ):
         plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {rendered(statement)}"))

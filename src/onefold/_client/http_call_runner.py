@@ -9,10 +9,10 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
+from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
 from onefold._client.http_call import HttpCall
 from onefold._client.journal_store import JournalStore
 from onefold._client.retry_loop import Raised, unwrap
-from onefold._client.sleeping import AsyncCallExecutor, CallExecutor
 from onefold._kernel.effects import Flow
 from onefold._kernel.runners import run, run_async
 
@@ -23,7 +23,7 @@ def make_call(call: HttpCall, store: JournalStore) -> Any:
     if left_s is None:
         return _drive(call, call.run(), store)
     try:
-        response = call.wire.send(left_s)
+        response = call.request.send(left_s)
     except Exception as error:
         flow = call.finish(Raised(error))
     except BaseException:
@@ -42,7 +42,7 @@ async def make_call_async(call: HttpCall, store: JournalStore) -> Any:
     if left_s is None:
         return await _drive_async(call, call.run(), store)
     try:
-        response = await call.wire.send(left_s)
+        response = await call.request.send(left_s)
     except Exception as error:
         flow = call.finish(Raised(error))
     except BaseException:
@@ -60,7 +60,7 @@ def _drive(call: HttpCall, flow: Flow[Any], store: JournalStore) -> Any:
         return unwrap(run(flow, CallExecutor(store.threads, call.deadline_at)))
     except BaseException:
         if call.held is not None:
-            call.wire.discard(call.held)
+            call.request.discard(call.held)
         raise
 
 
@@ -69,5 +69,5 @@ async def _drive_async(call: HttpCall, flow: Flow[Any], store: JournalStore) -> 
         return unwrap(await run_async(flow, AsyncCallExecutor(store.tasks, call.deadline_at)))
     except BaseException:
         if call.held is not None:
-            await call.wire.discard(call.held)
+            await call.request.discard(call.held)
         raise

@@ -47,7 +47,7 @@ R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 
-class Wire(Protocol[R_contra]):
+class OutgoingRequest(Protocol[R_contra]):
     """One request of some HTTP client. What may wait returns an awaitable on asyncio, and the value on threads."""
 
     method: str
@@ -92,40 +92,40 @@ class Wire(Protocol[R_contra]):
         ...
 
     def discard(self, response: R_contra) -> Any:
-        """Nobody will read it: free its connection."""
+        """It will not be read: free its connection."""
         ...
 
-    def unanswered(self, error: Exception) -> Unanswered | None:
+    def classify_error(self, error: Exception) -> Unanswered | None:
         """What an error of the network means; None for every other error, which is not retried."""
         ...
 
-    def not_made(self, message: str) -> CallNotMade:
-        """The error for an attempt that is not made, as one of the client's own: see `not_made_as`."""
+    def not_made_error(self, message: str) -> CallNotMade:
+        """The error for an attempt that is not made, as one of the client's own: see `not_made_class`."""
         ...
 
 
-def fingerprint(wire: Wire[Any], body: bytes) -> bytes:
+def fingerprint(request: OutgoingRequest[Any], body: bytes) -> bytes:
     """What is asked: the same request has the same one, in every process. The boundary of a multipart body is drawn
     anew each time, and means nothing."""
-    content_type = wire.header("Content-Type") or ""
+    content_type = request.header("Content-Type") or ""
     _, found, boundary = content_type.partition("boundary=")
     if found and (mark := boundary.partition(";")[0].strip().strip('"').encode()):
         body = body.replace(mark, b"")
     hashed = blake2b(digest_size=16)
-    for part in (wire.method.encode(), wire.address().encode(), body):
+    for part in (request.method.encode(), request.address().encode(), body):
         hashed.update(len(part).to_bytes(8, "big") + part)
     return hashed.digest()
 
 
-def fetches_token(wire: Wire[Any], body: bytes) -> bool:
+def fetches_token(request: OutgoingRequest[Any], body: bytes) -> bool:
     """It asks for an access token (RFC 6749, 4 and 6): what an SDK does by itself, in the middle of another call."""
-    if wire.method != "POST":
+    if request.method != "POST":
         return False
-    if "grant_type" in parse_qs(urlsplit(wire.address()).query):
+    if "grant_type" in parse_qs(urlsplit(request.address()).query):
         return True
     if b"grant_type" not in body:
         return False
-    match (wire.header("Content-Type") or "").partition(";")[0].strip().lower():
+    match (request.header("Content-Type") or "").partition(";")[0].strip().lower():
         case "application/x-www-form-urlencoded":
             return "grant_type" in parse_qs(body.decode("latin-1"))
         case "application/json":
@@ -138,7 +138,7 @@ def fetches_token(wire: Wire[Any], body: bytes) -> bool:
             return False
 
 
-def place(address: str, moved_to: str = "") -> tuple[str, ...]:
+def normalize_url(address: str, moved_to: str = "") -> tuple[str, ...]:
     """An address, or where a redirect from it leads, in one spelling: clients encode and quote it each in their own."""
     parts = urlsplit(urljoin(address, moved_to))
     host = parts.netloc.rpartition("@")[2].lower()
@@ -164,16 +164,16 @@ def meaning_of(status: int, header: Callable[[str], str | None], body: Callable[
     )
 
 
-def checked(wire: Wire[Any], name: str, value: object, *, least: int) -> None:
+def check_option(request: OutgoingRequest[Any], name: str, value: object, *, least: int) -> None:
     """Refuse an option of this request that is no number, or one that makes no sense, before anything is sent."""
     if value is None or (isinstance(value, int | float) and value >= least):
         return
-    raise ConfigurationError(f"{name}={value!r} of {target(wire)} must be a number, {least} or more")
+    raise ConfigurationError(f"{name}={value!r} of {target(request)} must be a number, {least} or more")
 
 
-def target(wire: Wire[Any]) -> str:
+def target(request: OutgoingRequest[Any]) -> str:
     """Where a request goes, for people: without user, password, query, and what may be a token in the path."""
-    return f"{wire.method} {redact(wire.address(), with_path=True)}"
+    return f"{request.method} {redact(request.address(), with_path=True)}"
 
 
 def bytes_to_read(length: str | bytes | None) -> int:
@@ -193,7 +193,7 @@ def unsized_bytes_to_read(status: int, content_type: str | None, accepted: str |
 
 
 def is_certificate_error(error: BaseException) -> bool:
-    """The host could not prove who it is, which another attempt will not change."""
+    """The host's certificate was not accepted, which another attempt will not change."""
     seen: BaseException | None = error
     for _ in range(_CHAIN_MAX):
         if seen is None or isinstance(seen, ssl.SSLCertVerificationError):
@@ -230,8 +230,8 @@ def unpack(body: bytes, encoding: str | None) -> bytes | None:
 
 
 @cache
-def not_made_as(kind: type[Exception]) -> Any:
-    """CallNotMade as an error of some HTTP client as well: who handles that client's errors handles this one."""
+def not_made_class(kind: type[Exception]) -> Any:
+    """CallNotMade as an error of some HTTP client as well: code that handles that client's errors handles this one."""
     return type("CallNotMade", (CallNotMade, kind), {"__module__": CallNotMade.__module__, "__reduce__": _reduce})
 
 
@@ -243,5 +243,5 @@ def _reduce(error: Exception) -> tuple[Any, ...]:
 
 
 def _remake(kind: Any, message: str) -> Exception:
-    error: Exception = not_made_as(kind)(message)
+    error: Exception = not_made_class(kind)(message)
     return error

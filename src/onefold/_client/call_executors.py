@@ -1,4 +1,4 @@
-"""Waiting between attempts: the one place where the client sleeps, so that tests can do without."""
+"""Waits between attempts: the one place where the client sleeps, so that tests can do without."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from onefold._client.journal_store import JournalTasks, JournalThreads
+from onefold._client.journal_store import AsyncJournalDatabase, JournalDatabase
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 
 
-class Waiting:
+class Waits:
     """Whether waits are really waited; `onefold.testing.no_waiting` switches them off for the whole process."""
 
     skipped: bool = False
@@ -19,13 +19,13 @@ class Waiting:
 
 def wait(seconds: float) -> None:
     """Wait, on a thread."""
-    if not Waiting.skipped:
+    if not Waits.skipped:
         time.sleep(seconds)
 
 
 async def wait_async(seconds: float) -> None:
     """Wait, on a loop."""
-    await asyncio.sleep(0 if Waiting.skipped else seconds)
+    await asyncio.sleep(0 if Waits.skipped else seconds)
 
 
 class CallExecutor(ThreadExecutor[Any]):
@@ -34,7 +34,7 @@ class CallExecutor(ThreadExecutor[Any]):
 
     __slots__ = ("_until",)
 
-    def __init__(self, journal: JournalThreads | None, until: float) -> None:
+    def __init__(self, journal: JournalDatabase | None, until: float) -> None:
         super().__init__(cast(Any, journal))
         self._until = until
 
@@ -55,7 +55,7 @@ class AsyncCallExecutor(TaskExecutor[Any]):
 
     __slots__ = ("_until",)
 
-    def __init__(self, journal: JournalTasks | None, until: float) -> None:
+    def __init__(self, journal: AsyncJournalDatabase | None, until: float) -> None:
         super().__init__(cast(Any, journal))
         self._until = until
 

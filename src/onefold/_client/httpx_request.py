@@ -1,4 +1,4 @@
-"""One request of httpx or httpx2, on threads and on asyncio, as the exchange sees it."""
+"""One request of httpx or httpx2, on threads and on asyncio, as the retry loop sees it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 from onefold._client import socket_limits
 from onefold._client.hedging import hedge
-from onefold._client.wire import (
+from onefold._client.outgoing_request import (
     STREAM_ADVICE,
     bytes_to_read,
     is_certificate_error,
-    not_made_as,
+    not_made_class,
     unpack,
     unsized_bytes_to_read,
 )
@@ -30,13 +30,13 @@ Response: TypeAlias = Any
 _PHASES = ("connect", "read", "write", "pool")
 _NO_LIMITS: Mapping[str, None] = dict.fromkeys(_PHASES)
 
-#: As nearly everybody writes it.
+#: The usual spellings.
 _LENGTH = frozenset({b"content-length", b"Content-Length"})
 
 
-class _Wire:
-    """One request, as the exchange sees it. It is the caller's, who may send it again: an attempt that needs more than
-    it has, a key or shorter limits, sends a copy."""
+class _Request:
+    """One request, as the retry loop sees it. It is the caller's, who may send it again: an attempt that needs more
+    than it has, a key or shorter limits, sends a copy."""
 
     __slots__ = (
         "_added", "_file", "_inner", "_request", "_unsized", "_vendor", "host", "method", "options", "streams",
@@ -61,7 +61,7 @@ class _Wire:
         return str(self._request.url)
 
     def header(self, name: str) -> str | None:
-        return _found(self._request.headers, name.lower().encode("ascii"))
+        return _find_header(self._request.headers, name.lower().encode("ascii"))
 
     def set_header(self, name: str, value: str) -> None:
         self._added[name.lower().encode("ascii")] = value.encode("ascii")
@@ -84,7 +84,7 @@ class _Wire:
         return status
 
     def answer_header(self, response: Response, name: str) -> str | None:
-        return _found(response.headers, name.lower().encode("ascii"))
+        return _find_header(response.headers, name.lower().encode("ascii"))
 
     def content(self, response: Response) -> bytes | None:
         stream = response.stream
@@ -92,21 +92,21 @@ class _Wire:
             return None
         return unpack(b"".join(stream), response.headers.get("content-encoding"))
 
-    def unanswered(self, error: Exception) -> Unanswered | None:
+    def classify_error(self, error: Exception) -> Unanswered | None:
         vendor = self._vendor
         if is_certificate_error(error):
             return None
         if isinstance(error, vendor.ConnectError | vendor.ConnectTimeout):
             return Unanswered(maybe_sent=False)
-        # A pool without a free connection, a scheme nobody speaks, a request that is no HTTP: not the host's doing.
+        # A pool without a free connection, an unsupported scheme, a request that is no HTTP: not the host's doing.
         if isinstance(error, vendor.PoolTimeout | vendor.UnsupportedProtocol | vendor.LocalProtocolError):
             return None
         if not isinstance(error, vendor.TransportError):
             return None
         return Unanswered(maybe_sent=True, timed_out=isinstance(error, vendor.TimeoutException))
 
-    def not_made(self, message: str) -> CallNotMade:
-        error: CallNotMade = not_made_as(self._vendor.ConnectError)(message, request=self._request)
+    def not_made_error(self, message: str) -> CallNotMade:
+        error: CallNotMade = not_made_class(self._vendor.ConnectError)(message, request=self._request)
         return error
 
     def patience_s(self, left_s: float) -> float:
@@ -118,18 +118,18 @@ class _Wire:
         for name, value in response.headers.raw:
             if name in _LENGTH:
                 return bytes_to_read(value)
-        if (length := _found(response.headers, b"content-length")) is not None:
+        if (length := _find_header(response.headers, b"content-length")) is not None:
             return bytes_to_read(length)
         status: int = response.status_code
         if self.streams and status < 400:
             return 0
         self._unsized = True
-        return unsized_bytes_to_read(status, _found(response.headers, b"content-type"), self.header("Accept"))
+        return unsized_bytes_to_read(status, _find_header(response.headers, b"content-type"), self.header("Accept"))
 
-    def _ready(self, seconds: float) -> Request:
+    def _prepare(self, seconds: float) -> Request:
         """The request of an attempt, no part of which may take longer than what is left for all of it."""
         given, added = self._request, self._added
-        limits = self._bounded(seconds)
+        limits = self._bound_timeouts(seconds)
         if limits is None and not added:
             return given
         headers = given.headers.raw
@@ -140,7 +140,7 @@ class _Wire:
             given.method, given.url, headers=headers, stream=given.stream, extensions=extensions
         )
 
-    def _bounded(self, seconds: float) -> dict[str, float] | None:
+    def _bound_timeouts(self, seconds: float) -> dict[str, float] | None:
         """The time limits of the attempt; None: the request's own are short enough."""
         limits: Mapping[str, float | None] = self.options.get("timeout") or _NO_LIMITS
         for limit in limits.values():
@@ -151,7 +151,7 @@ class _Wire:
         return {phase: seconds if (limit := limits.get(phase)) is None else min(limit, seconds) for phase in _PHASES}
 
 
-class ThreadWire(_Wire):
+class HttpxRequest(_Request):
     """On threads."""
 
     __slots__ = ()
@@ -168,9 +168,9 @@ class ThreadWire(_Wire):
         until = time.monotonic() + seconds
         token = socket_limits.begin(until)
         try:
-            response: Response = self._inner.handle_request(self._ready(seconds))
+            response: Response = self._inner.handle_request(self._prepare(seconds))
             if limit := self._bytes_to_read(response):
-                self._whole(response, seconds, until, limit)
+                self._read_whole(response, seconds, until, limit)
         except self._vendor.TimeoutException as error:
             if self._unsized:
                 error.add_note(STREAM_ADVICE)
@@ -187,7 +187,7 @@ class ThreadWire(_Wire):
             file, start = self._file
             file.seek(start)
 
-    def _whole(self, response: Response, seconds: float, until: float, limit: int) -> None:
+    def _read_whole(self, response: Response, seconds: float, until: float, limit: int) -> None:
         stream = response.stream
         arriving = iter(stream)
         raw = b""
@@ -197,7 +197,7 @@ class ThreadWire(_Wire):
                     raise self._vendor.ReadTimeout(f"no whole answer within {seconds:g} s", request=self._request)
                 raw += chunk
                 if len(raw) > limit:
-                    response.stream = _resumed(self._vendor)(raw, arriving, stream)
+                    response.stream = _resumed_stream_class(self._vendor)(raw, arriving, stream)
                     return
         except BaseException:
             stream.close()
@@ -206,7 +206,7 @@ class ThreadWire(_Wire):
         response.stream = self._vendor.ByteStream(raw)
 
 
-class TaskWire(_Wire):
+class AsyncHttpxRequest(_Request):
     """On asyncio."""
 
     __slots__ = ("_hedge",)
@@ -241,12 +241,12 @@ class TaskWire(_Wire):
         await response.stream.aclose()
 
     async def _attempt(self, seconds: float) -> Response:
-        response: Response = await self._inner.handle_async_request(self._ready(seconds))
+        response: Response = await self._inner.handle_async_request(self._prepare(seconds))
         if limit := self._bytes_to_read(response):
-            await self._whole(response, limit)
+            await self._read_whole(response, limit)
         return response
 
-    async def _whole(self, response: Response, limit: int) -> None:
+    async def _read_whole(self, response: Response, limit: int) -> None:
         stream = response.stream
         arriving = aiter(stream)
         raw = b""
@@ -254,7 +254,7 @@ class TaskWire(_Wire):
             async for chunk in arriving:
                 raw += chunk
                 if len(raw) > limit:
-                    response.stream = _resumed(self._vendor)(raw, arriving, stream)
+                    response.stream = _resumed_stream_class(self._vendor)(raw, arriving, stream)
                     return
         except BaseException:
             await stream.aclose()
@@ -264,7 +264,7 @@ class TaskWire(_Wire):
 
 
 @cache
-def _resumed(vendor: Any) -> Any:
+def _resumed_stream_class(vendor: Any) -> Any:
     """The class of a stream whose beginning was read already. Clients ask for a stream of their vendor's own class."""
 
     class Resumed(vendor.SyncByteStream, vendor.AsyncByteStream):  # type: ignore[misc]  # chosen at run time
@@ -291,7 +291,7 @@ def _resumed(vendor: Any) -> Any:
     return Resumed
 
 
-def _found(headers: Any, name: bytes) -> str | None:
+def _find_header(headers: Any, name: bytes) -> str | None:
     """The header of this name, which is in lower case. Not `headers.get`: it finds out first how all of them are
     encoded, and takes longer than all that is decided about a call."""
     for found, value in headers.raw:

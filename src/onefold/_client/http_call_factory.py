@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onefold._client.context import SAFE_METHODS, Block, current_block, current_options, moved, remember_move
+from onefold._client.context import (
+    SAFE_METHODS,
+    Block,
+    current_block,
+    current_options,
+    pending_redirect,
+    remember_redirect,
+)
 from onefold._client.http_call import HttpCall
 from onefold._client.journal_store import JournalStore
 from onefold._client.key_hosts import KeyHosts
+from onefold._client.outgoing_request import KEY_HEADER, OutgoingRequest, R, check_option, normalize_url, target
 from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._client.retry_loop import unwrap
-from onefold._client.wire import KEY_HEADER, R, Wire, checked, place, target
 from onefold._kernel import deadlines
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Now
@@ -23,7 +30,7 @@ from onefold._policy.retry import IDEMPOTENT_METHODS
 from onefold.errors import BodyNotReplayable, ConfigurationError
 
 
-class CallFactory:
+class HttpCallFactory:
     """The calls of one retrying client."""
 
     __slots__ = ("_hosts", "_key_hosts", "_listener", "_quoted", "_remake", "_retry_if", "store")
@@ -37,7 +44,7 @@ class CallFactory:
         key_hosts: KeyHosts,
         quoted: bool,
         retry_if: RetryIf | None = None,
-        remake: Callable[[], CallFactory] | None = None,
+        remake: Callable[[], HttpCallFactory] | None = None,
     ) -> None:
         self._hosts = hosts
         self._listener = listener
@@ -49,17 +56,17 @@ class CallFactory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the settings. What was learned about hosts, and open journals, belong to a process."""
-        return _remade, (self._remake,)
+        return _remake_factory, (self._remake,)
 
-    async def run(self, wire: Wire[R]) -> R:
+    async def run(self, request: OutgoingRequest[R]) -> R:
         """The response of the last attempt, or the error it raised."""
-        response: R = unwrap(await self.begin(wire, await Now()).run())
+        response: R = unwrap(await self.begin(request, await Now()).run())
         return response
 
-    def begin(self, wire: Wire[Any], now: float) -> HttpCall:
+    def begin(self, request: OutgoingRequest[Any], now: float) -> HttpCall:
         """A call that begins now. Nothing is sent, and no intent is claimed yet."""
-        host = self._hosts.of(wire.host, now)
-        options, block = wire.options, current_block()
+        host = self._hosts.of(request.host, now)
+        options, block = request.options, current_block()
         deadline_s = attempts_max = attempt_s = None
         if (around := current_options()) is not None:
             options = {**around, **options}
@@ -69,34 +76,34 @@ class CallFactory:
             deadline_s, attempts_max = options.get("deadline_s"), options.get("attempts_max")
             attempt_s = options.get("attempt_s")
             if options.get("stream"):
-                wire.streams = True
+                request.streams = True
             if (hedge_s := options.get("hedge_s")) is not None:
-                _hedge(wire, host, hedge_s)
+                _hedge(request, host, hedge_s)
             if deadline_s is not None or attempts_max is not None or attempt_s is not None:
-                checked(wire, "deadline_s", deadline_s, least=0)
-                checked(wire, "attempts_max", attempts_max, least=1)
-                checked(wire, "attempt_s", attempt_s, least=0)
-        idempotent = wire.method in IDEMPOTENT_METHODS
-        if block is not None and wire.method in SAFE_METHODS:
+                check_option(request, "deadline_s", deadline_s, least=0)
+                check_option(request, "attempts_max", attempts_max, least=1)
+                check_option(request, "attempt_s", attempt_s, least=0)
+        idempotent = request.method in IDEMPOTENT_METHODS
+        if block is not None and request.method in SAFE_METHODS:
             block = None
-        # What is idempotent by itself needs no key, and nobody looks for one.
-        key = None if idempotent and block is None else wire.header(KEY_HEADER)
-        generates = not idempotent and self._key_hosts.covers(wire.host)
+        # What is idempotent by itself needs no key, so none is looked for.
+        key = None if idempotent and block is None else request.header(KEY_HEADER)
+        generates = not idempotent and self._key_hosts.covers(request.host)
         keyed = generates or key is not None or block is not None
         again = (keyed or idempotent) and (attempts_max or host.policy.attempts_max) > 1
-        if (again or block is not None) and not wire.replayable():
+        if (again or block is not None) and not request.replayable():
             why = (
                 "so the request cannot be retried" if again else "so it cannot be compared with what its key stands for"
             )
             raise BodyNotReplayable(
-                f"the body of {target(wire)} can be sent only once, {why}: pass bytes, or say attempts_max=1 for this "
-                "request and make it outside of onefold.call() and onefold.intent()"
+                f"the body of {target(request)} can be sent only once, {why}: pass bytes, or say attempts_max=1 for "
+                "this request and make it outside of onefold.call() and onefold.intent()"
             )
         until, inherited = now + (host.policy.deadline_s if deadline_s is None else deadline_s), deadlines.current()
         if inherited is not None and inherited < until:
             until = inherited
-        attempts = Attempts(host, until, wire.method, keyed, attempts_max)
-        call = HttpCall(wire, host, attempts, self.store, self._listener, now)
+        attempts = Attempts(host, until, request.method, keyed, attempts_max)
+        call = HttpCall(request, host, attempts, self.store, self._listener, now)
         # The deadline is told with every write, and by readers who set one. A reader who set none says nothing at
         # first: that header would be most of what the call costs.
         call.tells_deadline = not idempotent or deadline_s is not None or inherited is not None
@@ -108,33 +115,33 @@ class CallFactory:
         call.quoted = self._quoted
         call.block, call.key = block, key
         if not idempotent or block is not None:
-            self._name(call, wire, generates)
+            self._name(call, request, generates)
         return call
 
-    def _name(self, call: HttpCall, wire: Wire[Any], generates: bool) -> None:
+    def _name(self, call: HttpCall, request: OutgoingRequest[Any], generates: bool) -> None:
         """Give it a key of its own, unless its block has one, or it follows a redirect and had one before."""
         call.generates = generates
-        if (before := moved()) is not None:
-            remember_move(None)
-            if before.method == wire.method and before.place == place(wire.address()):
-                call.moved = before
-        if generates and call.key is None and call.block is None and call.moved is None:
+        if (before := pending_redirect()) is not None:
+            remember_redirect(None)
+            if before.method == request.method and before.url == normalize_url(request.address()):
+                call.redirect = before
+        if generates and call.key is None and call.block is None and call.redirect is None:
             call.name(new_id(wall_ms()))
 
 
-def _hedge(wire: Wire[Any], host: Host, after_s: Any) -> None:
+def _hedge(request: OutgoingRequest[Any], host: Host, after_s: Any) -> None:
     """What only reads may be asked twice at once. Everything else is not, also where its block says so."""
-    checked(wire, "hedge_s", after_s, least=0)
-    hedge: Any = getattr(wire, "hedge", None)
+    check_option(request, "hedge_s", after_s, least=0)
+    hedge: Any = getattr(request, "hedge", None)
     if hedge is None:
         raise ConfigurationError(
-            f"hedge_s={after_s!r} of {target(wire)}: this client cannot send a second attempt beside the first, only "
-            "httpx.AsyncClient can. Around a coroutine function every client can be hedged: "
+            f"hedge_s={after_s!r} of {target(request)}: this client cannot send a second attempt beside the first, "
+            "only httpx.AsyncClient can. Around a coroutine function every client can be hedged: "
             "Retrying.calls(..., hedge_s=...)"
         )
-    if wire.method in SAFE_METHODS:
+    if request.method in SAFE_METHODS:
         hedge(after_s, host)
 
 
-def _remade(remake: Callable[[], CallFactory]) -> CallFactory:
+def _remake_factory(remake: Callable[[], HttpCallFactory]) -> HttpCallFactory:
     return remake()

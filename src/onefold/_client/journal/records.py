@@ -11,13 +11,13 @@ INTENT_CHARS_MAX: Final = 255
 TARGET_CHARS_MAX: Final = 2000
 REASON_CHARS_MAX: Final = 500
 FINGERPRINT_BYTES: Final = range(16, 33)
-#: Of an intent that was claimed before anybody knew what would be asked.
+#: Of an intent that was claimed before the request was known.
 NOT_ASKED_YET: Final = bytes(16)
 LISTED_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ClaimedKey:
     """What a call's key came to."""
 
     key: str
@@ -26,7 +26,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """An intent's row, as a claim finds it."""
 
     key: str
@@ -34,7 +34,7 @@ class Entry:
     target: str
     age_s: float
     status: int | None
-    """What the server finally answered; None: nobody knows."""
+    """What the server finally answered; None: it did not, or its answer was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class IntentView:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class IntentCounts:
     """How many intents there are. Counting stops at a limit: then there are at least so many."""
 
     unresolved: int
@@ -67,7 +67,7 @@ class Summary:
     cut: bool
 
 
-def checked_intent(intent: str) -> str:
+def check_intent(intent: str) -> str:
     """The name, if a person can read it in a list and type it."""
     if not isinstance(intent, str):
         raise IntentInvalid(f"an intent is a text, not {type(intent).__name__}: {intent!r}")
@@ -81,7 +81,7 @@ def checked_intent(intent: str) -> str:
     return intent
 
 
-def checked_fingerprint(fingerprint: bytes) -> bytes:
+def check_fingerprint(fingerprint: bytes) -> bytes:
     """The hash, if it is long enough to tell calls apart."""
     if len(fingerprint) not in FINGERPRINT_BYTES:
         raise ProgrammerError(
@@ -91,7 +91,7 @@ def checked_fingerprint(fingerprint: bytes) -> bytes:
     return bytes(fingerprint)
 
 
-def checked_limit(limit: int) -> int:
+def check_limit(limit: int) -> int:
     if not 1 <= limit <= LISTED_MAX:
         raise ConfigurationError(f"limit={limit} must be between 1 and {LISTED_MAX}")
     return limit

@@ -1,8 +1,8 @@
 """Whether a request that has waited in a queue is still worth serving.
 
 A queue that empties now and then only smooths a burst; one that never does is overload, and serving it in order means
-to serve everybody too late. So (CoDel) what counts is the shortest wait within an interval: while even that is above
-the target, requests that waited more than twice the target are shed, and the others are served in time.
+to serve every request too late. So (CoDel) what counts is the shortest wait within an interval: while even that is
+above the target, requests that waited more than twice the target are shed, and the others are served in time.
 
 The target follows the service: a few milliseconds are right for work of a millisecond, and would shed work of a tenth
 of a second at an ordinary load. It is the median of the recent latencies, within bounds; the interval is ten of them.
@@ -23,7 +23,7 @@ from threading import Lock
 
 from onefold._policy.ranges import require
 
-SLOUGH = 2
+SHED_TARGETS = 2
 """So many targets a request may have waited during overload."""
 
 
@@ -50,7 +50,7 @@ STANDARD_CONFIG = SheddingConfig()
 
 
 class Shedder:
-    """One queue's judge."""
+    """Decides which requests of one queue to shed."""
 
     def __init__(self, config: SheddingConfig = STANDARD_CONFIG) -> None:
         self._config = config
@@ -78,11 +78,11 @@ class Shedder:
                 self._judge(arrived_at=now - waited_s)
                 self._begin(now)
             self._shortest_s = min(self._shortest_s, waited_s)
-            return not (self._overloaded and waited_s > SLOUGH * self._target_s)
+            return not (self._overloaded and waited_s > SHED_TARGETS * self._target_s)
 
     def _judge(self, *, arrived_at: float) -> None:
         if arrived_at >= self._ends_at + self._interval_s:
-            self._overloaded = False  # the first to leave since then came so late: nobody was waiting
+            self._overloaded = False  # the first to leave since then came so late: the queue was empty
         elif self._shortest_s > self._target_s:
             self._overloaded = True
         elif self._shortest_s <= self._target_s / 2:
