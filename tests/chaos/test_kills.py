@@ -65,7 +65,8 @@ class Campaign:
             f"{dict(self.findings.told)}"
         )
         assert not self.findings.wrong
-        assert not never_struck(self.counted, self.struck)
+        # A delivery is kept when handling it takes long, which a slow machine decides: no run can be asked for it.
+        assert not [at for at in never_struck(self.counted, self.struck) if at.verb != "keep"]
         # An idle look more or less is a crossing more or less.
         assert len(self.struck) > 0.8 * len(self.chosen)
         assert self.findings.told["Duplicate"], "nothing was delivered twice: the kills did not bite"
