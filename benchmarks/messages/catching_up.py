@@ -30,8 +30,8 @@ from benchmarks.messages.places import (
 )
 from onefold import AsyncOnefold
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import Event, Handled, Parked
 from onefold._kernel.transaction import Transaction
+from onefold.telemetry import Event, Handled, Parked
 
 #: Catching up is at least so many times as fast as what arrives can be.
 FLOOR: Final = 5.0

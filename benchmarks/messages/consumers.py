@@ -29,8 +29,8 @@ from benchmarks.messages.places import (
 from onefold import AsyncOnefold
 from onefold._inbox.consumer import Order
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import Event, Handled
 from onefold._kernel.transaction import Transaction
+from onefold.telemetry import Event, Handled
 
 FLOOR: Final = 5.0
 BATCH: Final = 100

@@ -23,8 +23,8 @@ from benchmarks.messages.comparison import Grounds, Outcome, Timed, timed_outcom
 from benchmarks.messages.places import ORDER, SOURCE, TOPIC, fresh_place, uniform
 from benchmarks.messages.relay_process import relay_process
 from onefold import AsyncOnefold
-from onefold._kernel.telemetry import BucketsHeld, Event
 from onefold.brokers.nats import NatsBroker
+from onefold.telemetry import BucketsHeld, Event
 
 CEILING_MS: Final = 5.0
 WARM_UP: Final = 5

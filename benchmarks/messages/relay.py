@@ -35,8 +35,8 @@ from benchmarks.messages.places import (
     uniform,
 )
 from onefold import AsyncOnefold
-from onefold._kernel.telemetry import BucketsHeld, Event, Relayed
 from onefold.brokers.nats import NatsBroker
+from onefold.telemetry import BucketsHeld, Event, Relayed
 
 FLOOR: Final = 4.0
 BATCH: Final = 100

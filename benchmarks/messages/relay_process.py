@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from onefold._kernel.telemetry import BucketsHeld, Event
 from onefold._worker.relay import Relay
 from onefold.brokers.nats import NatsBroker
 from onefold.db._connect import async_database
+from onefold.telemetry import BucketsHeld, Event
 
 _ROOT: Final = Path(__file__).parents[2]  # where `-m benchmarks...` is found
 

@@ -1,36 +1,30 @@
 """What happened, as values for a listener: `Onefold(listener=...)` and `Retrying(listener=...)` hand them over."""
 
-from onefold._kernel.telemetry import (
-    AttemptEnded,
-    BreakerMoved,
-    BucketsHeld,
-    CallEnded,
-    Claimed,
+from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
+from onefold._kernel.telemetry.consumer_events import (
     ConsumerPaused,
     ConsumerResumed,
     DeadLettered,
-    DestinationPaused,
-    DestinationResumed,
     Dropped,
     Duplicate,
-    Event,
     Failed,
-    Forgotten,
     Handled,
-    LimitMoved,
-    Listener,
     Parked,
-    Reaped,
     Redriven,
+)
+from onefold._kernel.telemetry.every_event import Event, Listener
+from onefold._kernel.telemetry.relay_events import (
+    BucketsHeld,
+    DestinationPaused,
+    DestinationResumed,
+    Forgotten,
     Relayed,
     RelayPaused,
     RelayResumed,
-    Released,
-    RetryPlanned,
     SetAside,
-    Settled,
-    Shed,
 )
+from onefold._kernel.telemetry.request_events import Claimed, Reaped, Released, Settled
+from onefold._kernel.telemetry.shedding_events import LimitMoved, Shed
 
 __all__ = [
     "AttemptEnded",

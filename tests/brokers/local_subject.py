@@ -13,8 +13,8 @@ from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
+from onefold.brokers._local_schema import MIGRATIONS
 from onefold.brokers.local import LocalBroker
-from onefold.brokers.local._schema import MIGRATIONS
 from onefold.brokers.local._sql import STATEMENTS
 from onefold.db._connect import async_database
 from onefold.db._migrations import migrate

@@ -21,12 +21,12 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Broker, Subscription
-from onefold._kernel.telemetry import Event, Handled, Relayed
 from onefold._outbox.claimed_rows import COLUMNS, read
 from onefold._outbox.relay_session import RelaySession, Sent
 from onefold._worker import consumer_worker
 from onefold._worker.relay import Relay
 from onefold.errors import MessageRefused
+from onefold.telemetry import Event, Handled, Relayed
 from tests.chaos.places import LEASE_S, Place, shop
 from tests.support.crash import Act, Crossing, Edge, kill_process, stop_process
 from tests.support.crash_brokers import BrokerBoundaries

@@ -20,7 +20,6 @@ from onefold._kernel.effects import Row, Statement
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase, Broker
-from onefold._kernel.telemetry import Listener
 from onefold._kernel.transaction import Transaction
 from onefold.brokers.kafka import KafkaBroker
 from onefold.brokers.local import LocalBroker
@@ -29,6 +28,7 @@ from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import async_sqlite
+from onefold.telemetry import Listener
 from tests.chaos.ledger_checks import Event, Written
 from tests.support.crash import Boundaries
 

@@ -17,11 +17,11 @@ import asyncpg
 import pytest
 
 from onefold import AsyncOnefold
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._inbox.consumer import Order
 from onefold._kernel.ports import AsyncDatabase
-from onefold._kernel.telemetry import Event
 from onefold.db._migrations import script
+from onefold.telemetry import Event
 from tests.chaos.ledger_checks import Written, violations
 from tests.chaos.places import (
     ARRIVALS,

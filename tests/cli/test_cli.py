@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._kernel.redaction import redact
 from tests.cli.commands import onefold
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from onefold._client.journal import Journal, make_private, prepare
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.location import make_private
+from onefold._client.journal.schema import prepare
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._connect import sync_database

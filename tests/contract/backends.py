@@ -25,7 +25,7 @@ from onefold import AsyncOnefold, Onefold, Request
 from onefold._http import asgi, wsgi
 from onefold._http.policy import Settings
 from onefold._idempotency.encryption import Sealer
-from onefold._kernel.telemetry import Event
+from onefold.telemetry import Event
 from tests.contract.frameworks import Rescued, flask_orders, starlette_orders
 from tests.contract.plans import Call, Desk, Plan, RequestGuard, driven
 from tests.contract.rows import POSTGRES, BackendName

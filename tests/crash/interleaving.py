@@ -15,10 +15,10 @@ from onefold._kernel.effects import Acquire, Call, Effect, Flow, Now, Release, S
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
-from onefold._kernel.telemetry import Claimed, Event, Settled
 from onefold._kernel.transaction import Transaction
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
+from onefold.telemetry import Claimed, Event, Settled
 from tests.crash.harness import guard_for
 from tests.crash.shop import (
     PAY,

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from onefold import AsyncOnefold
-from onefold._client.journal import Journal, counts, forget, intent_of, intents
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.queries import counts, forget, intent_of, intents
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
 from onefold._inbox import failed_messages, pausing, redrive, registry
@@ -22,7 +23,7 @@ from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
+from onefold._kernel.telemetry.consumer_events import InboxEvent
 from onefold._kernel.transaction import Transaction
 from onefold._outbox import status_report
 from onefold._outbox.relay_config import RelayConfig
@@ -34,6 +35,7 @@ from onefold._outbox.write import Outbox
 from onefold._worker import wakeup
 from onefold.brokers.local import LocalBroker
 from onefold.errors import StatementRefused
+from onefold.telemetry import DeadLettered, Failed
 from tests.inbox.backends import delivery, message
 
 Part = Callable[[AsyncDatabase[Any]], Awaitable[None]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
 from onefold.brokers.local import LocalBroker

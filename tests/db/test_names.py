@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._client.journal import schema as journal_schema
 from onefold._client.journal import sql as journal
 from onefold._idempotency.model import Answer, Ask

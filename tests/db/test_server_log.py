@@ -14,7 +14,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.model import Answer, Ask, Replay, Run
 from onefold._kernel.effects import Statement

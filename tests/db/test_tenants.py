@@ -15,7 +15,7 @@ from psycopg_pool import AsyncConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Transaction
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.model import Answer, Ask, Replay, Run
 from onefold._inbox.consumer import Consumer
@@ -23,13 +23,13 @@ from onefold._inbox.handling import Inbox
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.telemetry import Handled
 from onefold._outbox.write import Outbox
 from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase
 from onefold.errors import StatementRefused, StoreError
+from onefold.telemetry import Handled
 from onefold.testing.servers import PrivatePostgres
 from tests.db.roles import create_login
 from tests.inbox.backends import delivery, message

@@ -17,8 +17,8 @@ from fastapi import BackgroundTasks, FastAPI, HTTPException
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._http.fastapi import Tx
 from onefold._http.flask import current_transaction
-from onefold._kernel.telemetry import DeadLettered, Handled
 from onefold.errors import ConnectionLost, OnefoldError, ProgrammerError
+from onefold.telemetry import DeadLettered, Handled
 from tests.db.drivers import POSTGRES, POSTGRES_ASYNC, SQLITE, SQLITE_ASYNC
 from tests.http.stages import account_of, calling
 from tests.inbox.backends import Backend, message

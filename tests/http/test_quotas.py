@@ -18,11 +18,10 @@ from starlette.requests import Request as StarletteRequest
 from onefold import AsyncOnefold, Onefold
 from onefold._http.fastapi import Tx
 from onefold._http.flask import current_transaction
-from onefold._kernel.telemetry import Event
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConfigurationError, StoreUnavailable
 from onefold.policies import Quota
-from onefold.telemetry import Claimed
+from onefold.telemetry import Claimed, Event
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
 from tests.support.patience import PATIENCE_S
 

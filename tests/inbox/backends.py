@@ -22,7 +22,7 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.telemetry import InboxEvent
+from onefold._kernel.telemetry.consumer_events import InboxEvent
 from onefold._kernel.transaction import Transaction
 from onefold._outbox.schema import MIGRATIONS as OUTBOX
 from onefold._outbox.write import Outbox

@@ -12,9 +12,9 @@ from onefold._inbox.failed_messages import take, take_run
 from onefold._inbox.stored_message import FailedMessage, stored_from_delivery
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
 from onefold.errors import StoreError
+from onefold.telemetry import Duplicate, Failed, Handled, Parked
 from tests.inbox.backends import Backend, delivery, message
 from tests.inbox.test_crash import Killed, forget, kill
 from tests.support.crash import Act, Boundaries, lose_connection, never_struck, strikes

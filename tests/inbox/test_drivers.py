@@ -12,8 +12,8 @@ from onefold._inbox.redrive import Filter, cancel, list_audit, preview, redrive,
 from onefold._inbox.retention import reap
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import DeadLettered, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
+from onefold.telemetry import DeadLettered, Duplicate, Failed, Handled, Parked
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC, OpenAsync
 from tests.inbox.backends import Backend, create_tables, delivery, message
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import Duplicate, Handled
 from onefold._kernel.transaction import Transaction
+from onefold.telemetry import Duplicate, Handled
 from tests.inbox.backends import Backend, message
 from tests.support.collector import left_to_collector
 

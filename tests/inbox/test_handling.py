@@ -14,8 +14,8 @@ from onefold._inbox.handling import Inbox
 from onefold._inbox.stored_message import HISTORY_MAX, stored_from_delivery, stored_from_row
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import DeadLettered, Duplicate, Failed, Handled
 from onefold._kernel.transaction import Transaction
+from onefold.telemetry import DeadLettered, Duplicate, Failed, Handled
 from tests.inbox.backends import Backend, delivery, message
 from tests.support.patience import PATIENCE_S
 

@@ -15,8 +15,8 @@ from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.statements import Statements
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
+from onefold.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
 from tests.inbox.backends import EPOCH, Backend, message
 from tests.support.patience import PATIENCE_S
 

@@ -15,9 +15,9 @@ import sqlalchemy.exc
 from onefold._inbox.handling import Inbox
 from onefold._inbox.permanent_failures import check_classes, is_final
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import DeadLettered, Failed
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError, OnefoldError, StoreBusy
+from onefold.telemetry import DeadLettered, Failed
 from tests.inbox.backends import Backend, message
 
 

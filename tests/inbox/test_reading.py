@@ -11,9 +11,9 @@ from onefold._inbox.handling import Inbox
 from onefold._inbox.redrive import Filter, job_of, redrive
 from onefold._kernel.messages import Delivery, Message, Origin, key_text, received
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import DeadLettered, Duplicate, Failed, Handled
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
+from onefold.telemetry import DeadLettered, Duplicate, Failed, Handled
 from tests.inbox.backends import EPOCH, Backend, delivery, message
 
 ORIGIN = Origin(broker="nats", subject="shop.order.placed", topic="order.placed", id="shop/7")

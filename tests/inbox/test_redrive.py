@@ -21,9 +21,9 @@ from onefold._inbox.redrive import (
     redrive,
 )
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import Handled, Redriven
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
+from onefold.telemetry import Handled, Redriven
 from tests.inbox.backends import Backend, message
 
 

@@ -17,9 +17,9 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import Duplicate, Failed, Handled, Parked
 from onefold._kernel.transaction import Transaction
 from onefold.errors import OnefoldError
+from onefold.telemetry import Duplicate, Failed, Handled, Parked
 from tests.inbox.backends import Backend, delivery, message
 
 EU, US, JP = "/shop/eu", "/shop/us", "/shop/jp"

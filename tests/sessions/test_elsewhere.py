@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from onefold import AsyncOnefold, Message, Onefold
 from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, RequestSession, SessionTx
 from onefold._http.flask import current_session
-from onefold._kernel.telemetry import DeadLettered, Handled
 from onefold.db.sqlalchemy import tx_of
 from onefold.errors import ConfigurationError, ProgrammerError
+from onefold.telemetry import DeadLettered, Handled
 from tests.http.stages import calling
 from tests.sessions.stages import KINDS, Order, Stage, settle, staged
 from tests.support.collector import left_to_collector

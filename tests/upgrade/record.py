@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 
 from onefold import Keyring, Onefold, Request
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold._kernel.executors import ThreadExecutor
 from onefold.db._migrations import script

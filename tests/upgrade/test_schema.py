@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from onefold import Onefold, single_principal
-from onefold._app import MIGRATIONS, migrations
+from onefold._app import migrations
+from onefold._app.migrations import MIGRATIONS
 from onefold._client.journal import schema as journal
 from onefold._idempotency import schema as idempotency
 from onefold._inbox import schema as inbox
@@ -16,8 +17,8 @@ from onefold._kernel.effects import Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox
-from onefold.brokers._endpoints import schema as endpoints
-from onefold.brokers.local import _schema as local
+from onefold.brokers import _endpoint_schema as endpoints
+from onefold.brokers import _local_schema as local
 from onefold.db._connect import sync_database
 from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused

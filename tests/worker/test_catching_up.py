@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from onefold import Depends
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import Handled, Parked
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
+from onefold.telemetry import Handled, Parked
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 

@@ -17,13 +17,13 @@ from onefold._inbox.consumer import Consumer
 from onefold._kernel.effects import Boundary
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, DeadLettered, Handled
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.db._threaded import ThreadedDatabase, off_loop_handle
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.errors import ConfigurationError
+from onefold.telemetry import ConsumerPaused, ConsumerResumed, DeadLettered, Handled
 from onefold.testing.servers import PrivatePostgres
 from tests.inbox.backends import Backend, create_tables, message, sqlite_backend
 from tests.worker.consuming import MemoryBroker, running, until

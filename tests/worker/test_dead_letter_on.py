@@ -12,11 +12,10 @@ from faststream.nats import JStream, NatsBroker, TestNatsBroker
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.stored_message import FailedMessage
-from onefold._kernel.telemetry import DeadLettered
 from onefold._worker.faststream import handled_once
 from onefold.brokers import Delivery
 from onefold.errors import ConfigurationError, OnefoldError
-from onefold.telemetry import Event
+from onefold.telemetry import DeadLettered, Event
 from tests.worker.consuming import until
 
 

@@ -15,8 +15,7 @@ import pytest
 from onefold import AsyncOnefold, Depends, Message, Onefold, Transaction
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.handler_call import NotCommitted
-from onefold._kernel.telemetry import Handled
-from onefold.telemetry import Event
+from onefold.telemetry import Event, Handled
 from onefold.testing.memory_broker import AsyncMemoryBroker
 from onefold.testing.memory_broker import MemoryBroker as ThreadsBroker
 from tests.inbox.backends import Backend, message

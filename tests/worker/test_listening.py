@@ -29,8 +29,8 @@ from onefold._worker import relay, wakeup
 from onefold._worker.wakeup import CHANNEL, listening
 from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers import local
+from onefold.brokers._local_schema import MIGRATIONS
 from onefold.brokers.local import LocalBroker
-from onefold.brokers.local._schema import MIGRATIONS
 from onefold.db._connect import async_database
 from onefold.db._migrations import migrate
 from tests.outbox.test_write import void

@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._kernel.ports import Broker
-from onefold._kernel.telemetry import Duplicate, Event, Handled, Relayed
 from onefold.brokers._connect import broker_of
 from onefold.brokers.local import LocalBroker
 from onefold.errors import ConfigurationError, OnefoldError
+from onefold.telemetry import Duplicate, Event, Handled, Relayed
 from tests.outbox.test_write import Stage, void
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import until

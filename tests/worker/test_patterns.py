@@ -15,7 +15,6 @@ from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.registry import RunningProcess, judge
 from onefold._kernel.ports import Broker
-from onefold._kernel.telemetry import DeadLettered, Event, Failed, Handled
 from onefold._outbox.status_report import report
 from onefold._worker import membership
 from onefold.brokers.kafka import KafkaBroker
@@ -23,6 +22,7 @@ from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker
 from onefold.errors import ConfigurationError, MessageInvalid
+from onefold.telemetry import DeadLettered, Event, Failed, Handled
 from onefold.testing.memory_broker import AsyncMemoryBroker
 from tests.worker.consuming import MemoryBroker, until
 from tests.worker.test_membership import Place, place

@@ -14,11 +14,11 @@ from onefold import AsyncOnefold, Onefold
 from onefold._inbox.pausing import pause, pauses, resume
 from onefold._inbox.registry import list_processes
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed
 from onefold._kernel.transaction import Transaction
 from onefold._worker import pause_gate
 from onefold._worker.consumer_admin import remove, survey
 from onefold.errors import ConfigurationError, ConsumerActive
+from onefold.telemetry import ConsumerPaused, ConsumerResumed
 from tests.inbox.backends import Backend, message
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, running, until

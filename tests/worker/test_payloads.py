@@ -16,10 +16,9 @@ from typing_extensions import TypedDict
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._inbox.handling import Inbox
-from onefold._kernel.telemetry import DeadLettered, Handled
 from onefold._worker.payloads import PydanticPayload
 from onefold.errors import ConfigurationError
-from onefold.telemetry import Event
+from onefold.telemetry import DeadLettered, Event, Handled
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import until
 

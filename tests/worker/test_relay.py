@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 
 from onefold._kernel.messages import Confirm, Message
-from onefold._kernel.telemetry import BucketsHeld, Event, Forgotten, Relayed, RelayPaused, RelayResumed, SetAside
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.destinations import PROBE_ROWS
 from onefold._worker import relay as module
@@ -23,6 +22,7 @@ from onefold.brokers.nats import NatsBroker
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
+from onefold.telemetry import BucketsHeld, Event, Forgotten, Relayed, RelayPaused, RelayResumed, SetAside
 from onefold.testing.servers import PrivateNats, PrivatePostgres
 from tests.outbox.relaying import ScriptedBroker, Stage, opened
 from tests.support.patience import PATIENCE_S

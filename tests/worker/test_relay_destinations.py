@@ -8,9 +8,9 @@ import nats as nats_client
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from onefold._kernel.telemetry import DestinationPaused, DestinationResumed, Event, SetAside
 from onefold.brokers.nats import NatsBroker
 from onefold.errors import BrokerUnavailable, MessageRefused
+from onefold.telemetry import DestinationPaused, DestinationResumed, Event, SetAside
 from onefold.testing.servers import PrivateNats
 from tests.outbox.relaying import Stage, opened
 from tests.worker.consuming import until

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import aio_pika
 import pytest
 
-from onefold._kernel.telemetry import DestinationPaused, DestinationResumed, Event, SetAside
 from onefold.brokers.rabbitmq import RabbitBroker
+from onefold.telemetry import DestinationPaused, DestinationResumed, Event, SetAside
 from onefold.testing.servers import PrivateRabbitmq
 from tests.outbox.relaying import Stage, opened
 from tests.support.patience import PATIENCE_S

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from onefold._kernel.messages import Confirm, Message
-from onefold._kernel.telemetry import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
 from onefold._worker import relay
 from onefold.errors import BrokerError, BrokerUnavailable, ConnectionLost
+from onefold.telemetry import DestinationPaused, DestinationResumed, Event, RelayPaused, RelayResumed
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
 from tests.worker.consuming import until
 from tests.worker.test_relay import running

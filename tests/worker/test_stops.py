@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import Handled
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConfigurationError
+from onefold.telemetry import Handled
 from tests.inbox.backends import Backend, message
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, running, until

@@ -15,7 +15,6 @@ import pytest
 
 from onefold._inbox.consumer import Consumer
 from onefold._kernel.messages import Delivery, Message
-from onefold._kernel.telemetry import DeadLettered, Failed, Handled
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.consumer_worker import ConsumerWorker
@@ -23,6 +22,7 @@ from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConfigurationError
+from onefold.telemetry import DeadLettered, Failed, Handled
 from tests.inbox.backends import Backend, message, sqlite_backend
 from tests.support.patience import PATIENCE_S
 from tests.worker.consuming import MemoryBroker, MemorySubscription, running, until

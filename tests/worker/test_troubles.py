@@ -10,12 +10,12 @@ import pytest
 
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Event, Handled
 from onefold._kernel.transaction import Transaction
 from onefold._worker import consumer_worker, failed_message_loop
 from onefold._worker.consumer_health import QUIET_S, ConsumerHealth
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.errors import ConnectionLost, StoreError
+from onefold.telemetry import ConsumerPaused, ConsumerResumed, Event, Handled
 from tests.inbox.backends import Backend, message
 from tests.worker.consuming import MemoryBroker, running, until
 

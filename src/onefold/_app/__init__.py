@@ -9,18 +9,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
-from onefold._app.migrations import MIGRATIONS
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi
 from onefold._http.install_checks import leave_in
 from onefold._http.policy import Policy
 from onefold._http.reaper import reap_again_and_again, reap_or_log
-from onefold._http.routes import routes_of
 from onefold._idempotency.retention import reap
-from onefold._inbox.pausing import pause, resume
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block
 from onefold._kernel.effects import Flow
@@ -28,20 +25,20 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.telemetry import Reaped
+from onefold._kernel.telemetry.request_events import Reaped
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
-from onefold._worker.embedded import as_task, on_a_thread
 from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import RelaySettings, check_relay_settings
 from onefold.db._connect import async_database, sync_database
-from onefold.db._migrations import migrate
-from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
 from onefold.errors import ConfigurationError
 
-__all__ = ["MIGRATIONS", "AsyncOnefold", "Onefold"]
+if TYPE_CHECKING:
+    from onefold.db._threaded import ThreadedDatabase
+
+__all__ = ["AsyncOnefold", "Onefold"]
 
 T = TypeVar("T")
 
@@ -74,10 +71,14 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
         """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        from onefold._http.routes import routes_of
+
         return self._layer.around_asgi(app, routes_of(routes), self._threaded())
 
     def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
         """Wrap a WSGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        from onefold._http.routes import routes_of
+
         return self._layer.around_wsgi(app, routes_of(routes), self._database)
 
     @thread_block("once.transaction()")
@@ -121,6 +122,9 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
+        from onefold._app.migrations import MIGRATIONS
+        from onefold.db._migrations import migrate
+
         return run(migrate(self._database.dialect, MIGRATIONS[self._database.dialect]), ThreadExecutor(self._database))
 
     def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
@@ -149,19 +153,27 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractContextManager[None]:
         """Publish what is in the outbox, on a thread, for as long as the block lasts."""
+        from onefold._worker.embedded import on_a_thread
+
         check_relay_settings(settings)
         return on_threads(on_a_thread(lambda stop, _: self.relay(stop, **settings), "relay"), "once.relaying()")
 
     def consuming(self, *, only: Collection[str] = ()) -> AbstractContextManager[None]:
         """Run the consumers, on a thread, for as long as the block lasts. It begins when they are subscribed."""
+        from onefold._worker.embedded import on_a_thread
+
         return on_threads(on_a_thread(self._consuming(only), "consumers", waits=True), "once.consuming()")
 
     def pause_consumer(self, name: str, *, actor: str) -> bool:
         """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        from onefold._inbox.pausing import pause
+
         return run(pause(self._database.dialect, name, actor), ThreadExecutor(self._database))
 
     def resume_consumer(self, name: str, *, actor: str) -> bool:
         """Have a consumer go on that was paused. False: it is not paused."""
+        from onefold._inbox.pausing import resume
+
         return run(resume(self._database.dialect, name, actor), ThreadExecutor(self._database))
 
     def close(self) -> None:
@@ -176,6 +188,8 @@ class Onefold(BaseOnefold[Database[Any]]):
         return self._threaded()
 
     def _threaded(self) -> ThreadedDatabase[Any, Any]:
+        from onefold.db._threaded import ThreadedDatabase, off_loop_handle, plain_handle
+
         waits = getattr(self._database, "handle_waits", False)
         return ThreadedDatabase(self._database, off_loop_handle if waits else plain_handle)
 
@@ -207,6 +221,8 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     def asgi(self, app: asgi.Application, routes: Mapping[str, Policy]) -> asgi.Application:
         """Wrap an ASGI application without a framework: `{"POST /payments": once.policy(required=True)}`."""
+        from onefold._http.routes import routes_of
+
         return self._layer.around_asgi(app, routes_of(routes), self._database)
 
     def wsgi(self, app: wsgi.Application, routes: Mapping[str, Policy]) -> wsgi.Application:
@@ -254,6 +270,9 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     async def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
+        from onefold._app.migrations import MIGRATIONS
+        from onefold.db._migrations import migrate
+
         flow = migrate(self._database.dialect, MIGRATIONS[self._database.dialect])
         return await run_async(flow, TaskExecutor(self._database))
 
@@ -276,19 +295,27 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     def relaying(self, **settings: Unpack[RelaySettings]) -> AbstractAsyncContextManager[None]:
         """Publish what is in the outbox, as a task, for as long as the block lasts."""
+        from onefold._worker.embedded import as_task
+
         check_relay_settings(settings)
         return on_tasks(as_task(lambda stop, _: self.relay(stop, **settings), "relay"), "once.relaying()")
 
     def consuming(self, *, only: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
         """Run the consumers, as tasks, for as long as the block lasts. It begins when they are subscribed."""
+        from onefold._worker.embedded import as_task
+
         return on_tasks(as_task(self._consuming(only), "consumers", waits=True), "once.consuming()")
 
     async def pause_consumer(self, name: str, *, actor: str) -> bool:
         """Have a consumer receive nothing, in all its processes, until it is resumed. False: it is paused already."""
+        from onefold._inbox.pausing import pause
+
         return await run_async(pause(self._database.dialect, name, actor), TaskExecutor(self._database))
 
     async def resume_consumer(self, name: str, *, actor: str) -> bool:
         """Have a consumer go on that was paused. False: it is not paused."""
+        from onefold._inbox.pausing import resume
+
         return await run_async(resume(self._database.dialect, name, actor), TaskExecutor(self._database))
 
     async def close(self) -> None:

@@ -15,12 +15,9 @@ from urllib.parse import urlsplit
 
 from onefold._inbox.consumer import Consumer
 from onefold._kernel.topics import MORE, ONE, is_pattern
-from onefold._outbox.event_checks import check_topic
 from onefold._outbox.schedules import Recurring
-from onefold._outbox.write import Outbox
 from onefold._worker.payloads import PydanticPayload, schemas_of
 from onefold.brokers._connect import BrokerGiven
-from onefold.errors import ConfigurationError
 
 VERSION: Final = "3.0.0"
 
@@ -37,37 +34,13 @@ class Published:
     description: str
 
 
-class Described:
-    """The part of an app that says what it sends and receives."""
-
-    _outbox: Outbox
-    _broker: BrokerGiven | None
-    _consumers: list[Consumer]
-    _published: list[Published]
-    _recurring: list[Recurring]
-
-    def publishes(self, topic: str, payload: object = None, *, description: str = "") -> None:
-        """Say that this application publishes events on a topic, and of which type their data is: for `asyncapi`, and
-        for who reads the code. What is published is not held against it."""
-        check_topic(topic)
-        if any(each.topic == topic for each in self._published):
-            raise ConfigurationError(f"once.publishes({topic!r}) is said twice; one topic has one type of data")
-        read = None if payload is None else PydanticPayload(payload)
-        self._published.append(Published(topic=topic, payload=read, description=description))
-
-    def asyncapi(self, *, title: str | None = None, version: str = "1.0.0") -> dict[str, Any]:
-        """An AsyncAPI 3 document: what the consumers receive, what `publishes` says, recurring events, and the schemas
-        of the data."""
-        named = title or self._outbox.source or type(self).__name__
-        return describe(self._consumers, self._sent(), self._broker, named, version)
-
-    def _sent(self) -> list[Published]:
-        """What was said, and the recurring events of which nothing was."""
-        sent = {each.topic: each for each in self._published}
-        for each in self._recurring:
-            topic = each.make_event("", 0).topic
-            sent.setdefault(topic, Published(topic=topic, payload=None, description=f"Recurring: {each.rule}."))
-        return list(sent.values())
+def sent(published: Sequence[Published], recurring: Sequence[Recurring]) -> list[Published]:
+    """What was said, and the recurring events of which nothing was."""
+    found = {each.topic: each for each in published}
+    for each in recurring:
+        topic = each.make_event("", 0).topic
+        found.setdefault(topic, Published(topic=topic, payload=None, description=f"Recurring: {each.rule}."))
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,46 +6,44 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Never, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 
-from onefold._app.asyncapi_document import Described
-from onefold._app.migrations import migrate_embedded
+from onefold._app.described import Described, show_given
 from onefold._app.recurring_events import RecurringEvents
 from onefold._http.guarded_request import current_request
 from onefold._http.install import Layer
 from onefold._http.policy import Authorize, Policy, Principal, Settings
 from onefold._http.reaper import EVERY_S
-from onefold._http.shedding import Shedding
 from onefold._idempotency.encryption import Sealer
-from onefold._inbox.consumer import Consumer, Order
-from onefold._inbox.handler_transaction import handling
-from onefold._inbox.ledger_entry import LedgerEntry
+from onefold._inbox.current_transaction import handling
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
-from onefold._kernel.redaction import redact
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import Event, Listener, tell
+from onefold._kernel.telemetry import Listener, both
 from onefold._kernel.transaction import Transaction
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
-from onefold._outbox.status_report import retry_topics
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
-from onefold._worker.consumer_runner import ConsumerRunner
-from onefold._worker.embedded import Work
 from onefold._worker.ledger_reaper import LedgerReaper
-from onefold._worker.payloads import PydanticPayload
-from onefold._worker.relay import Relay
-from onefold._worker.wakeup import Notifier, ThreadNotifier, listening
+from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import ConsumerSettings, RelaySettings, select_consumers
 from onefold.brokers._connect import BrokerGiven, broker_of, check_broker, check_patterns
-from onefold.brokers.local import LocalBroker
-from onefold.brokers.local._sql import CHANNEL as DELIVERIES
+from onefold.db._connect import dialect_of
 from onefold.errors import ConfigurationError, ProgrammerError
+
+# What only some applications need is imported when they first need it: by methods.
+if TYPE_CHECKING:
+    from onefold._http.shedding import Shedding
+    from onefold._inbox.consumer import Consumer, Order
+    from onefold._inbox.ledger_entry import LedgerEntry
+    from onefold._worker.consumer_runner import ConsumerRunner
+    from onefold._worker.embedded import Work
+    from onefold._worker.relay import Relay
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -64,24 +62,12 @@ def _topics(given: object) -> Any:
     return tuple(given) if isinstance(given, Collection) and not isinstance(given, str | bytes) else (given,)
 
 
-def _both(first: Listener | None, second: Listener | None) -> Listener | None:
-    if first is None or second is None:
-        return first or second
+def _migrate_embedded(database: object) -> None:
+    """A SQLite file given by its path is ours to prepare. Servers are migrated on purpose: `onefold migrate`."""
+    if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
+        from onefold._app.migrations import migrate_embedded
 
-    def each(event: Event) -> None:
-        tell(first, event)
-        tell(second, event)
-
-    return each
-
-
-def show_given(database: object, source: str | None) -> str:
-    """What a Onefold was made with, without anything secret."""
-    if isinstance(database, str | Path):
-        given = repr(redact(str(database)))
-    else:
-        given = f"{type(database).__module__.partition('.')[0]}.{type(database).__qualname__}"
-    return given if source is None else f"{given}, source={source!r}"
+        migrate_embedded(database)
 
 
 class BaseOnefold(RecurringEvents, Described, Generic[D]):
@@ -128,7 +114,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         answers from before there was a `sealer`, for one retention: who can write the table can write such answers too.
         `reap_every_s`: how often, about, an ASGI application deletes what has expired; None: that is done elsewhere."""
         self._check_given(unknown, broker, listener)
-        migrate_embedded(database)
+        _migrate_embedded(database)
         self._database: D = self._open(database)
         self._outbox = Outbox(dialect=self._database.dialect, source=source, event_bytes_max=event_bytes_max)
         self._outbox.committed.extend(self._wakes())
@@ -186,7 +172,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         return f"{type(self).__name__}({self._shown})"
 
     def idempotent(self, *without_parentheses: Never, **settings: Unpack[Settings]) -> Callable[[F], F]:
-        """IdempotentHandler a handler: its requests happen once. Goes below the framework's own route decorator."""
+        """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
         if without_parentheses:
             raise ConfigurationError(
                 "@once.idempotent is missing its parentheses: write @once.idempotent(), or with settings, as in "
@@ -202,11 +188,13 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
     def consumer(
         self, name: str, *, topic: str | Sequence[str], order: Order = "none", **settings: Unpack[ConsumerSettings]
     ) -> Callable[[F], F]:
-        """IdempotentHandler the handler of a consumer, which handles each message of the topic (or topics) once:
-        `handler(message)`, `handler(message, tx)` or, with a second parameter of a SQLAlchemy session's type,
-        `handler(message, session)`. Its first parameter may be annotated with a type of data (`order: Order`, a
-        pydantic model), and others with `Annotated[T, Depends(function)]`. `name` is its identity, at the broker and in
-        the ledger."""
+        """Mark the handler of a consumer, which handles each message of the topic (or topics) once: `handler(message)`,
+        `handler(message, tx)` or, with a second parameter of a SQLAlchemy session's type, `handler(message, session)`.
+        Its first parameter may be annotated with a type of data (`order: Order`, a pydantic model), and others with
+        `Annotated[T, Depends(function)]`. `name` is its identity, at the broker and in the ledger."""
+        from onefold._inbox.consumer import Consumer
+        from onefold._worker.payloads import PydanticPayload
+
         refuse_unknown(settings, _CONSUMER_SETTINGS, f"consumer {name!r}")
         topics = _topics(topic)
         given: ConsumerSettings = {"isolation": self._isolation, **settings}
@@ -252,8 +240,10 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
     ) -> None:
         """Publish what is in the outbox until told to stop. `begun` gets the relay, to ask whether it lives; `listener`
         hears of it beside the application's own."""
+        from onefold._worker.relay import Relay
+
         database = self._for_workers()
-        heard_by = _both(self._layer.listener, listener)
+        heard_by = both(self._layer.listener, listener)
         timetable = self._timetable()
         sender, broker = self._notifier.sender, self._broker_for(database)
         relay = Relay(database, broker, sender=sender, listener=heard_by, timetable=timetable, **settings)
@@ -277,6 +267,11 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         """Run the consumers (or only those named) until told to stop. `begun` gets them, to ask whether they live;
         `subscribed` is called when they receive what is published from then on; `listener` hears of it beside the
         application's own."""
+        from onefold._worker.consumer_runner import ConsumerRunner
+        from onefold._worker.wakeup import listening
+        from onefold.brokers.local import LocalBroker
+        from onefold.brokers.local._sql import CHANNEL
+
         database = self._for_workers()
         broker = self._broker_for(database)
         consuming = ConsumerRunner(
@@ -284,13 +279,13 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             broker,
             select_consumers(self._consumers, only),
             transaction=self._new_transaction,
-            listener=_both(self._layer.listener, listener),
+            listener=both(self._layer.listener, listener),
         )
         if begun is not None:
             begun(consuming)
         if isinstance(broker, LocalBroker):
             news = broker.news
-            async with listening(database, news.set, channel=DELIVERIES, sender=news.sender, news=news):
+            async with listening(database, news.set, channel=CHANNEL, sender=news.sender, news=news):
                 await consuming.run(stop, subscribed)
         else:
             await consuming.run(stop, subscribed)
@@ -332,6 +327,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         dead_letter_on: tuple[type[Exception], ...],
         delivery: Delivery | None,
     ) -> LedgerEntry:
+        from onefold._inbox.ledger_entry import LedgerEntry
+
         return LedgerEntry(
             self._database.dialect,
             consumer,
@@ -390,6 +387,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             given = "local"
 
         async def retry_awaited(topics: Sequence[str]) -> None:
+            from onefold._outbox.status_report import retry_topics
+
             await run_async(retry_topics(database.dialect, topics), TaskExecutor(database))
 
         self._news.sender = self._notifier.sender

@@ -11,9 +11,9 @@ from onefold._inbox import schema as inbox_schema
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox_schema
-from onefold.brokers._endpoints import schema as endpoint_schema
-from onefold.brokers.local import _schema as local_schema
-from onefold.db._connect import dialect_of, file_of, sync_database
+from onefold.brokers import _endpoint_schema as endpoint_schema
+from onefold.brokers import _local_schema as local_schema
+from onefold.db._connect import file_of, sync_database
 from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError
 
@@ -36,17 +36,16 @@ def _collect_migrations(dialect: str) -> dict[int, tuple[str, ...]]:
 MIGRATIONS = {dialect: _collect_migrations(dialect) for dialect in ("postgres", "sqlite")}
 
 
-def migrate_embedded(database: object) -> None:
-    """A SQLite file given by its path is ours to prepare. Servers are migrated on purpose: `onefold migrate`."""
-    if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
-        own = sync_database(database)
-        try:
-            applied = run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadExecutor(own))
-        finally:
-            own.close()
-        if applied:
-            done = "created" if min(applied) == min(MIGRATIONS[own.dialect]) else "upgraded"
-            _log.info(
-                "SQLite file %r: onefold's tables were %s (versions %s)",
-                str(file_of(database)), done, ", ".join(map(str, applied)),
-            )  # fmt: skip
+def migrate_embedded(database: str | Path) -> None:
+    """Create or upgrade the tables of a SQLite file."""
+    own = sync_database(database)
+    try:
+        applied = run(migrate(own.dialect, MIGRATIONS[own.dialect]), ThreadExecutor(own))
+    finally:
+        own.close()
+    if applied:
+        done = "created" if min(applied) == min(MIGRATIONS[own.dialect]) else "upgraded"
+        _log.info(
+            "SQLite file %r: onefold's tables were %s (versions %s)",
+            str(file_of(database)), done, ", ".join(map(str, applied)),
+        )  # fmt: skip

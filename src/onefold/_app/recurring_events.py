@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from onefold._outbox.schedules import Recurring, Timetable
 from onefold._outbox.write import Outbox
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._outbox.schedules import Recurring, Timetable
 
 
 class RecurringEvents:
@@ -44,4 +47,6 @@ class RecurringEvents:
         """For one relay."""
         if not self._recurring:
             return None
+        from onefold._outbox.schedules import Timetable
+
         return Timetable(self._outbox.dialect, self._outbox.source or "", self._recurring)

@@ -12,7 +12,9 @@ import typer
 from onefold._cli.options import JSON, YES, confirm
 from onefold._cli.output import age, answer, harmless, moment, print_table
 from onefold._cli.session import Session, session
-from onefold._client.journal import IntentCounts, IntentView, counts, default_journal, forget, intent_of, intents
+from onefold._client.journal.location import default_journal
+from onefold._client.journal.queries import counts, forget, intent_of, intents
+from onefold._client.journal.records import IntentCounts, IntentView
 from onefold._kernel.redaction import redact
 from onefold.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from onefold._app import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS
 from onefold._cli.options import DATABASE
 from onefold._cli.session import open_session
 from onefold._kernel.redaction import redact

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold._kernel.redaction import redact
-from onefold._kernel.telemetry import Event
+from onefold._kernel.telemetry.every_event import Event
 from onefold.brokers._connect import BrokerGiven
 
 #: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.

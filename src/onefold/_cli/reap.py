@@ -13,7 +13,7 @@ from onefold._cli.options import DATABASE, require_database
 from onefold._cli.output import log_to_stderr
 from onefold._cli.times import seconds_of
 from onefold._idempotency.retention import pg_cron_job
-from onefold._kernel.telemetry import Reaped
+from onefold._kernel.telemetry.request_events import Reaped
 from onefold._outbox.debezium import forget_captured
 
 

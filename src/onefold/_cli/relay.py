@@ -16,7 +16,8 @@ from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
 from onefold._kernel.redaction import redact
-from onefold._kernel.telemetry import BucketsHeld, Event, Relayed, RelayPaused, RelayResumed
+from onefold._kernel.telemetry.every_event import Event
+from onefold._kernel.telemetry.relay_events import BucketsHeld, Relayed, RelayPaused, RelayResumed
 from onefold._outbox.schema import BUCKETS
 from onefold._outbox.status_report import Report, report
 from onefold._worker.relay import Relay

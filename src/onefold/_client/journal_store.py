@@ -1,6 +1,7 @@
 """Where a client's journal is kept: opened when the first intent is served, and not before.
 
-A client that serves no intents never touches a disk. What was given may serve threads, asyncio or (an address) both.
+A client that serves no intents never touches a disk, and does not import what serves them. What was given may serve
+threads, asyncio or (an address) both.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import asyncio
 from math import inf
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onefold._client.journal import Journal, default_journal, make_private, prepare
 from onefold._client.journal_connector import JournalConnector, acquire_async
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run
-from onefold.db._connect import async_database, check_usable, dialect_of, file_of, sync_database
-from onefold.db.sqlite import SqliteDatabase, async_sqlite
+
+if TYPE_CHECKING:
+    from onefold._client.journal.flow import Journal
 
 #: How long one try waits for the write lock of a file. A claim tries again until its deadline, which it can only look
 #: at in between.
@@ -29,6 +30,8 @@ class JournalStore:
 
     def __init__(self, given: object | None, *, retention_s: float) -> None:
         if given is not None:
+            from onefold.db._connect import check_usable
+
             check_usable(given, "journal")
         self._given = given
         self._retention_s = retention_s
@@ -44,6 +47,9 @@ class JournalStore:
     def journal(self) -> Journal:
         """The journal's flows, in the dialect of its database."""
         if self._journal is None:
+            from onefold._client.journal.flow import Journal
+            from onefold.db._connect import dialect_of
+
             self._journal = Journal(dialect_of(self._place()), retention_s=self._retention_s)
         return self._journal
 
@@ -51,24 +57,22 @@ class JournalStore:
         with self._lock:
             if self._sync is None:
                 self.make_ready()
-                file = self._file()
-                self._sync = (
-                    sync_database(self._place()) if file is None else SqliteDatabase(file, busy_timeout_s=BUSY_S)
-                )
+                self._sync = self._open_sync(self._file())
             return self._sync
 
     def async_database(self) -> AsyncDatabase[Any]:
         with self._lock:
             if self._async is None:
                 self.make_ready()
-                file = self._file()
-                self._async = (
-                    async_database(self._place()) if file is None else async_sqlite(file, busy_timeout_s=BUSY_S)
-                )
+                self._async = self._open_async(self._file())
             return self._async
 
     def make_ready(self) -> None:
         """Make the file and its table, where it is one. This waits for the disk: on asyncio, ask a thread to do it."""
+        from onefold._client.journal.location import make_private
+        from onefold._client.journal.schema import prepare
+        from onefold.db._connect import file_of, sync_database
+
         with self._lock:
             place = self._place()
             if not self.ready and isinstance(place, str | Path) and (file := file_of(place)) is not None:
@@ -94,13 +98,35 @@ class JournalStore:
 
     def _place(self) -> object:
         if self._given is None:
+            from onefold._client.journal.location import default_journal
+
             self._given = default_journal()
         return self._given
 
     def _file(self) -> Path | None:
         """The journal's file, where it is one that was named."""
+        from onefold.db._connect import file_of
+
         place = self._place()
         return file_of(place) if isinstance(place, str | Path) else None
+
+    def _open_sync(self, file: Path | None) -> Database[Any]:
+        if file is None:
+            from onefold.db._connect import sync_database
+
+            return sync_database(self._place())
+        from onefold.db.sqlite import SqliteDatabase
+
+        return SqliteDatabase(file, busy_timeout_s=BUSY_S)
+
+    def _open_async(self, file: Path | None) -> AsyncDatabase[Any]:
+        if file is None:
+            from onefold.db._connect import async_database
+
+            return async_database(self._place())
+        from onefold.db.sqlite import async_sqlite
+
+        return async_sqlite(file, busy_timeout_s=BUSY_S)
 
     def _is_ours(self) -> bool:
         return self._given is None or isinstance(self._given, str | Path)

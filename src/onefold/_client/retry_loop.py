@@ -20,7 +20,8 @@ from typing import Any, Final
 from onefold._client.call_report import CallReport, attach_to_error, moment
 from onefold._client.host_log import log_breaker, log_retry, log_success
 from onefold._kernel.effects import Call, Now, Sleep
-from onefold._kernel.telemetry import AttemptEnded, BreakerMoved, CallEnded, Listener, RetryPlanned, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold._policy.attempts import Attempts, Host
 from onefold._policy.outcome import Answered, Outcome
 from onefold._policy.retry import RetryAfter, Stop

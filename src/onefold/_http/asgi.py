@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onefold._http.background import AnswerReplaced, is_only_replaced, run_held_back
 from onefold._http.guarded_request import SESSIONS, GuardedRequest
@@ -21,13 +21,15 @@ from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import RequestGuard
-from onefold._http.status_pages import Pages
 from onefold._idempotency.retention import REAP_LIMIT, reap
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.timeouts import SharedTimer
 from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
+
+if TYPE_CHECKING:
+    from onefold._http.status_pages import Pages
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -32,7 +32,8 @@ from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
-from onefold._kernel.telemetry import Claimed, Outcome, Released, Settled, tell
+from onefold._kernel.telemetry import tell
+from onefold._kernel.telemetry.request_events import Claimed, Outcome, Released, Settled
 from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
 from onefold._policy.quota import QuotaSlot
 from onefold.errors import (

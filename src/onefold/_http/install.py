@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from onefold._http import asgi, wsgi
@@ -30,8 +30,6 @@ from onefold._http.request import Request
 from onefold._http.request_guard import RequestGuard
 from onefold._http.request_identity import Naming
 from onefold._http.session_needs import check_sessions
-from onefold._http.shedding import Shedding, shed_asgi, shed_wsgi
-from onefold._http.status_pages import Pages
 from onefold._http.stored_response import Reading
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.encryption import Sealer, peppers_of
@@ -43,6 +41,9 @@ from onefold._kernel.ports import AsyncDatabase, Database, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
 from onefold._policy.quota import Quota
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._http.shedding import Shedding
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -214,6 +215,8 @@ class Layer:
         if ready is None:
             self.check_app(app)
         if self._shedding is not None:  # inside: what is stored is replayed before a request is shed
+            from onefold._http.shedding import shed_asgi
+
             app = shed_asgi(app, self._shedding, listener=self.listener)
         return asgi.IdempotencyMiddleware(app, **self._parts(routes, framework, ready), database=database)
 
@@ -229,6 +232,8 @@ class Layer:
         if ready is None:
             self.check_app(app)
         if self._shedding is not None:
+            from onefold._http.shedding import shed_wsgi
+
             app = shed_wsgi(app, self._shedding, listener=self.listener)
         return wsgi.IdempotencyMiddleware(app, **self._parts(routes, framework, ready), database=database)
 
@@ -245,6 +250,8 @@ class Layer:
         guard = replace(self._guard, framework=framework, decorated=ready is not None)
         pages = None
         if self._pages is not None:
+            from onefold._http.status_pages import Pages
+
             pages = Pages(
                 guard=guard, operations=routes.operations, place=routes.place, base=self._pages, others=self._others
             )
@@ -266,14 +273,21 @@ def _are_bools(**switches: object) -> None:
 def _check_parts(pages: object, shedding: object, sealer: object) -> None:
     if pages is not None and not (isinstance(pages, str) and pages.startswith("/")):
         raise ConfigurationError(f"pages={pages!r} must be a path that starts with '/', or None for no pages")
-    if shedding is not None and not isinstance(shedding, Shedding):
-        raise ConfigurationError(
-            f"shedding={shedding!r} must be a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
-        )
+    if shedding is not None:
+        _check_shedding(shedding)
     if sealer is not None and not all(callable(getattr(sealer, name, None)) for name in ("seal", "unseal")):
         raise ConfigurationError(
             f"sealer of type {type(sealer).__qualname__} cannot seal and unseal; give a Keyring, as in "
             "sealer=onefold.Keyring({'2026': key}, write='2026')"
+        )
+
+
+def _check_shedding(shedding: object) -> None:
+    from onefold._http.shedding import Shedding
+
+    if not isinstance(shedding, Shedding):
+        raise ConfigurationError(
+            f"shedding={shedding!r} must be a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
         )
 
 

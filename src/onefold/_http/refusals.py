@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onefold._idempotency.model import Expired, InFlight, Mismatch
-from onefold._kernel.telemetry import Outcome
+from onefold._kernel.telemetry.request_events import Outcome
 from onefold.errors import KeyExpired, KeyInFlight, KeyReused, OnefoldError
 
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from io import BytesIO
 from itertools import chain
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onefold._http.guarded_request import SESSIONS, GuardedRequest
 from onefold._http.guarded_request import TRANSACTION as TRANSACTION  # where an application without a framework looks
@@ -16,11 +16,13 @@ from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Reaping
 from onefold._http.request import Headers, Request, Response
 from onefold._http.request_guard import RequestGuard
-from onefold._http.status_pages import Pages
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
 from onefold.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CallerError, ProgrammerError
+
+if TYPE_CHECKING:
+    from onefold._http.status_pages import Pages
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]

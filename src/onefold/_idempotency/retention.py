@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from onefold._idempotency.sql import postgres
 from onefold._idempotency.store import Store
-from onefold._kernel.telemetry import Listener, Reaped, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.request_events import Reaped
 from onefold._policy.ranges import require
 
 #: Rows in a batch, and batches in a turn.

@@ -24,7 +24,7 @@ from onefold._inbox.version_order import Early, Stand, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
-from onefold._kernel.telemetry import Duplicate, Handled, InboxEvent, Parked
+from onefold._kernel.telemetry.consumer_events import Duplicate, Handled, InboxEvent, Parked
 from onefold._kernel.transaction import Transaction
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, s
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
-from onefold._kernel.telemetry import DeadLettered, Listener, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import DeadLettered
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 

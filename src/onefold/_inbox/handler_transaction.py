@@ -10,10 +10,10 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any
 
 from onefold._inbox.consumer import Consumer
+from onefold._inbox.current_transaction import handling
 from onefold._inbox.handler_call import Closing, Invocation, Performs
 from onefold._inbox.sql.statements import Statements
 from onefold._kernel.checkout import rollback_and_release, with_connection
@@ -31,9 +31,6 @@ from onefold.errors import (
 )
 
 _log = logging.getLogger("onefold.consumer")
-
-#: The transaction of the handler that this task or thread is inside of.
-handling: ContextVar[Transaction[Any] | None] = ContextVar("onefold_handling", default=None)
 
 
 class HandlerTookTooLong(OnefoldError):

@@ -41,16 +41,15 @@ from onefold._kernel.checkout import checkout, rollback_and_release, with_connec
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
-from onefold._kernel.telemetry import (
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import (
     DeadLettered,
     Dropped,
     Duplicate,
     Failed,
     Handled,
     InboxEvent,
-    Listener,
     Parked,
-    tell,
 )
 from onefold._kernel.transaction import Transaction
 from onefold._policy.backoff import Draw

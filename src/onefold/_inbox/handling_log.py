@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
+from onefold._kernel.telemetry.consumer_events import DeadLettered, Failed, InboxEvent
 
 _log = logging.getLogger("onefold.consumer")
 

@@ -30,7 +30,8 @@ from onefold._kernel.effects import (
 )
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.messages import Delivery, Message
-from onefold._kernel.telemetry import DeadLettered, Listener, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import DeadLettered
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 

@@ -19,7 +19,8 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Value
 from onefold._kernel.ids import new_id
-from onefold._kernel.telemetry import Listener, Redriven, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import Redriven
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError, ProgrammerError
 

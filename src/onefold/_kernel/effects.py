@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from enum import Enum
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from onefold._kernel.messages import Confirm, Message
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._kernel.messages import Confirm, Message
+
+    Confirms: TypeAlias = Sequence[Confirm]
 
 T = TypeVar("T")
 
@@ -196,7 +200,7 @@ class Call(Effect[Any]):
         self.argument = function
 
 
-class Publish(Effect[Sequence[Confirm]]):
+class Publish(Effect["Confirms"]):
     """Hand messages to the broker, all at once; what became of each, in order. No transaction may be open."""
 
     __slots__ = ("argument",)

@@ -12,13 +12,15 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from onefold._kernel.effects import Flow, Row, Statement, Step
-from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold.errors import ProgrammerError, StoreError
+
+if TYPE_CHECKING:
+    from onefold._kernel.messages import Confirm, Message
 
 H = TypeVar("H")
 

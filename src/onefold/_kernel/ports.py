@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from onefold._kernel.effects import Row, Statement, Step
-from onefold._kernel.messages import Confirm, Delivery, Message
 
 if TYPE_CHECKING:
+    from onefold._kernel.messages import Confirm, Delivery, Message
     from onefold._kernel.transaction import Transaction
 
 H_co = TypeVar("H_co", covariant=True)

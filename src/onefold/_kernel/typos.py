@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 
 from onefold.errors import ConfigurationError
 
@@ -12,6 +11,8 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], of: str) -> Non
     """Raises ConfigurationError for the first name that is not known: `of` is what has the settings."""
     for name in given:
         if name not in known:
+            from difflib import get_close_matches
+
             close = sorted(each for each in known if each.startswith(name)) or get_close_matches(name, known, 1)
             meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
             raise ConfigurationError(f"{name!r} is no setting of {of}; {meant}")

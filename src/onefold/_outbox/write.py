@@ -53,6 +53,7 @@ class Outbox:
     def __post_init__(self) -> None:
         if self.source is not None:
             check_source(self.source)
+            STATEMENTS.get(self.dialect)  # made now, and not while the first request waits
         require("event_bytes_max", self.event_bytes_max, least=1, most=EVENT_BYTES_MAX, whole=True)
 
     def new_buffer(self) -> EventBuffer:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
-from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Listener, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import either
 from onefold.errors import BrokerUnavailable, StoreError

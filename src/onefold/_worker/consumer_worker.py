@@ -24,7 +24,9 @@ from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
-from onefold._kernel.telemetry import Event, Failed, Listener, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import Failed
+from onefold._kernel.telemetry.every_event import Event
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import Interrupted, cancel_task, either, join_tasks, resist
 from onefold._worker.consumer_health import ConsumerHealth

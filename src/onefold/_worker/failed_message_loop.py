@@ -16,7 +16,8 @@ from onefold._inbox.catching_up import put_back, run_in_one_go
 from onefold._inbox.failed_messages import give_up, next_due, take, take_run
 from onefold._inbox.handling import Inbox
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
-from onefold._kernel.telemetry import Duplicate, Handled, Listener
+from onefold._kernel.telemetry import Listener
+from onefold._kernel.telemetry.consumer_events import Duplicate, Handled
 from onefold._kernel.wakeup_signals import Signal
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import either, join_tasks

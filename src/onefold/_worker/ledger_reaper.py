@@ -11,12 +11,11 @@ import logging
 import time
 from typing import Final
 
-from onefold._inbox.consumer import DAY_S
-from onefold._inbox.retention import reap
 from onefold._kernel.effects import Flow
 from onefold._policy.ranges import require
 from onefold.errors import OnefoldError
 
+DAY_S: Final = 86_400.0
 RETENTION_S: Final = 7 * DAY_S
 EVERY_S: Final = 300.0
 
@@ -47,6 +46,8 @@ class LedgerReaper:
         return self._forget(consumer, retention_s)
 
     async def _forget(self, consumer: str, retention_s: float) -> None:
+        from onefold._inbox.retention import reap
+
         try:
             await reap(self._dialect, consumer, retention_s, limit=BATCH_ROWS, batches_max=BATCHES_MAX)
         except OnefoldError as error:  # the message is handled, whatever becomes of old rows

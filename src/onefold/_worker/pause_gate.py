@@ -20,7 +20,8 @@ from onefold._inbox.pausing import pauses
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import ConsumerPaused, ConsumerResumed, Listener, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import join_tasks, resist
 from onefold._worker.consumer_worker import ConsumerWorker

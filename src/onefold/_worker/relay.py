@@ -20,17 +20,16 @@ from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import (
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.relay_events import (
     BucketsHeld,
     DestinationPaused,
     DestinationResumed,
     Forgotten,
-    Listener,
     Relayed,
     RelayPaused,
     RelayResumed,
     SetAside,
-    tell,
 )
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.claimed_rows import DIED_OF

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from onefold._inbox.consumer import Consumer
 from onefold._kernel.effects import Isolation
 from onefold._kernel.messages import Delivery
 from onefold._kernel.typos import refuse_unknown
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._inbox.consumer import Consumer
 
 
 class RelaySettings(TypedDict, total=False):

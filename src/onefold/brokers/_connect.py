@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
 from onefold._kernel.wakeup_signals import News
-from onefold.brokers.local import LEASE_S, Awaited, LocalBroker
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold.brokers.local import Awaited
 
 #: "local", the address of a server, or a function that makes a broker with settings of its own.
 BrokerGiven: TypeAlias = str | Callable[[], Broker]
@@ -113,6 +114,8 @@ def _address(given: str) -> SplitResult:
         )
     is_local = given == "local" or given.startswith("local?")
     if not is_local and (scheme not in _ADAPTERS or "://" not in given):
+        from difflib import get_close_matches
+
         known = ", ".join(f"{name}://" for name in _ADAPTERS)
         close = get_close_matches(scheme, _ADAPTERS, 1)
         meant = f"did you mean {close[0]}://? " if close else ""
@@ -126,6 +129,8 @@ def _address(given: str) -> SplitResult:
 def _local(
     settings: dict[str, str], database: AsyncDatabase[Any], awaited: Awaited | None, news: News | None
 ) -> Broker:
+    from onefold.brokers.local import LEASE_S, LocalBroker
+
     try:
         lease_s = float(settings.pop("lease_s", LEASE_S))
     except ValueError as error:

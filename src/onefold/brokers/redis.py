@@ -33,9 +33,9 @@ from onefold.brokers._addresses import check_address
 from onefold.brokers._redis_group import DATA, RedisSubscription, is_final
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
-#: Below this version a server has no idempotent XADD. Valkey calls itself 7.2.4.
 __all__ = ["RedisBroker"]
 
+#: Below this version a server has no idempotent XADD. Valkey calls itself 7.2.4.
 _IDEMPOTENT_SINCE: Final = (8, 6)
 _TROUBLE: Final = (RedisError, OSError, TimeoutError)
 

@@ -21,18 +21,16 @@ from uuid import uuid4
 from onefold._app import AsyncOnefold, Onefold
 from onefold._inbox.handler_call import Invocation
 from onefold._inbox.handling import Inbox
-from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Confirm, Delivery, Message, write
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.telemetry import DeadLettered, Failed, InboxEvent
+from onefold._kernel.telemetry.consumer_events import DeadLettered, Failed, InboxEvent
 from onefold._outbox.event_checks import check_key, check_topic, serialise
-from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, release_due
 from onefold.errors import ConfigurationError, OnefoldError
+from onefold.testing._collecting import CollectingTaskExecutor, CollectingThreadExecutor, relay_all
 
-#: Handlers that publish to each other could go on for ever.
 __all__ = ["AsyncMemoryBroker", "MemoryBroker", "NotHandled"]
 
+#: Handlers that publish to each other could go on for ever.
 MESSAGES_MAX: Final = 10_000
 
 _BYTES_MAX: Final = 64 * 1024 * 1024
@@ -110,14 +108,7 @@ class _Broker:
         return self.events[before:]
 
     async def _relay(self) -> None:
-        """Take what is in the outbox, as a relay does."""
-        dialect = self._once._database.dialect
-        await release_due(dialect)
-        carrier = RelaySession(f"memory-{uuid4().hex}", dialect, RelayConfig(), random.random)
-        await carrier.enter()
-        while (await carrier.tick()).claimed:
-            pass
-        await carrier.leave()
+        await relay_all(self._once._database.dialect)
 
     async def _handle(self, message: Message, executor: Any) -> None:
         for inbox in self._inboxes.values():
@@ -169,7 +160,7 @@ class MemoryBroker(_Broker):
         return self._run([])
 
     def _run(self, first: Sequence[Message]) -> list[InboxEvent]:
-        executor = _CollectingThreadExecutor(self._once._database, self._collect)
+        executor = CollectingThreadExecutor(self._once._database, self._collect)
         return run(self._settle(executor, first), executor)
 
     def _awaited(self, answer: Coroutine[Any, Any, Any]) -> Any:
@@ -196,34 +187,8 @@ class AsyncMemoryBroker(_Broker):
         return await self._run([])
 
     async def _run(self, first: Sequence[Message]) -> list[InboxEvent]:
-        executor = _CollectingTaskExecutor(self._once._database, self._collect)
+        executor = CollectingTaskExecutor(self._once._database, self._collect)
         return await run_async(self._settle(executor, first), executor)
 
     def _awaited(self, answer: Coroutine[Any, Any, Any]) -> Any:
         return answer
-
-
-class _CollectingThreadExecutor(ThreadExecutor[Any]):
-    """An executor whose broker is a list."""
-
-    __slots__ = ("_collect",)
-
-    def __init__(self, database: Any, collect: Callable[[Sequence[Message]], Sequence[Confirm]]) -> None:
-        super().__init__(database)
-        self._collect = collect
-
-    def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        return self._collect(messages)
-
-
-class _CollectingTaskExecutor(TaskExecutor[Any]):
-    """The same, for asyncio."""
-
-    __slots__ = ("_collect",)
-
-    def __init__(self, database: Any, collect: Callable[[Sequence[Message]], Sequence[Confirm]]) -> None:
-        super().__init__(database)
-        self._collect = collect
-
-    async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        return self._collect(messages)

@@ -9,7 +9,7 @@ import pytest
 
 from onefold import Retrying
 from onefold._client.error_outcomes import On
-from onefold._kernel.telemetry import Event
+from onefold.telemetry import Event
 from onefold.testing.no_waiting import no_waiting
 
 #: Makes a call out of what it should do, time after time: raise what is an error, else return it. The last is repeated.

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from onefold import Retrying, RetryPolicy, deadline
-from onefold._kernel.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
 from onefold.clients import BreakerConfig, Reason, report_of
 from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
+from onefold.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
 from tests.client.calls.conftest import Script, Ways
 
 LAVISH = RetryPolicy(budget=None, breaker=None)

@@ -11,8 +11,8 @@ import pytest
 
 from onefold import Retrying, RetryPolicy
 from onefold._client.error_outcomes import ResultIf
-from onefold._kernel.telemetry import AttemptEnded, CallEnded, RetryPlanned
 from onefold.errors import ConfigurationError
+from onefold.telemetry import AttemptEnded, CallEnded, RetryPlanned
 from tests.client.calls.conftest import Script
 
 PATIENT = RetryPolicy(budget=None, breaker=None)

@@ -22,9 +22,9 @@ import httpx
 
 import onefold
 from onefold import RetryPolicy
-from onefold._kernel.telemetry import AttemptEnded, CallEnded
 from onefold.clients import report_of
 from onefold.errors import StoreBusy
+from onefold.telemetry import AttemptEnded, CallEnded
 
 #: How a customer names its payments. "fresh" and "none" are planted mistakes: a new key for every try, and none at all.
 Keys: TypeAlias = Literal["intents", "fresh", "none"]

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from onefold._app import Onefold
-from onefold._client.journal import prepare
+from onefold._client.journal.schema import prepare
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement
 from onefold._kernel.executors import ThreadExecutor

@@ -21,8 +21,8 @@ from typing import Any, Final
 import httpx
 
 import onefold
-from onefold._kernel.telemetry import AttemptEnded, CallEnded
 from onefold.clients import report_of
+from onefold.telemetry import AttemptEnded, CallEnded
 from tests.client.chaos.bank import figures
 from tests.support.patience import PATIENCE_S
 

@@ -12,7 +12,7 @@ import pytest
 from onefold import Retrying, RetryPolicy
 from onefold._client.call_executors import Waits
 from onefold._client.http_call_factory import HttpCallFactory
-from onefold._client.journal import ClaimedKey
+from onefold._client.journal.records import ClaimedKey
 from onefold._client.journal_store import JournalStore
 from onefold._client.key_hosts import KeyHosts
 from onefold._kernel.effects import Call, Now, Sleep

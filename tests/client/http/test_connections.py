@@ -21,7 +21,7 @@ from requests.adapters import HTTPAdapter
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._client.journal import Journal
+from onefold._client.journal.flow import Journal
 from onefold._kernel.effects import Call
 from onefold.clients import Reason, options, report_of
 from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer

@@ -14,7 +14,8 @@ import pytest
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._client.journal import IntentView, intents
+from onefold._client.journal.queries import intents
+from onefold._client.journal.records import IntentView
 from onefold._client.journal_store import JournalStore
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run

@@ -16,10 +16,9 @@ import pytest
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._kernel.telemetry import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold.clients import BreakerConfig, Reason, options, report_of
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.telemetry import Event
+from onefold.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
 from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer, Stall, Trickle
 from tests.client.http.clients import Kind, only
 

@@ -12,7 +12,7 @@ import pytest
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._client.journal import counts
+from onefold._client.journal.queries import counts
 from onefold._client.outgoing_request import UNSIZED_BYTES_MAX
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run

@@ -11,7 +11,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._client.journal import ClaimedKey, IntentView, Journal, intents, prepare
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.queries import intents
+from onefold._client.journal.records import ClaimedKey, IntentView
+from onefold._client.journal.schema import prepare
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import TaskExecutor

@@ -12,7 +12,8 @@ import sys
 from contextlib import closing
 from math import inf
 
-from onefold._client.journal import ClaimedKey, Journal
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.records import ClaimedKey
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch
 from onefold._kernel.executors import ThreadExecutor

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from onefold._client.journal import ClaimedKey, Journal, forget
-from onefold._client.journal.flow import SWEEP_EVERY, SWEEP_ROWS
+from onefold._client.journal.flow import SWEEP_EVERY, SWEEP_ROWS, Journal
+from onefold._client.journal.queries import forget
+from onefold._client.journal.records import ClaimedKey
 from onefold._kernel.ids import uuid7_ms
 from onefold.errors import ConfigurationError, IntentExpired, IntentInvalid, IntentReused, ProgrammerError
 from tests.client.journal.backends import DAY_S, HASH, PAY, TARGET, Backend

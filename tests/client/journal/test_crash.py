@@ -10,7 +10,8 @@ from math import inf
 
 import pytest
 
-from onefold._client.journal import ClaimedKey, Journal
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.records import ClaimedKey
 from onefold._kernel.effects import Discard
 from onefold.errors import StoreError
 from tests.client.journal.backends import HASH, PAY, TARGET, Backend

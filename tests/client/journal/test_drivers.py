@@ -11,7 +11,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._client.journal import ClaimedKey, counts, forget, prepare
+from onefold._client.journal.queries import counts, forget
+from onefold._client.journal.records import ClaimedKey
+from onefold._client.journal.schema import prepare
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement

@@ -9,7 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from onefold._client.journal import Journal, prepare
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.schema import prepare
 from onefold._kernel.effects import Boundary, Statement, Step
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onefold._client.journal import ClaimedKey, Journal
-from onefold._client.journal.flow import BUSY_S_MAX, CLAIM_S_MAX
+from onefold._client.journal.flow import BUSY_S_MAX, CLAIM_S_MAX, Journal
+from onefold._client.journal.records import ClaimedKey
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Effect, Fetch, Now, Release
 from onefold.errors import ConnectionLost, IntentReused, StoreBusy

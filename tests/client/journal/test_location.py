@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold._client.journal import default_journal, make_private
+from onefold._client.journal.location import default_journal, make_private
 from onefold.errors import ConfigurationError
 
 

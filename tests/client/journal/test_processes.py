@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from onefold._client.journal import prepare
+from onefold._client.journal.schema import prepare
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._connect import sync_database

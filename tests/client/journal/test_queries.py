@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from onefold._app import MIGRATIONS as ALL
-from onefold._client.journal import IntentCounts, Journal, counts, forget, intent_of, intents, prepare
-from onefold._client.journal.schema import MIGRATIONS
+from onefold._app.migrations import MIGRATIONS as ALL
+from onefold._client.journal.flow import Journal
+from onefold._client.journal.queries import counts, forget, intent_of, intents
+from onefold._client.journal.records import IntentCounts
+from onefold._client.journal.schema import MIGRATIONS, prepare
 from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import ThreadExecutor

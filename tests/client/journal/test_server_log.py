@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from onefold._app import MIGRATIONS
-from onefold._client.journal import Journal
+from onefold._app.migrations import MIGRATIONS
+from onefold._client.journal.flow import Journal
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
 from onefold.db._migrations import migrate

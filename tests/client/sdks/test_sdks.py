@@ -14,8 +14,8 @@ import stripe
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold._kernel.telemetry import RetryPlanned
 from onefold.errors import ConfigurationError
+from onefold.telemetry import RetryPlanned
 from onefold.testing.no_waiting import no_waiting
 from onefold.testing.scripted_server import Answer, Reset, ScriptedServer, Stall
 from tests.client.http.test_keys import keys, noted

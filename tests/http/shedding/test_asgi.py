@@ -15,10 +15,10 @@ from onefold import Request
 from onefold._http.asgi import Receive, Send
 from onefold._http.shedding.admission_controller import AdmissionController
 from onefold._http.shedding.asgi import SheddingMiddleware
-from onefold._kernel.telemetry import Event, LimitMoved, Shed
 from onefold._policy.limiter import LimiterConfig, Sample
 from onefold.errors import ProgrammerError
 from onefold.shedding import Shedding, shed_asgi
+from onefold.telemetry import Event, LimitMoved, Shed
 from tests.http.shedding.stages import Caller, Clock, Noted, Works, ask, asking, scope_of, settled
 from tests.support.patience import PATIENCE_S
 

@@ -17,8 +17,8 @@ from starlette.responses import StreamingResponse
 
 from onefold import AsyncOnefold, single_principal
 from onefold._kernel import deadlines
-from onefold._kernel.telemetry import Event, Shed
 from onefold.shedding import Shedding, shed_asgi, shed_wsgi
+from onefold.telemetry import Event, Shed
 from tests.http.shedding.stages import Works, ask, asking
 from tests.support.patience import PATIENCE_S
 

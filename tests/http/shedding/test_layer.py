@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from onefold import AsyncOnefold, Onefold
 from onefold._http.policy import Settings
 from onefold._kernel import deadlines
-from onefold._kernel.telemetry import Claimed, Released, Shed
 from onefold.shedding import Shedding, shed_asgi, shed_wsgi
+from onefold.telemetry import Claimed, Released, Shed
 from onefold.testing.servers import PrivatePostgres
 from tests.contract.backends import CONNECTIONS_MAX, AsgiBackend, Backend, WsgiBackend
 from tests.contract.plans import Plan, RequestGuard

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import uvicorn
 
-from onefold._kernel.telemetry import Event, Shed
 from onefold.shedding import Shedding, shed_asgi
+from onefold.telemetry import Event, Shed
 from tests.http.shedding.stages import Works, reached, settled
 from tests.support.patience import PATIENCE_S
 

@@ -14,9 +14,9 @@ from onefold._http.shedding.admission_controller import AdmissionController
 from onefold._http.shedding.wsgi import SheddingMiddleware
 from onefold._http.wsgi import Environ, StartResponse
 from onefold._kernel import deadlines
-from onefold._kernel.telemetry import Event, Shed
 from onefold._policy.limiter import LimiterConfig
 from onefold.shedding import Shedding, shed_wsgi
+from onefold.telemetry import Event, Shed
 from tests.http.shedding.stages import Clock, Noted, ThreadWorks, ask_thread, asking_threads, until
 from tests.support.patience import PATIENCE_S
 

@@ -16,7 +16,8 @@ from onefold._http.problems import problem
 from onefold._http.request import Request, Response
 from onefold._http.shedding.admission_queue import AdmissionQueue, Ticket, Verdict
 from onefold._http.shedding.settings import LEVELS, Shedding
-from onefold._kernel.telemetry import LimitMoved, Listener, Shed, ShedReason, tell
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.shedding_events import LimitMoved, Shed, ShedReason
 from onefold._policy.limiter import Limiter
 from onefold._policy.shedder import Shedder
 from onefold.errors import CallerError, DeadlinePassed, Overloaded, ProgrammerError, TooManyRequests

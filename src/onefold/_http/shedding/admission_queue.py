@@ -24,7 +24,7 @@ from math import inf
 from threading import Lock
 from typing import Literal, TypeAlias
 
-from onefold._kernel.telemetry import ShedReason
+from onefold._kernel.telemetry.shedding_events import ShedReason
 from onefold._policy.limiter import Limiter
 from onefold._policy.shedder import Shedder
 

@@ -1,9 +1,19 @@
 """The inbox statements: one set, and what each dialect says differently."""
 
-from __future__ import annotations
-
-from onefold._inbox.sql.postgres import Postgres
-from onefold._inbox.sql.sqlite import Sqlite
 from onefold._inbox.sql.statements import Statements
+from onefold._kernel.per_dialect import PerDialect
 
-STATEMENTS: dict[str, Statements] = {"postgres": Statements(Postgres()), "sqlite": Statements(Sqlite())}
+
+def _postgres() -> Statements:
+    from onefold._inbox.sql.postgres import Postgres
+
+    return Statements(Postgres())
+
+
+def _sqlite() -> Statements:
+    from onefold._inbox.sql.sqlite import Sqlite
+
+    return Statements(Sqlite())
+
+
+STATEMENTS = PerDialect(postgres=_postgres, sqlite=_sqlite)

@@ -1,7 +1,25 @@
 """The outbox statements, one set per dialect."""
 
-from onefold._outbox.sql.postgres import Postgres
-from onefold._outbox.sql.sqlite import Sqlite
-from onefold._outbox.sql.statements import Statements
+from __future__ import annotations
 
-STATEMENTS: dict[str, Statements] = {"postgres": Postgres(), "sqlite": Sqlite()}
+from typing import TYPE_CHECKING
+
+from onefold._kernel.per_dialect import PerDialect
+
+if TYPE_CHECKING:
+    from onefold._outbox.sql.statements import Statements
+
+
+def _postgres() -> Statements:
+    from onefold._outbox.sql.postgres import Postgres
+
+    return Postgres()
+
+
+def _sqlite() -> Statements:
+    from onefold._outbox.sql.sqlite import Sqlite
+
+    return Sqlite()
+
+
+STATEMENTS = PerDialect(postgres=_postgres, sqlite=_sqlite)

@@ -1,0 +1,10 @@
+"""The transaction of the handler that this task or thread is inside of."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from onefold._kernel.transaction import Transaction
+
+handling: ContextVar[Transaction[Any] | None] = ContextVar("onefold_handling", default=None)

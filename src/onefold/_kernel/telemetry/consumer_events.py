@@ -1,0 +1,88 @@
+"""What became of messages, and of those that consume them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A message was handled: its rows, its events and its ledger row are committed."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A message was delivered that this consumer has handled, or keeps as a failed message."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A later version of its key was handled before, and the consumer wants the latest only."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A message waits for an earlier version of its key."""
+
+    consumer: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A handler failed, for the `failed`th time with this message; it is tried again."""
+
+    consumer: str
+    topic: str
+    reason: str
+    failed: int
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A message is not tried again until a person says so."""
+
+    consumer: str
+    topic: str
+    reason: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """Dead failed messages are being tried again, because `actor` said so."""
+
+    consumer: str
+    actor: str
+    failed_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPaused:
+    """The broker or the database cannot be reached, or an operator has paused the consumer (`reason` says which):
+    nothing is handled until ConsumerResumed. Told once."""
+
+    consumer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerResumed:
+    """What had paused the consumer is over."""
+
+    consumer: str
+
+
+InboxEvent: TypeAlias = Handled | Duplicate | Dropped | Parked | Failed | DeadLettered
+ConsumerEvent: TypeAlias = InboxEvent | Redriven | ConsumerPaused | ConsumerResumed
