@@ -30,7 +30,7 @@ READY := $(VENV)/.ready
 FOLDERS := $(wildcard src tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check bench coverage soak rabbitmq clean
+.PHONY: help setup demo test quick check types bench coverage soak rabbitmq clean
 
 define HELP
 make demo     a shop of three services, its crashes and its retries, live, on one SQLite file;
@@ -38,6 +38,7 @@ make demo     a shop of three services, its crashes and its retries, live, on on
 make test     the static checks, then the tests
 make quick    two minutes of tests for every save: no server but SQLite and one Postgres
 make check    the static checks only
+make types    mypy and pyright, both strict, on a program of a user; pyright needs node
 make bench    the benchmarks; BENCH_ARGS="..." is passed on
 make coverage the tests, and what they do not reach
 make soak     the long tests that `make test` leaves out
@@ -70,6 +71,9 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(FOLDERS)
 	$(BIN)/lint-imports --no-logo
+
+types: $(READY)
+	$(BIN)/python -m pytest -m soak tests/packaging/test_types.py $(PYTEST_ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)

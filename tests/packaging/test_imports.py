@@ -22,7 +22,7 @@ BY_USE = (
     "onefold._outbox.schedules",
     "onefold._outbox.sql.postgres",
     "onefold._outbox.sql.sqlite",
-    "onefold._worker.consumers",
+    "onefold._worker.consumer_runner",
     "onefold._worker.relay",
     "onefold.brokers.local",
     "onefold.db.sqlite",

@@ -57,8 +57,11 @@ MODULES: Final = (
     "onefold.testing.fault_proxy",
     "onefold.testing.memory_broker",
     "onefold.testing.no_waiting",
+    "onefold.testing.outbox",
+    "onefold.testing.pytest_plugin",
     "onefold.testing.scripted_server",
     "onefold.testing.servers",
+    "onefold.testing.time_travel",
 )
 
 _WIDTH = 120
