@@ -104,6 +104,21 @@ class Finding:
         return f"{self.path}:{self.line}: {self.message}"
 
 
+# Words
+
+#: Who is meant? A thread, a task, a process, a client, a user: the reader has to know.
+_RIDDLE = re.compile(r"\b(?:nobody|somebody|anybody|whoever|who knows)\b", re.IGNORECASE)
+#: The account of that name.
+_USER = re.compile(r"(?:user |`|\"|^\s+|\()(nobody)\b")
+
+
+def riddles(source: Source) -> Iterator[Finding]:
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        found = _RIDDLE.search(line)
+        if found is not None and "nobody" not in _USER.findall(line):
+            yield source.finding(number, f"{found.group()!r}: name the thread, task, process, client or user")
+
+
 # Size
 
 

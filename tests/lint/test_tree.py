@@ -70,6 +70,10 @@ def _tool(command: str) -> str:
     return " ".join(re.findall(r"^ruff \w+|^[\w-]+", command))
 
 
+def test_texts_name_who_is_meant() -> None:
+    assert not findings(checks.riddles, modules())
+
+
 def test_no_module_is_too_long_to_read() -> None:
     assert not findings(checks.long_file, modules())
 
@@ -170,6 +174,7 @@ CONTROLS = {
         good="import fastapi\n",
         good_path="_http/fastapi.py",
     ),
+    "nobody": Control(check=checks.riddles, bad="# nobody waits\n", good='pwd.getpwnam("nobody")\n'),
     "cryptography": Control(
         check=checks.foreign_imports,
         path="_idempotency/flow.py",

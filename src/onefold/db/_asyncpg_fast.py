@@ -123,7 +123,7 @@ class FastPool(FairPool):
         self.prepares = True
 
     def at_hand(self) -> Any:
-        """A connection that nobody waits for, if the pool has one that is ready; else None."""
+        """A connection that no task waits for, if the pool has one that is ready; else None."""
         pool = self.pool
         idle = pool._queue._queue
         if self._line or not idle:
@@ -177,12 +177,12 @@ class FastPool(FairPool):
     def renew(self, proxy: Any) -> Any:
         holder, connection = proxy._holder, proxy._con
         connection._pool_release_ctr += 1  # cursors and prepared statements that were made with it are void
-        proxy._detach()  # whoever still has it can do nothing with it
+        proxy._detach()  # a handler that kept it can do nothing with it
         holder._proxy = PoolConnectionProxy(holder, connection)
         return holder._proxy
 
     def put_back(self, proxy: Any) -> bool:
-        """Give such a connection to the pool. True: somebody waits there, and has to be let run to take it."""
+        """Give such a connection to the pool. True: a task waits there, and has to be let run to take it."""
         holder = proxy._holder
         waited_for = bool(self.pool._queue._getters)
         proxy._con._pool_release_ctr += 1
@@ -241,7 +241,7 @@ class FastConnection:
     @property
     def executed(self) -> bool:
         """Whether the handler has had anything executed: what it forgets to await is not even sent."""
-        protocol = self._connection._protocol  # None once it is closed: then nobody can tell
+        protocol = self._connection._protocol  # None once it is closed: then it cannot be told
         counts = protocol is None or protocol.queries_count != self._sent
         return self._executed or counts or self._session.copies != self._copies
 
@@ -275,7 +275,8 @@ class FastConnection:
             self._pure = True
         protocol = connection._protocol
         if ends and protocol is not None and protocol.queries_count != self._sent:
-            # A task that the handler left behind was quicker than we are: it is at it now, in nobody's transaction.
+            # A task that the handler left behind was quicker than we are: it uses the connection now, outside of any
+            # transaction.
             self._broken = True
         return row_count(status) if isinstance(last, Statement) else 0
 
@@ -364,8 +365,8 @@ class FastConnection:
     async def discard(self) -> None:
         connection = self._connection
         if not connection.is_closed() and connection._protocol._is_cancelling():
-            # Whoever is cancelled here stops waiting. The connection goes all the same, or its place in the pool would
-            # be lost: nobody else knows of it any more.
+            # A task that is cancelled here stops waiting. The connection goes all the same, or its place in the pool
+            # would be lost: nothing else refers to it any more.
             await asyncio.shield(begin_in_background(self._terminate(cancelling=True)))
         else:
             await self._terminate()

@@ -1,10 +1,10 @@
 """First come, first served: who waits for a connection of an asyncpg pool, and how it passes from hand to hand.
 
-asyncpg's pool is not fair. A connection that was given back is taken by whoever runs next; the waiter that was woken
-for it finds nothing and goes to the end of the queue, so that on a small and busy pool some requests wait for seconds.
-Here those who wait stand in line, and what is released passes to the first of them directly. Every so often it goes
-back to the pool all the same, for the pool's other users and its housekeeping. And where the pool has nothing to wait
-for, what it would do in several tasks and timers is done here in one step.
+asyncpg's pool is not fair. A connection that was given back is taken by the task that runs next; the waiter that was
+woken for it finds nothing and goes to the end of the queue, so that on a small and busy pool some requests wait for
+seconds. Here those who wait stand in line, and what is released passes to the first of them directly. Every so often it
+goes back to the pool all the same, for the pool's other users and its housekeeping. And where the pool has nothing to
+wait for, what it would do in several tasks and timers is done here in one step.
 
 How a connection is taken and passed on without the pool has no public names: `_asyncpg_fast` knows those.
 """
@@ -56,16 +56,16 @@ class FairPool:
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._return(turn.result())  # it came at the moment we were cancelled
-            self._stop_asking_for_nobody()
+            self._stop_unneeded_request()
             raise
 
     def pass_on(self, proxy: Any) -> bool:
-        """Give a connection that may be kept to the first in line. False: nobody waits."""
+        """Give a connection that may be kept to the first in line. False: no task waits."""
         turn = self._first() if self._line else None
         if turn is None:
             return False
         turn.set_result(self.renew(proxy))
-        self._stop_asking_for_nobody()
+        self._stop_unneeded_request()
         return True
 
     def has_idle(self) -> bool:
@@ -105,7 +105,7 @@ class FairPool:
         return None
 
     def _dismiss(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell those whose patience is over. Under load the timer is set all the time, and rarely finds anybody."""
+        """Tell those whose patience is over. Under load the timer is set all the time, and rarely finds a waiter."""
         now = loop.time()
         while self._line and (self._line[0][0].done() or self._line[0][1] <= now):
             turn, _ = self._line.popleft()
@@ -117,7 +117,7 @@ class FairPool:
         if not (self.may_keep(proxy) and self.pass_on(proxy)):
             in_background(self.pool.release(proxy))
 
-    def _stop_asking_for_nobody(self) -> None:
+    def _stop_unneeded_request(self) -> None:
         while self._line and self._line[0][0].done():
             del self._line[0]
         if not self._line:

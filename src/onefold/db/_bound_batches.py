@@ -1,9 +1,9 @@
 """Batches whose values travel beside the text, in one round trip: messages of Postgres's extended protocol.
 
 A server that refuses a statement, or a COMMIT, writes the statement to its log. Values that stand in the text would be
-there to be read: answers, events, keys. Bound ones are not (log_parameter_max_length_on_error is 0 unless someone asks
-for more). So a batch that commits is sent as Bind and Execute for each of its steps, and one Sync at the end: the first
-error makes the server skip the rest, COMMIT included.
+there to be read: answers, events, keys. Bound ones are not (log_parameter_max_length_on_error is 0 unless an
+administrator asks for more). So a batch that commits is sent as Bind and Execute for each of its steps, and one Sync at
+the end: the first error makes the server skip the rest, COMMIT included.
 """
 
 from __future__ import annotations

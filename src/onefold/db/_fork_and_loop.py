@@ -72,7 +72,7 @@ class PerLoop(Generic[T]):
         return self._add(loop) if found is None else found
 
     def take(self) -> list[T]:
-        """The running loop's, if it has one, to be ended by whoever calls: it is made anew when it is asked for again.
+        """The running loop's, if it has one, to be ended by the caller: it is made anew when it is asked for again.
         Those of closed loops are dropped."""
         self._drop_closed()
         found = self._made.pop(asyncio.get_running_loop(), None)

@@ -2,8 +2,9 @@
 
 A handler may leave a thread behind, or be one whose request was cancelled: it goes on with what it was executing.
 sqlite3 and libpq crash the process when their connection is closed under it, because they free what it uses next. So
-whoever closes a connection has that thread leave early, and waits for it. One that does not leave (SQLite has called a
-function of the application's that does not return) is waited for on a thread of our own: no request hangs for it.
+the thread that closes a connection has that one leave early, and waits for it. One that does not leave (SQLite has
+called a function of the application's that does not return) is waited for on a thread of our own: no request hangs for
+it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def close_when_left(
     has_left: Callable[[float], bool], wake: Callable[[], object], close: Callable[[], object], *, driver: str
 ) -> None:
     """Close a connection that no thread enters any more, when none is inside. `has_left` waits for that for some
-    seconds and says whether it is so; `wake` interrupts whoever is inside."""
+    seconds and says whether it is so; `wake` interrupts the thread inside."""
     for _ in range(TIMES):
         if has_left(0.0):
             close()
@@ -91,7 +92,7 @@ def close_when_left(
 
 
 def close_unlocked(lock: Lock, wake: Callable[[], object], close: Callable[[], object], *, driver: str) -> None:
-    """The same where whoever is inside holds a lock."""
+    """Close a connection whose threads inside hold a lock."""
     close_when_left(lambda seconds: is_free(lock, seconds), wake, close, driver=driver)
 
 
@@ -105,7 +106,7 @@ def _close_later(has_left: Callable[[float], bool], wake: Callable[[], object], 
 
 
 def hang_up(driver: Any) -> None:
-    """Have whoever waits for the server's answer get the end of the stream. The descriptor stays open: another
+    """Have threads that wait for the server's answer get the end of the stream. The descriptor stays open: another
     connection would be given its number, and that thread, or task, would wait on it."""
     if (terminate := getattr(driver, "terminate", None)) is not None:  # asyncpg: its loop closes it when that is safe
         terminate()

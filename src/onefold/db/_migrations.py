@@ -1,4 +1,4 @@
-"""Numbered migrations, for any feature: each runs once, whoever starts first, and none runs half.
+"""Numbered migrations, for any feature: each runs once, in the process that starts first, and none runs half.
 
 Theory of operation. What is applied is first looked up without a lock: nearly always there is nothing to do. Else
 one transaction takes the lock that all who migrate compete for, looks again, and applies what is missing. Both
@@ -20,7 +20,7 @@ from onefold._kernel.pg_catalog import qualified
 
 Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
 
-#: Whoever migrates holds this advisory lock until COMMIT. Any number will do, if it is always the same.
+#: The process that migrates holds this advisory lock until COMMIT. Any number will do, if it is always the same.
 _LOCK_ID = 6_018_373_285_120_474_113
 
 #: Not to_regclass: in a session that has asked before, it may still say no after the lock was waited for.

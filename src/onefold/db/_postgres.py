@@ -32,7 +32,7 @@ from onefold.errors import (
     UniqueViolated,
 )
 
-#: Nobody else has a savepoint of this name: where it is gone, so is the transaction that we began.
+#: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
 SAVEPOINT = f"onefold_{token_hex(4)}"
 
 #: The levels of transactions that are not as chosen.

@@ -80,7 +80,7 @@ class HandedOut(Generic[C]):
         return left_inside("psycopg", waited_s, steps)
 
     def void(self) -> None:
-        """From now on, whoever still has the handle can do nothing with it, but to finish what is under way."""
+        """From now on code that kept the handle can do nothing with it, but to finish what is under way."""
         self.waits.over = True
         pgconn = self.connection.pgconn
         pgconn.notice_handler, pgconn.notify_handler = self._before

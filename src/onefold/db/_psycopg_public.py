@@ -246,7 +246,7 @@ def _with_names(sql: str, schema: str | None) -> str:
 
 
 def begin_of(connection: AnyConnection) -> str:
-    """As psycopg would begin: whoever made the connection may have set its level."""
+    """As psycopg would begin: the application may have set the level of the connection."""
     level = connection.isolation_level
     return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
 

@@ -1,6 +1,6 @@
 """Work that cancellation must not stop half-way: taking a connection from a pool, and giving it back.
 
-Whoever awaits it is cancelled at once; the work itself goes on to its end, and what it brings, which nobody waits
+The task that awaits it is cancelled at once; the work itself goes on to its end, and its result, which no task waits
 for any more, is disposed of.
 """
 
@@ -32,7 +32,7 @@ class Shielded:
             raise
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait for those that nobody else waits for, but not for ever."""
+        """Wait for the abandoned ones, but not for ever."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while self._under_way and loop.time() < deadline:
@@ -47,7 +47,7 @@ class Shielded:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: if nobody waits any more, nobody can act on it
+            task.exception()  # retrieved: of an abandoned task no other code would, and asyncio would complain
 
 
 async def _disposed(task: asyncio.Task[T], on_abandoned: Callable[[T], Coroutine[Any, Any, None]]) -> None:

@@ -66,7 +66,7 @@ class ConnectionThread:
         return self._begun == self.done
 
     def hand(self, errand: Callable[[], None]) -> None:
-        """To be done, whether or not anybody waits for it. It must not raise."""
+        """To be done, whether or not a task waits for it. It must not raise."""
         if not self._started:
             self._started = True
             # A daemon: what it has not committed when the process ends rolls back, as after a crash.
@@ -74,7 +74,7 @@ class ConnectionThread:
         self._errands.put(errand)
 
     def run(self, function: Callable[[], T], *, on_abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """What the function answers, to be awaited. `on_abandoned` gets it instead, on a thread, when nobody listens
+        """What the function answers, to be awaited. `on_abandoned` gets it instead, on a thread, when no task waits
         any more: the wait was cancelled, or its loop is closed."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -122,7 +122,7 @@ def _tell(
 def _answer(answer: asyncio.Future[T], result: T, on_abandoned: Callable[[T], None] | None) -> None:
     if not answer.cancelled():
         answer.set_result(result)
-    elif on_abandoned is not None:  # not on its own thread: that has ended, or serves somebody else by now
+    elif on_abandoned is not None:  # not on its own thread: that has ended, or serves another request by now
         threading.Thread(target=on_abandoned, args=(result,), name="onefold-unheard", daemon=True).start()
 
 
@@ -217,7 +217,7 @@ class ThreadedDatabase(Generic[H, A]):
         try:
             connection = self._at_hand()
             if connection is None:
-                # A cancelled wait may be given its connection later, when nobody listens any more.
+                # A cancelled wait may be given its connection later, when no task waits any more.
                 connection = await thread.run(self._acquire, on_abandoned=_discard)
         except BaseException:
             leave()
@@ -349,12 +349,12 @@ class ThreadedConnection(Generic[H, A]):
             self._leave()  # its next user stands behind this on the same thread
         else:
             # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its
-            # own then. Whoever is cancelled here stops waiting; the connection goes back all the same.
+            # own then. A task that is cancelled here stops waiting; the connection goes back all the same.
             gone.add_done_callback(lambda _: self._leave())
             await gone
 
     async def discard(self) -> None:
-        """The thread is free when it is: it may be in the middle of a statement that nobody waits for any more."""
+        """The thread is free when it is: it may be in the middle of an abandoned statement."""
         call_until_done(self._interrupt)
         gone = self._thread.run(partial(_discard, self._connection))
         gone.add_done_callback(lambda _: self._leave())
@@ -364,7 +364,7 @@ class ThreadedConnection(Generic[H, A]):
 def _release(connection: Connection[Any]) -> None:
     try:
         connection.release()
-    except Exception:  # what was to be committed is committed: a connection lost now fails nobody
+    except Exception:  # what was to be committed is committed: a connection lost now fails no request
         _discard(connection)
 
 

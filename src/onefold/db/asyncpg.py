@@ -68,7 +68,7 @@ class AsyncpgDatabase:
     async def close(self) -> None:
         for opened in self._opened.take() if self._dsn is not None else ():
             if opened.pool is not None:
-                with suppress(TimeoutError):  # whoever is still at work then is cut off
+                with suppress(TimeoutError):  # requests still at work then are cut off
                     await asyncio.wait_for(opened.pool.pool.close(), self._close_timeout_s)
 
     async def _open(self, opened: _Opened) -> FastPool | PublicPool:

@@ -32,7 +32,7 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER, on, for 0 seconds
 def reserve_port() -> socket.socket:
     """A socket bound to a free loopback port, not listening: it keeps the port for a SO_REUSEADDR listener.
 
-    While it is open nobody else is given the port, connecting to it is refused unless someone listens, and a
+    While it is open no other process is given the port, connecting to it is refused unless a server listens, and a
     client that retries cannot by accident connect to itself, as it can on a free ephemeral port.
     """
     placeholder = socket.socket()
@@ -251,7 +251,7 @@ class FaultProxy:
             for other in self._links.values():
                 other.left = {}
             traffic = replace(traffic, cuts=traffic.cuts + 1)
-        # Counted before it is sent: whoever has received a byte finds it counted.
+        # Counted before it is sent: the receiver of a byte finds it counted.
         if direction == "up":
             self._traffic = replace(traffic, bytes_up=traffic.bytes_up + len(current_request))
         else:

@@ -119,7 +119,7 @@ class AsyncSqlalchemyDatabase:
 
     async def close(self) -> None:
         """The engine is the application's; what is still on its way back to it is waited for."""
-        self._pool.check()  # whoever disposes of it next cannot close what another loop has left
+        self._pool.check()  # a later dispose() cannot close what another loop has left
         await self._errands.finish(_RETURNS_S_MAX)
         _rest(self._engine.sync_engine)
 

@@ -19,7 +19,7 @@ _WRITES = re.compile(r"\s*(insert|update|delete|merge|replace|with\b.*\b(insert|
 
 
 class Holder(Protocol):
-    """Whoever has taken a connection."""
+    """What has taken a connection: a connection of onefold's."""
 
     writes: int
     """How many writing statements were sent, by anyone."""

@@ -66,7 +66,7 @@ class OverSqlite(SqlalchemyConnection):
         _invalidation.interrupt(self._connection.connection.driver_connection)
 
     def _close(self) -> None:
-        self._locks.release()  # before the pool gives the connection, and them, to someone else
+        self._locks.release()  # before the pool gives the connection, and them, to another request
         super()._close()
 
     @property

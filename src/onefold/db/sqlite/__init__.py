@@ -41,7 +41,7 @@ class SqliteDatabase:
 
     dialect = "sqlite"
 
-    #: Whoever takes a connection's handle waits for the write lock: not to be done on an event loop.
+    #: Taking a connection's handle waits for the write lock: not to be done on an event loop.
     handle_waits = True
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:

@@ -130,8 +130,9 @@ class Link:
             return False  # closed
 
     def is_held(self) -> bool:
-        """Whether anybody but us has the connection, or a cursor of it: what a handler has kept of it. Such a one is
-        not for the next request. sqlite3 makes one object of a file's connection, which cannot be taken back."""
+        """Whether a reference besides ours is left to the connection, or a cursor of it: what a handler has kept of it.
+        Such a one is not for the next request. sqlite3 makes one object of a file's connection, which cannot be taken
+        back."""
         return _references(self) > _least()
 
     def is_altered(self) -> bool:
@@ -150,7 +151,7 @@ class Link:
             self._light.rollback()
 
     def close(self) -> None:
-        # A cursor that someone still holds keeps a closed connection half alive, and its lock: so first roll back.
+        # A cursor that is still referred to keeps a closed connection half alive, and its lock: so first roll back.
         with self:
             with suppress(sqlite3.Error):
                 self.rollback()

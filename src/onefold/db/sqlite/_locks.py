@@ -160,7 +160,7 @@ def _type_in(flock: bytes) -> int:
 
 
 def _share_as(database: str, descriptor: int) -> None:
-    """Whoever may write the database may lock beside it, as with SQLite's own files."""
+    """A user who may write the database may lock beside it, as with SQLite's own files."""
     if sys.platform != "win32":
         found = os.stat(database)
         os.fchmod(descriptor, found.st_mode & 0o666)

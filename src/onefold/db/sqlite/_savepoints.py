@@ -1,8 +1,8 @@
 """The parts of a transaction that its handler may undo alone, and whether one holds an abandoned statement.
 
-A statement whose wait was cancelled may go on all the same, on its connection's thread. Whoever cancelled it takes it
-for undone. That is true again once a savepoint that was open when it was executed is rolled back; until then the
-transaction must not be committed.
+A statement whose wait was cancelled may go on all the same, on its connection's thread. The code that cancelled it
+takes it for undone. That is true again once a savepoint that was open when it was executed is rolled back; until then
+the transaction must not be committed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ async def a_handle_that_is_kept_is_refused_once_its_transaction_is_over(stage: S
         await fails(late)  # between two transactions
         await Acquire()
         await Batch((BEGIN, stage.insert(3)))
-        await fails(late)  # in somebody else's
+        await fails(late)  # in another transaction
         await Batch((COMMIT,))
         await stage.others_see(*((1, 2, 3) if end is COMMIT else (3,)))
         await Batch((stage.sql("DELETE FROM onefold_conformance"),))

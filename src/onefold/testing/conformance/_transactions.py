@@ -131,7 +131,7 @@ async def a_plain_read_leaves_nothing_open(stage: Stage) -> None:
     await stage.sees()
 
     async def change(other: Stage) -> None:
-        # On Postgres this waits for whoever has only read the table, if their transaction is still open.
+        # On Postgres this waits for transactions that have read the table and are still open.
         await Acquire()
         limit = (stage.sql("SET LOCAL lock_timeout = '2s'"),) if on_postgres(stage.subject) else ()
         add = stage.sql("ALTER TABLE onefold_conformance ADD COLUMN more text")

@@ -56,7 +56,7 @@ class PrivateKafka(PrivateServer):
 
 @dataclass(frozen=True, slots=True)
 class GivenKafka:
-    """A real cluster that somebody else runs: it can be used, not killed."""
+    """A real cluster that others run: it can be used, not killed."""
 
     bootstrap: str
 

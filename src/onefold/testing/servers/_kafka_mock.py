@@ -38,11 +38,11 @@ def serve(library: str, host: str, ports: list[int]) -> None:
     rdkafka.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, _REBALANCE_DELAY_MS)
     chosen = rdkafka.rd_kafka_mock_cluster_bootstraps(cluster).decode().split(",")
     descriptors = _listening()
-    # First the names, then the sockets: whoever gets through to one broker is told where every other is.
+    # First the names, then the sockets: a client that gets through to one broker is told where every other is.
     for broker, port in enumerate(ports, start=1):
         rdkafka.rd_kafka_mock_broker_set_host_port(cluster, broker, host.encode(), port)
     for theirs, port in zip(chosen, ports, strict=True):
-        with socket.create_server((host, port)) as ours:  # With SO_REUSEADDR, as whoever takes a reserved port must.
+        with socket.create_server((host, port)) as ours:  # With SO_REUSEADDR, as each taker of a reserved port must.
             ours.setblocking(False)
             os.dup2(ours.fileno(), descriptors[int(theirs.rpartition(":")[2])], inheritable=False)
     # No latency is what they have; but the order wakes the mock's thread, which still waits on the sockets of before.

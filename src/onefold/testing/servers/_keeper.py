@@ -1,4 +1,4 @@
-"""The keeper: the small process between a private server and whoever asked for it.
+"""The keeper: the small process between a private server and the process that asked for it.
 
 Invariant: nothing of a server outlives its owner, however the owner ends: no process, no directory, no shared memory.
 
@@ -89,7 +89,7 @@ def _start(command: Sequence[str], orders: Orders, orphan_signal: int) -> subpro
 
 
 def _say_pid(file: Path, pid: int) -> None:
-    """In one step: whoever finds the file finds the whole number."""
+    """In one step: a reader of the file finds the whole number."""
     draft = file.with_suffix(".draft")
     draft.write_text(str(pid))
     draft.rename(file)

@@ -51,7 +51,7 @@ class PrivateNats(PrivateServer):
         return Launch(command=[str(program), "--config", str(self.directory / "nats.conf")])
 
     def _answer(self) -> str | None:
-        # It greets whoever connects, and lets nobody connect before the streams are recovered.
+        # It greets clients that connect, and lets none connect before the streams are recovered.
         greeting = converse(self.port, b"", b"\r\n")
         if not greeting.startswith(b"INFO {"):
             return f"it greets with {greeting[:80]!r}"

@@ -127,7 +127,7 @@ class PrivatePostgres(PrivateServer):
 
     def _answer(self) -> str | None:
         try:
-            # Whoever else may have this port, it does not serve our data.
+            # Another server may have this port by now: it does not serve our data.
             ours = self._psql("SHOW data_directory") == str(self.directory / "data")
         except ServerFailed as refusal:
             return str(refusal)
@@ -140,7 +140,7 @@ class PrivatePostgres(PrivateServer):
         return str(self._installation.programs / name)
 
     def _psql(self, sql: str) -> str:
-        """One statement, without a driver and without the PGOPTIONS or ~/.psqlrc of whoever runs us."""
+        """One statement, without a driver and without the PGOPTIONS or ~/.psqlrc of the user who runs it."""
         environment = {"LC_ALL": "C", "PGCONNECT_TIMEOUT": "5", "PGPASSWORD": self._password}
         server = ["-h", HOST, "-p", str(self.port), "-U", "postgres", "-d", "postgres"]
         command = [self._program("psql"), "-XAtqw", *server, "-c", sql]

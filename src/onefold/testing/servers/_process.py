@@ -1,8 +1,8 @@
 """A private server process: its directory, its ports, its start, its death and its end. What each server says of
 itself is in its own module; what happens to all of them alike is here.
 
-Invariant: from `start` to `stop` a server has the same directory and the same ports, and nobody else is given them;
-after `stop`, or the end of the process that called `start`, nothing is left (`keeper` sees to that). Linux only.
+Invariant: from `start` to `stop` a server has the same directory and the same ports, and no other process is given
+them; after `stop`, or the end of the process that called `start`, nothing is left (`keeper` sees to that). Linux only.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ async def what_was_confirmed_comes_although_the_server_was_killed(stage: BrokerS
     expect(not wrong, f"a server that was killed was answered with {wrong[:1]}")
     confirmed = {message.id for message, answer in zip(sent, answers, strict=True) if answer is None}
     found = await collect_in_the_end(stage, subscription, confirmed)
-    # Nobody knows what became of the others: they are sent again under the same ids, and then they are there.
+    # What became of the others is unknown: they are sent again under the same ids, and then they are there.
     await publish_in_the_end(stage, broker, [message for message in sent if message.id not in confirmed])
     left = {message.id for message in sent} - {ids(delivery) for delivery in found}
     await collect_in_the_end(stage, subscription, left)

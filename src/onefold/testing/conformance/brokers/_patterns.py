@@ -19,7 +19,7 @@ async def a_pattern_gets_the_topics_it_stands_for_and_no_others(stage: BrokerSta
     broker, subscription = await stage.both("orders.*", "*.refunds", "payments.>")
     topics = ("orders.placed", "orders.refunds", "x.refunds", "payments.made", "payments.made.late.on")
     others = ("orders", "orders.placed.late", "a.orders.placed", "refunds", "x.refunds.y", "payments", "payment.s")
-    await stage.subscribe(broker, ">", consumer="archive")  # some brokers refuse what nobody asked for
+    await stage.subscribe(broker, ">", consumer="archive")  # some brokers refuse topics without a subscription
     wanted = [stage.message(topic=topic) for topic in topics]
     await stage.publish(broker, *(stage.message(topic=topic) for topic in others), *wanted)
     found = await stage.gets(subscription, *wanted)

@@ -1,4 +1,4 @@
-"""Where broker scenarios play: brokers of their own, subscriptions, and names that nobody else has.
+"""Where broker scenarios play: brokers of their own, subscriptions, and names of their own.
 
 A scenario is a coroutine that uses the port only; what differs from broker to broker, its subject says.
 """
@@ -68,7 +68,7 @@ class BrokerScenario:
 
 @dataclass(slots=True)
 class BrokerStage:
-    """What a scenario sees of the broker: open brokers, subscriptions, and names that nobody else has."""
+    """What a scenario sees of the broker: open brokers, subscriptions, and names of their own."""
 
     subject: BrokerSubject
     exits: AsyncExitStack

@@ -19,7 +19,7 @@ def manages(subject: BrokerSubject) -> bool:
 async def what_is_sent_to_a_topic_after_it_was_unsubscribed_does_not_come(stage: BrokerStage) -> None:
     broker, subscription = await stage.both("orders", "payments", "refunds")
     await subscription.close()
-    await stage.subscribe(broker, "payments", "refunds", consumer="archive")  # some refuse what nobody asked for
+    await stage.subscribe(broker, "payments", "refunds", consumer="archive")  # some refuse others
     name = f"{stage.name}.billing"
     await manager(broker).unsubscribe(name, [stage.topic("payments"), stage.topic("refunds"), stage.topic("never")])
     subscription = await stage.subscribe(broker, "orders")
