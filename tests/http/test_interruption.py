@@ -150,7 +150,8 @@ async def test_a_part_that_is_interrupted_in_a_statement_is_undone_alone_or_fail
 ) -> None:
     serve(shop, busy, status)
     answer = await shop.client.post("/orders", key=key)
-    if request.node.callspec.params["shop"] in THROWN_AWAY:
+    given_up = "query not terminated after cancellation" in caplog.text  # psycopg waits for the server for 5 s
+    if given_up or request.node.callspec.params["shop"] in THROWN_AWAY:
         assert (answer.status_code, problem(answer)) == (500, "handler-broken")
         assert "tx.savepoint()" in caplog.text
         assert (await shop.items, await shop.topics) == ([], [])
@@ -231,8 +232,9 @@ async def test_a_part_that_is_still_open_at_the_end_is_not_kept(shop: Shop, stat
 
 async def test_a_statement_of_its_own_that_is_interrupted_fails_the_request(shop: Shop) -> None:
     async def part(shop: Shop, tx: Transaction[Any], interrupt: Interrupt) -> None:
-        interrupt()
-        await shop.slow(tx, rows=50_000_000)  # not done before the interruption, however late that comes
+        # Under way by then (what has not begun is dropped, and harms nothing), and not done before.
+        asyncio.get_running_loop().call_later(0.3, interrupt)
+        await shop.slow(tx, rows=200_000_000)
 
     serve(shop, part)
     answer = await shop.client.post("/orders", key='"k"')

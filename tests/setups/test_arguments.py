@@ -254,7 +254,7 @@ def test_the_methods_refuse_what_does_not_fit(
 
 
 def test_a_missing_broker_client_is_named_once(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onefold.brokers.nats._broker", None)
+    monkeypatch.setitem(sys.modules, "onefold.brokers.nats", None)
     once = Onefold(sqlite_path, source="shop", broker="nats://localhost")
     with pytest.raises(ConfigurationError, match="a broker at nats://") as found, once.relaying():
         pass
