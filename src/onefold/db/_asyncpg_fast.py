@@ -275,8 +275,7 @@ class FastConnection:
             self._pure = True
         protocol = connection._protocol
         if ends and protocol is not None and protocol.queries_count != self._sent:
-            # A task that the handler left behind was quicker than we are: it uses the connection now, outside of any
-            # transaction.
+            # A task that the handler left behind was quicker: it uses the connection now, outside of any transaction.
             self._broken = True
         return row_count(status) if isinstance(last, Statement) else 0
 
