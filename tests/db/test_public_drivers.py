@@ -13,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 from psycopg.types.string import TextLoader
-from psycopg_pool import ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold._kernel.public_drivers import PUBLIC_ONLY
@@ -23,7 +23,7 @@ from onefold.db._asyncpg_public import PublicConnection
 from onefold.db._psycopg_public import AsyncPsycopgConnection, PsycopgConnection
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, StoreUnavailable
 from tests.db.drivers import public_only
 from tests.support.patience import PATIENCE_S
 
@@ -194,3 +194,59 @@ def test_the_page_names_the_versions_that_private_names_are_used_with() -> None:
     [[*asyncpg_version]] = _asyncpg_fast.TESTED
     [[*psycopg_version]] = {*_psycopg_fast.TESTED, *_psycopg_fast.TESTED_POOLS}
     assert "asyncpg {}.{}, psycopg and psycopg-pool {}.{}".format(*asyncpg_version, *psycopg_version) in page
+
+
+# --- a connection that fails while it is taken or given back ---------------------------------------------------
+
+
+def refuse_autocommit(patch: pytest.MonkeyPatch, kind: type[Any], refused: bool) -> None:
+    """psycopg sets autocommit through a lock and a check of its state: both can fail, or be cancelled."""
+
+    def fail(self: Any, value: bool) -> Any:
+        raise psycopg.OperationalError("no autocommit today")
+
+    async def fail_later(self: Any, value: bool) -> Any:
+        fail(self, value)
+
+    patch.undo()
+    forbid(patch)
+    if refused:
+        patch.setattr(kind, "_set_autocommit", fail if kind is PsycopgConnection else fail_later)
+
+
+def test_a_connection_that_fails_while_it_is_taken_or_given_back_frees_its_place(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid(monkeypatch)
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = PsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        refuse_autocommit(monkeypatch, PsycopgConnection, True)
+        with pytest.raises(StoreUnavailable, match="no autocommit today"):
+            database.acquire()
+        refuse_autocommit(monkeypatch, PsycopgConnection, False)
+        taken = database.acquire()
+        refuse_autocommit(monkeypatch, PsycopgConnection, True)
+        taken.release()
+        refuse_autocommit(monkeypatch, PsycopgConnection, False)
+        again = database.acquire()
+        assert again.fetch(ONE) == [(1,)]
+        again.release()
+
+
+async def test_a_connection_that_fails_while_a_task_takes_it_or_gives_it_back_frees_its_place(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid(monkeypatch)
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1) as pool:
+        database = AsyncPsycopgDatabase(pool, acquire_timeout_s=PATIENCE_S)
+        refuse_autocommit(monkeypatch, AsyncPsycopgConnection, True)
+        with pytest.raises(StoreUnavailable, match="no autocommit today"):
+            await database.acquire()
+        refuse_autocommit(monkeypatch, AsyncPsycopgConnection, False)
+        taken = await database.acquire()
+        refuse_autocommit(monkeypatch, AsyncPsycopgConnection, True)
+        await taken.release()
+        refuse_autocommit(monkeypatch, AsyncPsycopgConnection, False)
+        again = await database.acquire()
+        assert await again.fetch(ONE) == [(1,)]
+        await again.release()

@@ -82,9 +82,18 @@ class PsycopgConnection(_Taken[Handle]):
 
     __slots__ = ()
 
-    def begin(self) -> None:
-        """It was taken from the pool."""
-        self._set_autocommit(True)
+    def begin(self, place: Place) -> None:
+        """It was taken from the pool; where our tables are is looked up unless it is known."""
+        try:
+            self._set_autocommit(True)
+            if self._schema is None:
+                self._schema = place.read(self.fetch(FIND_TABLES))
+        except (OnefoldError, *VENDOR_ERRORS) as error:
+            self.discard()
+            raise not_connected(error) from error
+        except BaseException:
+            self.discard()
+            raise
 
     def batch(self, steps: Sequence[Step]) -> int:
         check_left(self._handed_out, steps)
@@ -116,23 +125,20 @@ class PsycopgConnection(_Taken[Handle]):
     def _set_autocommit(self, value: bool) -> None:
         self._connection.autocommit = value
 
-    def find_tables(self, place: Place) -> None:
-        try:
-            self._schema = place.read(self.fetch(FIND_TABLES))
-        except OnefoldError as error:
+    def release(self) -> None:
+        unless_over(self._handed_out)
+        if not is_idle(self._connection):  # in a transaction, or lost
             self.discard()
-            raise not_connected(error) from error
+            return
+        try:
+            self._set_autocommit(self._was_autocommit)
+        except VENDOR_ERRORS:  # what was to be committed is committed: it is not for the next request, and no error
+            self.discard()
         except BaseException:
             self.discard()
             raise
-
-    def release(self) -> None:
-        unless_over(self._handed_out)
-        if is_idle(self._connection):
-            self._set_autocommit(self._was_autocommit)
+        else:
             self._pool.putconn(self._connection)
-        else:  # in a transaction, or lost
-            self.discard()
 
     def discard(self) -> None:
         handed_out, self._handed_out = self._handed_out, None
@@ -150,9 +156,18 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
 
     __slots__ = ()
 
-    async def begin(self) -> None:
-        """It was taken from the pool."""
-        await self._set_autocommit(True)
+    async def begin(self, place: Place) -> None:
+        """It was taken from the pool; where our tables are is looked up unless it is known."""
+        try:
+            await self._set_autocommit(True)
+            if self._schema is None:
+                self._schema = place.read(await self.fetch(FIND_TABLES))
+        except (OnefoldError, *VENDOR_ERRORS) as error:
+            await self.discard()
+            raise not_connected(error) from error
+        except BaseException:
+            await self.discard()
+            raise
 
     async def batch(self, steps: Sequence[Step]) -> int:
         await check_left_by_tasks(self._handed_out, steps)
@@ -185,23 +200,20 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
     async def _set_autocommit(self, value: bool) -> None:
         await self._connection.set_autocommit(value)
 
-    async def find_tables(self, place: Place) -> None:
-        try:
-            self._schema = place.read(await self.fetch(FIND_TABLES))
-        except OnefoldError as error:
+    async def release(self) -> None:
+        self._handed_out = unless_over(self._handed_out)
+        if not is_idle(self._connection):  # in a transaction, or lost
             await self.discard()
-            raise not_connected(error) from error
+            return
+        try:
+            await self._set_autocommit(self._was_autocommit)
+        except VENDOR_ERRORS:
+            await self.discard()
         except BaseException:
             await self.discard()
             raise
-
-    async def release(self) -> None:
-        self._handed_out = unless_over(self._handed_out)
-        if is_idle(self._connection):
-            await self._set_autocommit(self._was_autocommit)
+        else:
             await self._pool.putconn(self._connection)
-        else:  # in a transaction, or lost
-            await self.discard()
 
     async def discard(self) -> None:
         try:

@@ -68,9 +68,7 @@ class PsycopgDatabase:
         self._opened_in = self._opened_in or getpid()
         kind: type[PsycopgConnection] = PsycopgConnection if self._fast is None else self._fast.FastConnection
         taken = kind(pool, connection, self._place.schema)
-        taken.begin()
-        if self._place.schema is None:
-            taken.find_tables(self._place)
+        taken.begin(self._place)
         return taken
 
     def close(self) -> None:
@@ -137,9 +135,7 @@ class AsyncPsycopgDatabase:
         kind: type[AsyncPsycopgConnection]
         kind = AsyncPsycopgConnection if self._fast is None else self._fast.AsyncFastConnection
         taken = kind(pool, connection, self._place.schema)
-        await taken.begin()
-        if self._place.schema is None:
-            await taken.find_tables(self._place)
+        await taken.begin(self._place)
         return taken
 
     async def close(self) -> None:
