@@ -14,6 +14,7 @@ import pytest
 from onefold.testing.conformance import SCENARIOS
 from tests.db.scenarios import LEFT_OUT
 from tests.support.patience import PATIENCE_S
+from tests.support.versions import install
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +43,7 @@ LATER = {
 LEVELS = "a_transaction_has_the_level_it_was_begun_at"
 
 
-def install(packages: tuple[str, ...]) -> Path:
+def installed(packages: tuple[str, ...]) -> Path:
     """Where they are: once for all runs of this user."""
     place = Path(tempfile.gettempdir()) / f"onefold-lower-bounds-{os.getuid()}"
     folder = place / "+".join(packages)
@@ -50,16 +51,7 @@ def install(packages: tuple[str, ...]) -> Path:
         return folder
     place.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as unfinished:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
-        ended = subprocess.run(
-            [*command, "--target", f"{unfinished}/new", *packages],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        if ended.returncode:
-            pytest.skip(f"pip cannot install {' '.join(packages)} here: {ended.stderr.strip()[-200:]}")
+        install(packages, Path(unfinished, "new"))
         try:
             Path(unfinished, "new").rename(folder)
         except OSError:  # another worker was first
@@ -68,7 +60,7 @@ def install(packages: tuple[str, ...]) -> Path:
 
 
 def keeps_promises(packages: tuple[str, ...], driver: str, dsn: str, *names: str) -> None:
-    path = os.pathsep.join([str(install(packages)), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(installed(packages)), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         [sys.executable, "-m", "tests.db.scenarios", driver, dsn, *names],
         capture_output=True,

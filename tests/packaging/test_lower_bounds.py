@@ -9,7 +9,7 @@ import pytest
 
 from onefold.brokers.nats._fast_publish import TESTED
 from onefold.testing.servers import PrivateNats
-from tests.packaging.versions import install, lower_bound, run_with
+from tests.support.versions import install, lower_bound, run_with
 
 SMOKE = """
 import asyncio, sys
