@@ -17,9 +17,11 @@ from onefold.testing.servers import (
     PrivateNats,
     PrivatePostgres,
     PrivateRabbitmq,
+    PrivateRestate,
     PrivateValkey,
     kafka_cluster,
 )
+from tests.support.temporal_server import PrivateTemporal
 from tests.testing.servers.missing import unless_missing
 
 #: Files whose tests take many seconds each: they begin first.
@@ -126,6 +128,20 @@ def kafka() -> Iterator[PrivateKafka | GivenKafka]:
 def rabbitmq() -> Iterator[PrivateRabbitmq]:
     """The worker's RabbitMQ, where one is installed (`make rabbitmq`). It stays up, and its queues stay."""
     with unless_missing(PrivateRabbitmq), PrivateRabbitmq() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def restate() -> Iterator[PrivateRestate]:
+    """The worker's Restate, where one is installed (`make restate`). It stays up, and its sagas stay."""
+    with unless_missing(PrivateRestate), PrivateRestate() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def temporal() -> Iterator[PrivateTemporal]:
+    """The worker's Temporal. It stays up, and its workflows stay."""
+    with unless_missing(PrivateTemporal), PrivateTemporal() as server:
         yield server
 
 

@@ -1,7 +1,7 @@
 """What onefold's own tests stand on, for the tests of those who use it.
 
-- `servers`: private PostgreSQL, NATS, Valkey and RabbitMQ servers and a mock Kafka, that can be killed and leave
-  nothing behind.
+- `servers`: private PostgreSQL, NATS, Valkey, RabbitMQ and Restate servers and a mock Kafka, that can be killed and
+  leave nothing behind.
 - `fault_proxy`: a TCP proxy that loses, delays and cuts what passes through it, on command.
 - `scripted_server`: an HTTP server that answers, resets, stalls and breaks off as its script says, to test clients.
 - `memory_broker`: a broker in memory, for unit tests of consumers: what is published is handled there and then.

@@ -1,5 +1,6 @@
-"""Which servers the tests can do without: RabbitMQ, which no wheel brings. Its absence is a skip that names the way out
-(`make rabbitmq`); that of any other, which came with the tests' own requirements, is a failure."""
+"""Which servers the tests can do without: RabbitMQ and Restate, which no wheel brings, and Temporal, whose wheel is not
+its own. Their absence is a skip that names the way out (`make rabbitmq`, `make restate`); that of any other, which
+came with the tests' own requirements, is a failure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from onefold.testing.servers import PrivateRabbitmq, PrivateServer, ServerUnavailable
+from onefold.testing.servers import PrivateRabbitmq, PrivateRestate, PrivateServer, ServerUnavailable
+from tests.support.temporal_server import PrivateTemporal
 
 
 @contextmanager
@@ -17,6 +19,6 @@ def unless_missing(kind: type[PrivateServer]) -> Iterator[None]:
     try:
         yield
     except ServerUnavailable as reason:
-        if kind is not PrivateRabbitmq:
+        if not issubclass(kind, PrivateRabbitmq | PrivateRestate | PrivateTemporal):
             raise
         pytest.skip(str(reason))

@@ -19,6 +19,7 @@ from onefold.testing.servers import (
     PrivateNats,
     PrivatePostgres,
     PrivateRabbitmq,
+    PrivateRestate,
     PrivateServer,
     PrivateValkey,
     ServerFailed,
@@ -34,6 +35,7 @@ KINDS = [
     PrivateNats,
     PrivateValkey,
     PrivateKafka,
+    PrivateRestate,
     pytest.param(PrivateRabbitmq, marks=pytest.mark.soak),  # Half a minute in all: it takes four seconds to start.
 ]
 Start = Callable[[PrivateServer], None]

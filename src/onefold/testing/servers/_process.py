@@ -316,11 +316,18 @@ def find_program(*sources: tuple[str, str]) -> Path:
     )
 
 
-def converse(port: int, question: bytes, ending: bytes) -> bytes:
+def converse(port: int, question: bytes, ending: bytes | None) -> bytes:
     """Say something to the server on this port and read its answer up to `ending`, or to where it stops."""
     with socket.create_connection((HOST, port), ANSWER_S_MAX) as connection:
         connection.sendall(question)
         answer = b""
-        while ending not in answer and (chunk := connection.recv(65_536)):
+        while (ending is None or ending not in answer) and (chunk := connection.recv(65_536)):
             answer += chunk
         return answer
+
+
+def get(port: int, path: str) -> str:
+    """The body of what the server on this port answers to an HTTP GET with 200, else nothing."""
+    question = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
+    head, _, body = converse(port, question.encode(), None).decode(errors="replace").partition("\r\n\r\n")
+    return body if head.startswith("HTTP/1.1 200") else ""
