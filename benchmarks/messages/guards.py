@@ -41,6 +41,7 @@ from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handling import Inbox
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
@@ -271,7 +272,7 @@ class _Shop:
         inbox = self._inbox(ship, order=order)
         for message in messages_of(times, source=SOURCE, topic=TOPIC, data=ORDER_BYTES):
             executor: TaskExecutor[Any] = TaskExecutor(self._database)
-            await run_async(inbox.handle(delivery_of(message), Transaction(executor)), executor)
+            await run_async(inbox.handle(delivery_of(message), OwnedTransaction(executor)), executor)
         return times
 
     async def consume_batches(self, times: int) -> int:
@@ -284,7 +285,7 @@ class _Shop:
                 delivery_of(message) for message in messages_of(BATCH, source=SOURCE, topic=TOPIC, data=ORDER_BYTES)
             ]
             executor: TaskExecutor[Any] = TaskExecutor(self._database)
-            if await run_async(inbox.handle_batch(deliveries, Transaction(executor)), executor) is None:
+            if await run_async(inbox.handle_batch(deliveries, OwnedTransaction(executor)), executor) is None:
                 raise SystemExit("a batch failed, so there is nothing to count")
         return times * BATCH
 

@@ -20,9 +20,9 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold._kernel.transaction import Transaction
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
 from onefold._worker.wakeup import Notifier, ThreadNotifier
@@ -101,7 +101,7 @@ class _Way:
         await run_async(self._session.tick(), self._executor())
         [delivery] = await self._subscription.receive(10, 0.0)
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
-        await run_async(self._inbox.handle(self._inbox.read(delivery), Transaction(executor)), executor)
+        await run_async(self._inbox.handle(self._inbox.read(delivery), OwnedTransaction(executor)), executor)
         await self._subscription.ack([delivery])
 
     async def close(self) -> None:

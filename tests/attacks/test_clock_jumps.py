@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from onefold import AsyncOnefold, Message, Transaction
+from onefold._app.base_app import run_flow
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from tests.worker.consuming import until
 
@@ -131,7 +132,7 @@ async def test_a_restart_after_a_jump_of_the_database_takes_over(address: str, j
 
 async def jump(once: AsyncOnefold, ms: int) -> None:
     """The database's clock goes ahead by so many milliseconds, or back."""
-    await once.ask(lambda dialect: _shift_postgres(ms) if dialect == "postgres" else _shift_sqlite(ms))
+    await run_flow(once, lambda dialect: _shift_postgres(ms) if dialect == "postgres" else _shift_sqlite(ms))
 
 
 async def _shift_postgres(ms: int) -> None:

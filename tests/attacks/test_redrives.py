@@ -13,6 +13,7 @@ import pytest
 from onefold._inbox.failed_messages import take
 from onefold._inbox.redrive import Filter, Job, job_of, redrive
 from onefold._kernel.messages import Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from tests.inbox.backends import Backend, backend_of, message
@@ -60,7 +61,7 @@ def consuming(
         backend.database,
         broker,
         [backend.consumer(handler, **settings)],
-        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
+        transaction=lambda executor: OwnedTransaction(executor, backend.outbox.new_buffer),
         grace_s=grace_s,
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onefold import AsyncOnefold
+from onefold._app.base_app import run_flow
 from onefold._inbox.consumer import Order
 from onefold._inbox.failed_messages import list_failed
 from onefold._kernel.effects import Row, Statement
@@ -172,7 +173,7 @@ async def leftovers(place: Place, database: AsyncDatabase[Any]) -> list[str]:
     [(waiting,)] = await rows(database, f"SELECT count(*) FROM onefold_outbox WHERE topic = '{place.topic}'")
     found = [f"{waiting} events are still in the outbox"] if waiting else []
     once = shop(place, database, lambda: place.reach(database))
-    failed_messages = await once.ask(lambda dialect: list_failed(dialect, place.consumer))
+    failed_messages = await run_flow(once, lambda dialect: list_failed(dialect, place.consumer))
     return found + [
         f"message {failed_message.id} is a {failed_message.state} letter: {failed_message.reason}"
         for failed_message in failed_messages

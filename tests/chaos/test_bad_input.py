@@ -13,6 +13,7 @@ import nats as nats_client
 import pytest
 
 from onefold import AsyncOnefold
+from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.stored_message import FailedMessage
@@ -45,10 +46,10 @@ class Desk:
             return await tx.publish("placed", data, key=key)
 
     async def failed_messages(self) -> list[FailedMessage]:
-        return await self.once.ask(lambda dialect: list_failed(dialect, "desk"))
+        return await run_flow(self.once, lambda dialect: list_failed(dialect, "desk"))
 
     async def outbox(self) -> Report:
-        return await self.once.ask(report)
+        return await run_flow(self.once, report)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -127,7 +128,7 @@ async def test_an_event_that_is_too_large_for_the_broker_stops_its_key_only_unti
         assert stopped.error is not None
         assert "max_payload" in stopped.error
         assert desk.seen == [b"1"]
-        assert await once.ask(lambda dialect: discard(dialect, [large])) == 1
+        assert await run_flow(once, lambda dialect: discard(dialect, [large])) == 1
         await desk.sees(b"2")
     assert desk.seen == [b"1", b"2"]
     await once.close()
@@ -150,7 +151,7 @@ async def test_a_handler_that_returns_garbage_makes_dead_letters_that_are_handle
         assert "a handler returns None" in failed_message.reason
         assert desk.seen == [b"1", b"1"]
         desk.answer = None
-        await desk.once.ask(lambda dialect: redrive(dialect, Filter(consumer="desk"), actor="operator"))
+        await run_flow(desk.once, lambda dialect: redrive(dialect, Filter(consumer="desk"), actor="operator"))
 
         async def gone() -> bool:
             return not await desk.failed_messages()

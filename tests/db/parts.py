@@ -21,6 +21,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Flow, Statement
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry.consumer_events import InboxEvent
@@ -201,7 +202,7 @@ async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
 
     async def hand(flow: Callable[[Transaction[Any]], Flow[InboxEvent]]) -> None:
         executor: TaskExecutor[Any] = TaskExecutor(database)
-        found = await run_async(flow(Transaction(executor, outbox.new_buffer)), executor)
+        found = await run_async(flow(OwnedTransaction(executor, outbox.new_buffer)), executor)
         if isinstance(found, Failed | DeadLettered) and "StatementRefused" in found.reason:
             raise StatementRefused(found.reason)  # it would count as the handler's own failure
 
@@ -230,7 +231,7 @@ async def _batches(database: AsyncDatabase[Any]) -> None:
     )
     executor: TaskExecutor[Any] = TaskExecutor(database)
     given = [delivery(message(name)) for name in ("m1", "m2")]
-    assert await run_async(inbox.handle_batch(given, Transaction(executor)), executor)
+    assert await run_async(inbox.handle_batch(given, OwnedTransaction(executor)), executor)
 
 
 async def operators(database: AsyncDatabase[Any]) -> None:

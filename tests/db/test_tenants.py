@@ -21,6 +21,7 @@ from onefold._idempotency.model import Answer, Ask, Replay, Run
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run, run_async
 from onefold._outbox.write import Outbox
@@ -227,7 +228,7 @@ async def test_a_consumer_s_handler_may_take_a_role_and_a_path(house: House, dri
         )
         for number in (1, 2):
             executor: TaskExecutor[Any] = TaskExecutor(database)
-            tx = Transaction(executor, Outbox(dialect="postgres", source="shop").new_buffer)
+            tx = OwnedTransaction(executor, Outbox(dialect="postgres", source="shop").new_buffer)
             given = delivery(message(f"m{number}", key="k", version=number))
             assert isinstance(await run_async(inbox.handle(given, tx), executor), Handled)
     assert house.rows("SELECT DISTINCT who FROM tenant.payment") == [(house.tenant,)]

@@ -16,6 +16,7 @@ from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._http.fastapi import Tx
 from onefold._http.flask import current_transaction
 from onefold._kernel import executors
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ProgrammerError
 from tests.http.stages import account_of, calling
@@ -48,6 +49,7 @@ class User:
         self.tx = tx
         tx.after_commit(self.heard.append, "kept")
         tx.after_rollback(self.heard.append, "undone")
+        assert isinstance(tx, OwnedTransaction)
         tx.joined.append(self)
 
     def end(self) -> None:

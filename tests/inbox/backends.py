@@ -20,6 +20,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery, Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry.consumer_events import InboxEvent
@@ -80,9 +81,9 @@ class Backend:
     def inbox(self, handler: Callable[..., Any] | None = None, **settings: Any) -> Inbox:
         return Inbox(self.consumer(handler, **settings), self.dialect, draw=random.random, listener=self.events.append)
 
-    def executor(self, database: AsyncDatabase[Any] | None = None) -> tuple[TaskExecutor[Any], Transaction[Any]]:
+    def executor(self, database: AsyncDatabase[Any] | None = None) -> tuple[TaskExecutor[Any], OwnedTransaction[Any]]:
         executor: TaskExecutor[Any] = TaskExecutor(database or self.database)
-        return executor, Transaction(executor, self.outbox.new_buffer)
+        return executor, OwnedTransaction(executor, self.outbox.new_buffer)
 
     async def deliver(self, inbox: Inbox, message: Message, *, redelivered: bool = False) -> InboxEvent:
         return await self.hand(inbox, delivery(message, redelivered=redelivered))

@@ -14,6 +14,7 @@ from onefold._inbox.message_identity import identity_of
 from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.effects import Acquire, Batch, Call, Discard, Fetch, Now, Release
 from onefold._kernel.executors import ThreadExecutor
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.transaction import Transaction
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConnectionLost, StoreUnavailable
@@ -37,7 +38,7 @@ def run(path: Path, heard: list[str], script: list[Turn]) -> Exception | None:
         tx.after_rollback(heard.append, "undone")
 
     consumer = Consumer(name="billing", topics=("order.placed",), handler=handler, lease_s=LEASE_S)
-    tx = Transaction(ThreadExecutor(SqliteDatabase(path)))
+    tx = OwnedTransaction(ThreadExecutor(SqliteDatabase(path)))
     sql = STATEMENTS["postgres"]
     known = sql.handled("billing", identity_of("m1", "shop"))
     return play(HandlerTransaction(consumer, sql, perform_here).run(known, [message()], tx, ()), script)

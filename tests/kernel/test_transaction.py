@@ -12,7 +12,7 @@ import pytest
 from onefold._kernel import savepoints
 from onefold._kernel.effects import Boundary, Nested, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.transaction import Transaction
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold.db._connect import async_database, sync_database
 from onefold.errors import ProgrammerError, StoreUnavailable, TransactionEnded, TransactionMisused
 from onefold.testing.servers import PrivatePostgres
@@ -47,8 +47,8 @@ def executor(address: Any) -> Iterator[ThreadExecutor[Any]]:
 
 
 @pytest.fixture
-def tx(executor: ThreadExecutor[Any]) -> Transaction[Any]:
-    tx = Transaction(executor)
+def tx(executor: ThreadExecutor[Any]) -> OwnedTransaction[Any]:
+    tx = OwnedTransaction(executor)
     tx.open()
     return tx
 
@@ -57,7 +57,7 @@ def pay(executor: ThreadExecutor[Any], amount: int) -> None:
     executor.batch((Statement(f"INSERT INTO payments VALUES ({amount})"),))
 
 
-def pay_in_vain(tx: Transaction[Any], executor: ThreadExecutor[Any], amount: int) -> None:
+def pay_in_vain(tx: OwnedTransaction[Any], executor: ThreadExecutor[Any], amount: int) -> None:
     """A part that writes and then fails."""
     with tx.savepoint():
         with tx.savepoint():
@@ -69,7 +69,7 @@ def pay_in_vain(tx: Transaction[Any], executor: ThreadExecutor[Any], amount: int
 
 
 def test_before_the_claim_there_is_no_transaction(executor: ThreadExecutor[Any]) -> None:
-    tx = Transaction(executor)
+    tx = OwnedTransaction(executor)
     with pytest.raises(ProgrammerError, match="has not begun"):
         _ = tx.connection
     with pytest.raises(ProgrammerError, match="has not begun"):
@@ -77,7 +77,7 @@ def test_before_the_claim_there_is_no_transaction(executor: ThreadExecutor[Any])
     assert not tx.touched
 
 
-def test_after_the_answer_it_is_over(tx: Transaction[Any]) -> None:
+def test_after_the_answer_it_is_over(tx: OwnedTransaction[Any]) -> None:
     tx.end()
     with pytest.raises(ProgrammerError, match="needs a connection or a transaction of its own"):
         _ = tx.connection
@@ -86,19 +86,19 @@ def test_after_the_answer_it_is_over(tx: Transaction[Any]) -> None:
 
 
 def test_a_route_that_runs_without_its_store_is_told_why_there_is_no_transaction(executor: ThreadExecutor[Any]) -> None:
-    tx = Transaction(executor)
+    tx = OwnedTransaction(executor)
     tx.deny(StoreUnavailable("the store is down"))
     with pytest.raises(StoreUnavailable, match="the store is down"):
         _ = tx.connection
 
 
-def test_touching_is_noticed(tx: Transaction[Any]) -> None:
+def test_touching_is_noticed(tx: OwnedTransaction[Any]) -> None:
     assert not tx.touched
     _ = tx.connection
     assert tx.touched
 
 
-def test_a_savepoint_is_a_touch(tx: Transaction[Any]) -> None:
+def test_a_savepoint_is_a_touch(tx: OwnedTransaction[Any]) -> None:
     with tx.savepoint():
         pass
     assert tx.touched
@@ -107,14 +107,14 @@ def test_a_savepoint_is_a_touch(tx: Transaction[Any]) -> None:
 # --- savepoints, on threads -----------------------------------------------------------------------------------
 
 
-def test_a_part_that_succeeds_stays(tx: Transaction[Any], executor: ThreadExecutor[Any]) -> None:
+def test_a_part_that_succeeds_stays(tx: OwnedTransaction[Any], executor: ThreadExecutor[Any]) -> None:
     with tx.savepoint():
         pay(executor, 1)
     assert executor.fetch(SUM) == [(1,)]
 
 
 def test_a_part_that_fails_is_undone_alone_and_its_error_rises(
-    tx: Transaction[Any], executor: ThreadExecutor[Any]
+    tx: OwnedTransaction[Any], executor: ThreadExecutor[Any]
 ) -> None:
     pay(executor, 1)
     with pytest.raises(Declined):
@@ -124,7 +124,7 @@ def test_a_part_that_fails_is_undone_alone_and_its_error_rises(
 
 
 def test_a_statement_that_fails_inside_a_savepoint_leaves_the_transaction_usable(
-    tx: Transaction[Any], executor: ThreadExecutor[Any]
+    tx: OwnedTransaction[Any], executor: ThreadExecutor[Any]
 ) -> None:
     with pytest.raises(Exception, match="nonsense"), tx.savepoint():
         executor.batch((Statement("INSERT INTO payments VALUES (nonsense(1))"),))
@@ -132,7 +132,7 @@ def test_a_statement_that_fails_inside_a_savepoint_leaves_the_transaction_usable
     assert executor.fetch(SUM) == [(1,)]
 
 
-def test_parts_nest_and_each_undoes_its_own(tx: Transaction[Any], executor: ThreadExecutor[Any]) -> None:
+def test_parts_nest_and_each_undoes_its_own(tx: OwnedTransaction[Any], executor: ThreadExecutor[Any]) -> None:
     with tx.savepoint():
         pay(executor, 1)
         with pytest.raises(Declined):
@@ -142,7 +142,7 @@ def test_parts_nest_and_each_undoes_its_own(tx: Transaction[Any], executor: Thre
     assert executor.fetch(SUM) == [(101,)]
 
 
-def test_a_savepoint_of_a_thread_says_how_to_use_it(tx: Transaction[Any]) -> None:
+def test_a_savepoint_of_a_thread_says_how_to_use_it(tx: OwnedTransaction[Any]) -> None:
     async def wrong() -> None:
         async with tx.savepoint():
             pass
@@ -154,13 +154,13 @@ def test_a_savepoint_of_a_thread_says_how_to_use_it(tx: Transaction[Any]) -> Non
 # --- savepoints, on asyncio -----------------------------------------------------------------------------------
 
 
-async def on_a_task(address: Any, work: Callable[[Transaction[Any], TaskExecutor[Any]], Awaitable[None]]) -> Any:
+async def on_a_task(address: Any, work: Callable[[OwnedTransaction[Any], TaskExecutor[Any]], Awaitable[None]]) -> Any:
     """Work inside a transaction that has an empty table; what the table sums up to at the end."""
     database = async_database(address)
     executor: TaskExecutor[Any] = TaskExecutor(database)
     await executor.acquire()
     await executor.batch((Boundary.BEGIN, CREATE))
-    tx = Transaction(executor)
+    tx = OwnedTransaction(executor)
     tx.open()
     await work(tx, executor)
     [(total,)] = await executor.fetch(SUM)
@@ -175,7 +175,7 @@ async def pay_async(executor: TaskExecutor[Any], amount: int) -> None:
 
 
 async def pay_in_vain_async(
-    tx: Transaction[Any], executor: TaskExecutor[Any], amount: int, why: type[BaseException]
+    tx: OwnedTransaction[Any], executor: TaskExecutor[Any], amount: int, why: type[BaseException]
 ) -> None:
     async with tx.savepoint():
         async with tx.savepoint():
@@ -184,7 +184,7 @@ async def pay_in_vain_async(
 
 
 async def test_parts_are_kept_or_undone_alone_on_asyncio(address: Any) -> None:
-    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+    async def work(tx: OwnedTransaction[Any], executor: TaskExecutor[Any]) -> None:
         async with tx.savepoint():
             await pay_async(executor, 1)
             with pytest.raises(Declined):
@@ -197,7 +197,7 @@ async def test_parts_are_kept_or_undone_alone_on_asyncio(address: Any) -> None:
 
 
 async def test_an_interrupted_part_is_undone_alone_and_the_interruption_rises(address: Any) -> None:
-    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+    async def work(tx: OwnedTransaction[Any], executor: TaskExecutor[Any]) -> None:
         await pay_async(executor, 1)
         with pytest.raises(asyncio.CancelledError):
             await pay_in_vain_async(tx, executor, 10, asyncio.CancelledError)
@@ -210,7 +210,7 @@ async def test_an_interrupted_part_is_undone_alone_and_the_interruption_rises(ad
 async def test_a_part_that_is_interrupted_where_nothing_can_be_awaited_dooms_the_transaction(
     address: Any, why: type[BaseException]
 ) -> None:
-    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+    async def work(tx: OwnedTransaction[Any], executor: TaskExecutor[Any]) -> None:
         with pytest.raises(why):
             await pay_in_vain_async(tx, executor, 1, why)
         for touch in (tx.check_end, tx.savepoint, lambda: tx.connection):
@@ -223,7 +223,7 @@ async def test_a_part_that_is_interrupted_where_nothing_can_be_awaited_dooms_the
 
 
 async def test_a_rollback_that_is_cancelled_meanwhile_is_done_all_the_same(address: Any) -> None:
-    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+    async def work(tx: OwnedTransaction[Any], executor: TaskExecutor[Any]) -> None:
         begun = asyncio.Event()
 
         async def fail() -> None:
@@ -248,7 +248,7 @@ async def test_a_rollback_that_is_not_answered_in_time_dooms_the_transaction(
 ) -> None:
     monkeypatch.setattr(savepoints, "UNDO_S_MAX", 0.0)
 
-    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+    async def work(tx: OwnedTransaction[Any], executor: TaskExecutor[Any]) -> None:
         with pytest.raises(asyncio.CancelledError):
             await pay_in_vain_async(tx, executor, 1, asyncio.CancelledError)
         with pytest.raises(TransactionMisused, match="not answered within"):
@@ -258,7 +258,7 @@ async def test_a_rollback_that_is_not_answered_in_time_dooms_the_transaction(
 
 
 def test_a_savepoint_that_cannot_be_ended_dooms_the_transaction(
-    tx: Transaction[Any], executor: ThreadExecutor[Any]
+    tx: OwnedTransaction[Any], executor: ThreadExecutor[Any]
 ) -> None:
     savepoint = tx.savepoint()
     savepoint.__enter__()
@@ -270,7 +270,7 @@ def test_a_savepoint_that_cannot_be_ended_dooms_the_transaction(
         tx.check_end()
 
 
-def test_savepoints_that_overlap_doom_the_transaction(tx: Transaction[Any]) -> None:
+def test_savepoints_that_overlap_doom_the_transaction(tx: OwnedTransaction[Any]) -> None:
     first, second = tx.savepoint(), tx.savepoint()
     first.__enter__()
     second.__enter__()
@@ -280,7 +280,7 @@ def test_savepoints_that_overlap_doom_the_transaction(tx: Transaction[Any]) -> N
         tx.check_end(keep_rows=False)
 
 
-def test_a_savepoint_that_is_still_open_keeps_rows_from_being_kept(tx: Transaction[Any]) -> None:
+def test_a_savepoint_that_is_still_open_keeps_rows_from_being_kept(tx: OwnedTransaction[Any]) -> None:
     tx.savepoint().__enter__()
     tx.check_end(keep_rows=False)
     with pytest.raises(TransactionMisused, match="still open"):
@@ -288,7 +288,7 @@ def test_a_savepoint_that_is_still_open_keeps_rows_from_being_kept(tx: Transacti
 
 
 async def test_a_savepoint_of_a_task_says_how_to_use_it(address: Any) -> None:
-    async def work(tx: Transaction[Any], executor: TaskExecutor[Any]) -> None:
+    async def work(tx: OwnedTransaction[Any], executor: TaskExecutor[Any]) -> None:
         with pytest.raises(ProgrammerError, match=r"write `async with tx.savepoint\(\)`"), tx.savepoint():
             pass
         await pay_async(executor, 1)

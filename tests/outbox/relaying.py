@@ -109,7 +109,7 @@ class Stage:
         given: dict[str, Any] = {"headers": {}, "content_type": "text/plain", "not_before": None} | more
         ids = [outgoing.add(topic, data.encode(), key=key, **given) for data, key in events]
         await self.batch(Boundary.BEGIN, *outgoing.flush(), Boundary.COMMIT)
-        outgoing.committed()
+        outgoing.announce()
         return ids
 
     async def batch(self, *steps: Step) -> None:

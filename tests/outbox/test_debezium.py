@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Producer
 
 from onefold import AsyncOnefold
+from onefold._app.base_app import run_flow
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import Subscription
 from onefold._outbox.debezium import connector, forget_captured
@@ -265,7 +266,7 @@ async def test_a_row_that_was_removed_before_it_was_read_is_read_all_the_same(ds
     await once.migrate()
     slot(dsn, of)
     await publish(once)
-    assert await once.ask(lambda dialect: forget_captured(dialect, keep_s=0.0)) == 7
+    assert await run_flow(once, lambda dialect: forget_captured(dialect, keep_s=0.0)) == 7
     await once.close()
     assert len(inserted(changes(dsn, of))) == 7
 
@@ -278,7 +279,7 @@ async def test_old_rows_go_and_young_ones_stay(dsn: str) -> None:
         connection.execute(
             "UPDATE onefold_outbox SET written_at = written_at - interval '2 hours' WHERE topic = 'order.placed'"
         )
-    assert await once.ask(lambda dialect: forget_captured(dialect, keep_s=3600.0, limit=2)) == 3
+    assert await run_flow(once, lambda dialect: forget_captured(dialect, keep_s=3600.0, limit=2)) == 3
     with psycopg.connect(dsn) as connection:
         left = connection.execute("SELECT DISTINCT topic FROM onefold_outbox ORDER BY 1").fetchall()
     assert left == [("order.late",), ("order.paid",)]
@@ -292,14 +293,14 @@ async def test_nothing_is_removed_under_a_relay(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("INSERT INTO onefold_relay VALUES ('r-1', clock_timestamp() + interval '1 minute')")
     with pytest.raises(ConfigurationError, match="relay r-1 is at work"):
-        await once.ask(lambda dialect: forget_captured(dialect, keep_s=0.0))
+        await run_flow(once, lambda dialect: forget_captured(dialect, keep_s=0.0))
     await once.close()
 
 
 async def test_an_outbox_on_sqlite_is_not_captured(tmp_path: Any) -> None:
     once = AsyncOnefold(tmp_path / "shop.db")
     with pytest.raises(ConfigurationError, match="read by relays only"):
-        await once.ask(lambda dialect: forget_captured(dialect, keep_s=0.0))
+        await run_flow(once, lambda dialect: forget_captured(dialect, keep_s=0.0))
     await once.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from onefold import AsyncOnefold, Depends, Message, Onefold, Transaction
+from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold.errors import ConfigurationError, PayloadInvalid
 from onefold.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
@@ -86,7 +87,7 @@ async def test_what_a_handler_raises_is_raised_and_nothing_of_it_stays(sqlite_pa
     with pytest.raises(NotHandled, match=r"'mail'.*no key"):
         await broker.publish("order.shipped", {})
     assert [type(event) for event in broker.events] == [DeadLettered] * 3
-    assert (broker.published, len(await once.ask(lambda dialect: list_failed(dialect, "shipping")))) == ([], 2)
+    assert (broker.published, len(await run_flow(once, lambda dialect: list_failed(dialect, "shipping")))) == ([], 2)
     async with once.transaction() as tx:
         assert await tx.connection.fetch("SELECT * FROM shipped") == []
     await once.close()

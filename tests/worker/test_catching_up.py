@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from onefold import Depends
 from onefold._kernel.messages import Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.telemetry import Handled, Parked
@@ -52,7 +53,7 @@ async def test_a_key_that_stood_still_catches_up_in_a_fraction_of_the_transactio
         database,
         broker,
         [consumer],
-        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
+        transaction=lambda executor: OwnedTransaction(executor, backend.outbox.new_buffer),
         listener=backend.events.append,
     )
 

@@ -17,6 +17,7 @@ from onefold._inbox.consumer import Consumer
 from onefold._kernel.effects import Boundary
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold.db._threaded import ThreadedDatabase, off_loop_handle
@@ -34,7 +35,7 @@ def consuming(backend: Backend, broker: MemoryBroker, *consumers: Consumer, **se
         backend.database,
         broker,
         consumers or (backend.consumer(),),
-        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
+        transaction=lambda executor: OwnedTransaction(executor, backend.outbox.new_buffer),
         listener=backend.events.append,
         **settings,
     )
@@ -357,11 +358,11 @@ async def test_trouble_with_our_own_code_is_logged_and_survived(
 ) -> None:
     made: list[Any] = []
 
-    def transaction(executor: Any) -> Transaction[Any]:
+    def transaction(executor: Any) -> OwnedTransaction[Any]:
         made.append(executor)
         if len(made) == 1:
             raise LookupError("a factory that fails once")
-        return Transaction(executor, backend.outbox.new_buffer)
+        return OwnedTransaction(executor, backend.outbox.new_buffer)
 
     broker = MemoryBroker()
     broker.put(message())

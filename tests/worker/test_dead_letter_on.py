@@ -10,6 +10,7 @@ import pytest
 from faststream.nats import JStream, NatsBroker, TestNatsBroker
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
+from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.stored_message import FailedMessage
 from onefold._worker.faststream import handled_once
@@ -20,7 +21,7 @@ from tests.worker.consuming import until
 
 
 async def failed_messages(once: AsyncOnefold | Onefold, consumer: str = "billing") -> list[FailedMessage]:
-    return await once.ask(lambda dialect: list_failed(dialect, consumer))
+    return await run_flow(once, lambda dialect: list_failed(dialect, consumer))
 
 
 async def test_a_handler_on_a_thread_and_one_on_the_loop_give_up_alike(sqlite_path: Path) -> None:

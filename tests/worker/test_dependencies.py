@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import pytest
 
 from onefold import AsyncOnefold, Depends, Message, Onefold, Transaction
+from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.handler_call import NotCommitted
 from onefold.telemetry import Event, Handled
@@ -258,7 +259,7 @@ async def test_what_a_handler_raises_keeps_its_traceback(sqlite_path: Path, open
         await AsyncMemoryBroker(once).publish("order.placed", {})
     names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-2:] == ["ship", "look_up"]
-    [failed_message] = await once.ask(lambda dialect: list_failed(dialect, "shipping"))
+    [failed_message] = await run_flow(once, lambda dialect: list_failed(dialect, "shipping"))
     assert "look_up" in failed_message.history[-1]["traceback"]
     await once.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncOnefold, Message, Transaction
+from onefold._app.base_app import run_flow
 from onefold._kernel.messages import Confirm
 from onefold._outbox.status_report import report
 from onefold.errors import MessageRefused
@@ -76,11 +77,11 @@ async def test_events_that_no_consumer_has_subscribed_to_are_told_once_for_their
                 await tx.publish("order.placed", {"order": number})
 
         async def all_wait() -> bool:
-            return len((await once.ask(report)).stopped) == 20
+            return len((await run_flow(once, report)).stopped) == 20
 
         await until(all_wait)
         await until(lambda: any("not sent yet" in each.message for each in caplog.records))
-        found = await once.ask(report)
+        found = await run_flow(once, report)
         handled: list[bytes] = []
 
         @once.consumer("shipping", topic="order.placed")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncOnefold, Message
+from onefold._app.base_app import run_flow, with_broker
 from onefold._inbox.registry import ALIVE_S, FORMER_S, RunningProcess, judge, list_processes
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
@@ -74,7 +75,7 @@ class Place:
         async def registered() -> bool:
             once = self.process("unused")
             try:
-                found = await once.ask(lambda dialect: list_processes(dialect, name))
+                found = await run_flow(once, lambda dialect: list_processes(dialect, name))
             finally:
                 await once.close()
             return any(member.alive and member.topics == set(topics) for member in found)
@@ -94,7 +95,7 @@ class Place:
     async def manage(self, work: Callable[[Any, Broker], Any]) -> Any:
         once = self.process("unused")
         try:
-            return await once.manage(work)
+            return await with_broker(once, work)
         finally:
             await once.close()
 
@@ -110,13 +111,13 @@ class Place:
             )
             return _batch(Statement(sql))
 
-        await once.ask(age)
+        await run_flow(once, age)
         await once.close()
 
     async def dead_letters(self) -> int:
         once = self.process("unused")
         try:
-            return await once.ask(lambda dialect: _dead_letters())
+            return await run_flow(once, lambda dialect: _dead_letters())
         finally:
             await once.close()
 

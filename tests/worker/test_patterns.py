@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
+from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.registry import RunningProcess, judge
@@ -49,7 +50,7 @@ async def test_what_waited_in_the_outbox_leaves_when_a_pattern_is_subscribed_to_
         handled.append(message.topic)
 
     async def stopped() -> list[str]:
-        return sorted(event.topic for event in (await once.ask(report)).stopped)
+        return sorted(event.topic for event in (await run_flow(once, report)).stopped)
 
     async def is_stopped() -> bool:
         return len(await stopped()) == 4
@@ -83,17 +84,17 @@ async def test_a_message_keeps_its_topic_when_it_fails_dies_and_is_redriven(addr
         handled.append(message.topic)
 
     async def dead() -> bool:
-        return len(await once.ask(lambda dialect: list_failed(dialect, "audit", state="dead"))) == 1
+        return len(await run_flow(once, lambda dialect: list_failed(dialect, "audit", state="dead"))) == 1
 
     async with once.consuming(), once.relaying():
         async with once.transaction() as tx:
             await tx.publish("order.paid", {}, key="ord-1")
         await until(dead)
-        [failed_message] = await once.ask(lambda dialect: list_failed(dialect, "audit"))
+        [failed_message] = await run_flow(once, lambda dialect: list_failed(dialect, "audit"))
         assert failed_message.topic == "order.paid"
         broken = False
         chosen = Filter(consumer="audit", topic="order.paid")
-        job = await once.ask(lambda dialect: redrive(dialect, chosen, actor="anna"))
+        job = await run_flow(once, lambda dialect: redrive(dialect, chosen, actor="anna"))
         assert job.failed_messages == 1
         await until(lambda: handled == ["order.paid"])
     told = [event for event in events if isinstance(event, Failed | DeadLettered | Handled)]

@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
+from onefold._app.base_app import run_flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.runners import run_async
 from onefold._outbox.schedules import ABANDONED_S, NEVER_MS, TAKEN_S, Timetable, event_id, schedules
@@ -143,7 +144,7 @@ class Stage:
 
 
 async def fire(once: AsyncOnefold, timetable: Timetable) -> float | None:
-    return await once.ask(lambda dialect: timetable.fire())
+    return await run_flow(once, lambda dialect: timetable.fire())
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -169,7 +170,7 @@ async def test_it_is_published_when_it_is_due_and_then_when_it_is_due_next(stage
     moment = datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     assert row[:5] == (event_id("shop", "report", due_ms), "report.due", "all", 1, moment)
     assert (json.loads(row[5]), json.loads(row[6])) == ({"team": "finance"}, {"kind": "daily"})
-    [seen] = await once.ask(schedules)
+    [seen] = await run_flow(once, schedules)
     assert (seen.name, seen.rule, seen.fired_ms) == ("shop/report", "0 6 * * * UTC", due_ms)
     assert seen.due_ms is not None
     assert seen.due_ms > due_ms
@@ -215,7 +216,7 @@ async def test_the_rule_of_the_process_that_was_started_last_holds(
     await fire(*new)
     assert await stage.ask(old[0], "SELECT id FROM onefold_outbox") == [(event_id("shop", "report", due_ms),)]
     assert await fire(*await stage.process()) is not None
-    [seen] = await new[0].ask(schedules)
+    [seen] = await run_flow(new[0], schedules)
     assert seen.rule == "0 6 * * * UTC", "rolled back to the former release"
 
 
@@ -284,7 +285,7 @@ async def test_what_is_never_due_again_stays_so(stage: Stage) -> None:
     [recurring] = once._recurring
     never = type(recurring)(name="never", rule="never", after=lambda ms: None, make_event=recurring.make_event)
     await fire(once, Timetable(once._database.dialect, "shop", [never]))
-    [seen] = await once.ask(schedules)
+    [seen] = await run_flow(once, schedules)
     assert (seen.name, seen.due_ms) == ("shop/never", None)
     assert await stage.ask(once, "SELECT due_ms FROM onefold_schedule") == [(NEVER_MS,)]
 
@@ -308,11 +309,11 @@ async def test_a_rule_that_no_process_serves_any_more_is_taken_back_by_those_tha
     await fire(short_lived, former)
     await stage.make_due(once, 1000)
     await fire(once, current)
-    [left] = await once.ask(schedules)
+    [left] = await run_flow(once, schedules)
     assert left.rule.startswith("0 7"), "its process may be at work"
     await stage.make_due(once, int(ABANDONED_S * 1000) + 60_000)
     await fire(once, current)
-    [taken] = await once.ask(schedules)
+    [taken] = await run_flow(once, schedules)
     assert taken.rule.startswith("0 6")
 
 
@@ -327,7 +328,7 @@ async def test_a_clock_that_was_ahead_for_a_while_does_not_silence_it(stage: Sta
     wait_s = await fire(once, timetable)
     assert wait_s is not None
     assert wait_s <= 60
-    [seen] = await once.ask(schedules)
+    [seen] = await run_flow(once, schedules)
     assert seen.due_ms is not None
     assert 0 <= seen.due_ms - due_ms <= 3_600_000
     assert await stage.ask(once, "SELECT id FROM onefold_outbox") == []

@@ -15,6 +15,7 @@ import pytest
 
 from onefold._inbox.consumer import Consumer
 from onefold._kernel.messages import Delivery, Message
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.transaction import Transaction
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.consumer_worker import ConsumerWorker
@@ -33,7 +34,7 @@ def consuming(backend: Backend, broker: MemoryBroker, consumer: Consumer, **sett
         backend.database,
         broker,
         [consumer],
-        transaction=lambda executor: Transaction(executor, backend.outbox.new_buffer),
+        transaction=lambda executor: OwnedTransaction(executor, backend.outbox.new_buffer),
         listener=backend.events.append,
         **settings,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
-from onefold._kernel.transaction import Transaction
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._worker import consumer_worker, failed_message_loop
 from onefold._worker.consumer_health import QUIET_S, ConsumerHealth
 from onefold._worker.consumer_runner import ConsumerRunner
@@ -30,10 +30,10 @@ class Hiccups:
         self._next_is_lost = False
         monkeypatch.setattr(backend.database, "acquire", self.acquire)
 
-    def transaction(self, executor: TaskExecutor[Any]) -> Transaction[Any]:
+    def transaction(self, executor: TaskExecutor[Any]) -> OwnedTransaction[Any]:
         """What it is asked for next is the connection of this transaction."""
         self._next_is_lost, self.left = self.left > 0, self.left - 1
-        return Transaction(executor, self._backend.outbox.new_buffer)
+        return OwnedTransaction(executor, self._backend.outbox.new_buffer)
 
     async def acquire(self) -> Any:
         if self._next_is_lost:

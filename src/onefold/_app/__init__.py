@@ -20,7 +20,6 @@ from onefold._http.reaper import reap_again_and_again, reap_or_log
 from onefold._idempotency.retention import reap
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block
-from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Database
@@ -181,9 +180,6 @@ class Onefold(BaseOnefold[Database[Any]]):
         self._notifier.close()
         self._database.close()
 
-    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
-        return await asyncio.to_thread(run, question(self._database.dialect), ThreadExecutor(self._database))
-
     def _for_workers(self) -> AsyncDatabase[Any]:
         return self._threaded()
 
@@ -322,9 +318,6 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
         """Close the connections onefold opened itself."""
         await self._notifier.close()
         await self._database.close()
-
-    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
-        return await run_async(question(self._database.dialect), TaskExecutor(self._database))
 
     def _for_workers(self) -> AsyncDatabase[Any]:
         return self._database

@@ -20,11 +20,11 @@ from onefold._kernel.arguments import named_arguments
 from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, both
-from onefold._kernel.transaction import Transaction
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
 from onefold._outbox.write import Outbox
@@ -226,10 +226,6 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         """The broker as it was given."""
         return self._broker
 
-    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
-        """Run one of onefold's flows, a function of the dialect, over this database: `await once.ask(report)`."""
-        raise NotImplementedError
-
     async def relay(
         self,
         stop: asyncio.Event,
@@ -294,16 +290,6 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
         select_consumers(self._consumers, only)
         return lambda stop, begun: self.consume(stop, only=only, subscribed=begun)
 
-    async def manage(self, work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:
-        """Do something with the workers' database and the broker, open for as long: `await once.manage(survey)`."""
-        database = self._for_workers()
-        broker = self._broker_for(database)
-        try:
-            await broker.open()
-            return await work(database, broker)
-        finally:
-            await broker.close()
-
     def _check_outside(self, what: str) -> None:
         """A handler has its transaction. A second one would commit apart from it: kept though the handler fails, and
         again when it is repeated."""
@@ -347,10 +333,8 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             return None
         return self._ledger.due(consumer, retention_s)
 
-    def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> Transaction[Any]:
-        tx = Transaction(executor, self._outbox.new_buffer, self._sessions)
-        tx.development = self._development
-        return tx
+    def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
+        return OwnedTransaction(executor, self._outbox.new_buffer, self._sessions, development=self._development)
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind
@@ -393,3 +377,20 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
 
         self._news.sender = self._notifier.sender
         return broker_of(given, database, retry_awaited, self._news)
+
+
+async def run_flow(once: BaseOnefold[Any], question: Callable[[str], Flow[T]]) -> T:
+    """Run a flow, made by a function of the dialect, over an application's database: `await run_flow(once, report)`."""
+    database = once._for_workers()
+    return await run_async(question(database.dialect), TaskExecutor(database))
+
+
+async def with_broker(once: BaseOnefold[Any], work: Callable[[AsyncDatabase[Any], Broker], Awaitable[T]]) -> T:
+    """Do something with an application's database and its broker, which is open for as long."""
+    database = once._for_workers()
+    broker = once._broker_for(database)
+    try:
+        await broker.open()
+        return await work(database, broker)
+    finally:
+        await broker.close()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from onefold._app.base_app import with_broker
 from onefold._cli.consumer_pause import pause_command, resume_command
 from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, actor_name, confirm
 from onefold._cli.output import age, answer, print_table
@@ -86,7 +87,7 @@ def _managed(
     async def run() -> T:
         once = await make()
         try:
-            return await once.manage(work)
+            return await with_broker(once, work)
         finally:
             await close_onefold(once)
 

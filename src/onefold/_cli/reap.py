@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from onefold._app import AsyncOnefold
+from onefold._app.base_app import run_flow
 from onefold._cli.options import DATABASE, require_database
 from onefold._cli.output import log_to_stderr
 from onefold._cli.times import seconds_of
@@ -53,8 +54,8 @@ async def _reap(database: str, limit: int, batches: int, keep_s: float | None) -
     try:
         events = None
         if keep_s is not None:
-            events = await once.ask(
-                lambda dialect: forget_captured(dialect, keep_s=keep_s, limit=limit, batches_max=batches)
+            events = await run_flow(
+                once, lambda dialect: forget_captured(dialect, keep_s=keep_s, limit=limit, batches_max=batches)
             )
         return await once.reap(limit=limit, batches_max=batches), events
     finally:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from onefold._app.base_app import run_flow
 from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
 from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
 from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
@@ -137,7 +138,7 @@ class _Pulse:
 async def _stop_when_empty(once: AnyOnefold, stop: asyncio.Event, pulse: _Pulse) -> Report:
     while True:
         with suppress(StoreError):  # the relay itself says that it pauses
-            found = await once.ask(lambda dialect: report(dialect, count_max=1000))
+            found = await run_flow(once, lambda dialect: report(dialect, count_max=1000))
             # What waits behind a stopped event is counted as waiting, and is not sent.
             if not found.pending or (found.stopped and pulse.stands_still):
                 stop.set()

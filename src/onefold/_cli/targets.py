@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import typer
 
 from onefold._app import AsyncOnefold, Onefold
+from onefold._app.base_app import run_flow
 from onefold._cli.options import require_database
 from onefold._http.install_checks import left_in
 from onefold._kernel.effects import Flow
@@ -89,7 +90,7 @@ async def refuse_missing_tables(once: AnyOnefold, *questions: Callable[[str], Fl
     """Workers wait for a database that is away; for missing tables they would wait in vain."""
     try:
         for question in questions:
-            await once.ask(question)
+            await run_flow(once, question)
     except SchemaMissing:
         raise
     except StoreError:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import TWO_CONNECTIONS
-from onefold._kernel.transaction import Transaction
 from onefold.errors import TransactionMisused
 
 
-def check_used(tx: Transaction[Any], operation: str, status: int) -> None:
+def check_used(tx: OwnedTransaction[Any], operation: str, status: int) -> None:
     """A success that made no statement on its transaction wrote elsewhere, or nothing."""
     if tx.is_idle:
         raise nothing_executed(
             f"{operation} answered {status}",
             "A handler that writes nothing leaves tx.connection alone, or declares the route with writes=False",
         )
-    if not (tx.touched or tx.published):
+    if not (tx.touched or tx.pending.published):
         raise TransactionMisused(
             f"{operation} answered {status} without using its transaction: what it wrote through another "
             "session or connection commits apart from the key and can happen twice. Write through tx, or declare "

@@ -32,9 +32,9 @@ from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
+from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold._kernel.telemetry import tell
 from onefold._kernel.telemetry.request_events import Claimed, Outcome, Released, Settled
-from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
 from onefold._policy.quota import QuotaSlot
 from onefold.errors import (
     ConnectionLost,
@@ -94,9 +94,9 @@ class GuardedRequest(Generic[E]):
         self.policy = route.policy
         self.operation = f"{request.method} {route.name}"
         self.executor = executor
-        self.tx: Transaction[Any] = Transaction(executor, guard.outbox, guard.sessions)
+        self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
-        self.tx.carried = functools.partial(pick_carried_headers, request.headers)
+        self.tx.carry(functools.partial(pick_carried_headers, request.headers))
         self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.

@@ -24,8 +24,8 @@ from onefold._inbox.version_order import Early, Stand, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry.consumer_events import Duplicate, Handled, InboxEvent, Parked
-from onefold._kernel.transaction import Transaction
 
 if TYPE_CHECKING:
     from onefold._inbox.handling import Inbox
@@ -49,7 +49,7 @@ class StreamsBehind(set[bytes]):
 
 
 async def run_in_one_go(
-    inbox: Inbox, failed_messages: Sequence[FailedMessage], tx: Transaction[Any]
+    inbox: Inbox, failed_messages: Sequence[FailedMessage], tx: OwnedTransaction[Any]
 ) -> list[InboxEvent]:
     """Handle failed messages that `take_run` started; what became of those that were handled. None were: run them one
     by one, and it is seen why. Only some were: time was up, and the others are parked again."""

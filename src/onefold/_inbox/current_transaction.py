@@ -5,6 +5,6 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from onefold._kernel.transaction import Transaction
+from onefold._kernel.owned_transaction import OwnedTransaction
 
-handling: ContextVar[Transaction[Any] | None] = ContextVar("onefold_handling", default=None)
+handling: ContextVar[OwnedTransaction[Any] | None] = ContextVar("onefold_handling", default=None)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_signature import Needed, Parameter, Signature
 from onefold._kernel.messages import Message
-from onefold._kernel.transaction import Transaction
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold.errors import OnefoldError, ProgrammerError
 
 
@@ -30,7 +30,7 @@ class Invocation:
 
     __slots__ = ("_consumer", "_made", "_session", "_stack", "_tx", "error", "messages")
 
-    def __init__(self, consumer: Consumer, messages: list[Message], tx: Transaction[Any], session: Any) -> None:
+    def __init__(self, consumer: Consumer, messages: list[Message], tx: OwnedTransaction[Any], session: Any) -> None:
         self.messages = messages
         #: Why it failed, if it did.
         self.error: Exception | None = None

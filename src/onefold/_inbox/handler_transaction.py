@@ -20,7 +20,7 @@ from onefold._kernel.checkout import rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translated
 from onefold._kernel.messages import Message, carried
-from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
+from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold.errors import (
     ConnectionLost,
     OnefoldError,
@@ -55,7 +55,7 @@ class HandlerTransaction:
         self._returned_garbage = False
 
     async def run(
-        self, known: Statement, messages: list[Message], tx: Transaction[Any], after: tuple[Statement, ...]
+        self, known: Statement, messages: list[Message], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
         """Call the handler and commit. What it returns is why the handler's work is undone. StoreError: not known.
         `known` answers a row if it was committed."""
@@ -65,7 +65,7 @@ class HandlerTransaction:
         self,
         known: Statement,
         messages: list[Message],
-        tx: Transaction[Any],
+        tx: OwnedTransaction[Any],
         settle: Callable[[int], tuple[Statement, ...]],
         time_s: float,
     ) -> Exception | None:
@@ -84,9 +84,10 @@ class HandlerTransaction:
 
         return await self._run(known, tx, call, lambda: settle(count))
 
-    async def _call(self, messages: list[Message], tx: Transaction[Any]) -> None:
-        tx.carried = functools.partial(_carry, messages)
-        tx.in_plain_def = not self._consumer.is_async
+    async def _call(self, messages: list[Message], tx: OwnedTransaction[Any]) -> None:
+        tx.carry(functools.partial(_carry, messages))
+        if not self._consumer.is_async:
+            tx.forbid_awaiting()
         invocation = Invocation(self._consumer, messages, tx, tx.session() if self._session else None)
         if self._opens:
             tx.joined.append(Closing(invocation, self._perform))
@@ -95,7 +96,7 @@ class HandlerTransaction:
     async def _run(
         self,
         known: Statement,
-        tx: Transaction[Any],
+        tx: OwnedTransaction[Any],
         call: Callable[[], Flow[None]],
         after: Callable[[], tuple[Statement, ...]],
     ) -> Exception | None:
@@ -156,7 +157,7 @@ class HandlerTransaction:
             _log.error("%s", error)
         raise error
 
-    async def _undo(self, tx: Transaction[Any], error: Exception) -> Exception:
+    async def _undo(self, tx: OwnedTransaction[Any], error: Exception) -> Exception:
         for joined in tx.joined:
             if isinstance(joined, Closing):
                 joined.invocation.error = error
@@ -172,7 +173,7 @@ class HandlerTransaction:
             return misused
         return error
 
-    async def _roll_back(self, tx: Transaction[Any]) -> bool:
+    async def _roll_back(self, tx: OwnedTransaction[Any]) -> bool:
         """Whether the handler has ended the transaction by itself."""
         ended = 0
         if tx.touched:

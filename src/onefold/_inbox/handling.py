@@ -41,6 +41,7 @@ from onefold._kernel.checkout import checkout, rollback_and_release, with_connec
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import (
     DeadLettered,
@@ -51,7 +52,6 @@ from onefold._kernel.telemetry.consumer_events import (
     InboxEvent,
     Parked,
 )
-from onefold._kernel.transaction import Transaction
 from onefold._policy.backoff import Draw
 from onefold.errors import TransactionMisused
 
@@ -104,7 +104,7 @@ class Inbox:
         """A delivery as this consumer reads it, and as `handle` wants it."""
         return identify(self.consumer, delivery)
 
-    async def handle(self, delivery: Delivery, tx: Transaction[Any]) -> InboxEvent:
+    async def handle(self, delivery: Delivery, tx: OwnedTransaction[Any]) -> InboxEvent:
         """Handle a delivery. When this returns the broker may forget it; StoreError: nothing is known, give it back."""
         stored = stored_from_delivery(delivery)
         problem = find_problem(self.consumer, stored)
@@ -114,7 +114,7 @@ class Inbox:
             return await self._again(stored, tx)
         return self.report(await self._attempt(stored, tx))
 
-    async def handle_batch(self, deliveries: Sequence[Delivery], tx: Transaction[Any]) -> list[InboxEvent] | None:
+    async def handle_batch(self, deliveries: Sequence[Delivery], tx: OwnedTransaction[Any]) -> list[InboxEvent] | None:
         """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
         nothing stayed; handle them one by one."""
         if self.consumer.order == "strict":
@@ -144,7 +144,7 @@ class Inbox:
             events.append(self.report(event(self._name, stored.topic)))
         return events
 
-    async def run_failed(self, failed_message: FailedMessage, tx: Transaction[Any]) -> InboxEvent:
+    async def run_failed(self, failed_message: FailedMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         """Handle a failed message that `take` started."""
         problem = find_problem(self.consumer, failed_message)
         try:
@@ -176,7 +176,7 @@ class Inbox:
 
     # --- one attempt -------------------------------------------------------------------------------------
 
-    async def _again(self, stored: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
+    async def _again(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         """The process that had it may have died of it: count the start before it is run."""
         apart, lease_ms = stored.identity.apart, 2 * self.lease_ms
         keep = self.sql.keep_new(self._name, stored.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
@@ -193,7 +193,7 @@ class Inbox:
             tx,
         )  # fmt: skip
 
-    async def _attempt(self, stored: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
+    async def _attempt(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         opened = await checkout(lambda: self._open(stored))
         if isinstance(opened, _IdConflict):
             await Release()
@@ -208,7 +208,7 @@ class Inbox:
             return Handled(self._name, stored.topic)
         return await with_connection(lambda: self._fail(stored, error))
 
-    async def _attempt_apart(self, stored: StoredMessage, tx: Transaction[Any]) -> InboxEvent:
+    async def _attempt_apart(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         """Its id is that of another source's message: the same again, under a name of its own."""
         if isinstance(stored, FailedMessage):
             renamed = await with_connection(functools.partial(self._rename, stored))
@@ -312,7 +312,7 @@ class Inbox:
         return fresh if new or not await Fetch(self.sql.any_id_conflict(self._name, those)) else None
 
     async def _run(
-        self, stored_messages: Sequence[StoredMessage], tx: Transaction[Any], after: tuple[Statement, ...]
+        self, stored_messages: Sequence[StoredMessage], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
     ) -> Exception | None:
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         known = self.sql.handled(self._name, stored_messages[0].identity)
@@ -321,7 +321,7 @@ class Inbox:
     async def run_each(
         self,
         stored_messages: Sequence[StoredMessage],
-        tx: Transaction[Any],
+        tx: OwnedTransaction[Any],
         settle: Callable[[int], tuple[Statement, ...]],
     ) -> Exception | None:
         """The same for one message after the other, in one transaction, as far as there is time: see `catching_up`."""

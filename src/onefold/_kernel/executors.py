@@ -32,7 +32,7 @@ _NO_CONNECTION = "the executor holds no connection; the flow must await Acquire(
 class Inside(Protocol):
     """The transaction that an executor leads to."""
 
-    def committed(self) -> None:
+    def note_commit(self) -> None:
         """COMMIT was answered."""
         ...
 
@@ -82,7 +82,7 @@ class ThreadExecutor(Generic[H]):
     def release_committed(self) -> None:
         """COMMIT was answered. Whatever interrupts from now on, the transaction is known to be committed."""
         if self.inside is not None:
-            self.inside.committed()
+            self.inside.note_commit()
         self.release()
 
     def discard(self) -> None:
@@ -188,7 +188,7 @@ class TaskExecutor(Generic[H]):
     async def release_committed(self) -> None:
         """The same as for threads."""
         if self.inside is not None:
-            self.inside.committed()
+            self.inside.note_commit()
         await self.release()
 
     async def discard(self) -> None:

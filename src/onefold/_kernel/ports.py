@@ -16,6 +16,7 @@ from onefold._kernel.effects import Row, Statement, Step
 
 if TYPE_CHECKING:
     from onefold._kernel.messages import Confirm, Delivery, Message
+    from onefold._kernel.pending_work import PendingWork
     from onefold._kernel.transaction import Transaction
 
 H_co = TypeVar("H_co", covariant=True)
@@ -128,7 +129,7 @@ class Outgoing(Protocol):
     def cancel(self, event_id: str) -> bool | tuple[Step, ...]: ...
     def cut(self, length: int) -> None: ...
     def flush(self) -> tuple[Statement, ...]: ...
-    def committed(self) -> None: ...
+    def announce(self) -> None: ...
 
 
 class Joined(Protocol):
@@ -168,8 +169,8 @@ class Sessions(Protocol):
         """Session or AsyncSession."""
         ...
 
-    def join(self, tx: Transaction[Any]) -> Any:
-        """A session inside the transaction, for as long as that lasts."""
+    def join(self, tx: Transaction[Any], pending: PendingWork, blocking: Callable[[Callable[[], Any]], Any]) -> Any:
+        """A session inside the transaction, for as long as that lasts. `blocking` calls what may block."""
         ...
 
     def own(self) -> Any:

@@ -24,8 +24,8 @@ from onefold._kernel.ports import Connection
 from onefold.errors import ConnectionLost, ProgrammerError, TransactionMisused
 
 if TYPE_CHECKING:
+    from onefold._kernel.pending_work import Mark, PendingWork
     from onefold._kernel.ports import Joined
-    from onefold._kernel.transaction import Mark, Transaction
 
 #: How long an interrupted part waits for its rollback. It is one short statement, behind one that is being cancelled.
 UNDO_S_MAX: Final = 5.0
@@ -93,11 +93,11 @@ class Savepoints:
 class Savepoint:
     """A part of the transaction that can be undone alone, with the events published in it."""
 
-    __slots__ = ("_mark", "_number", "_parts", "_savepoints", "_tx")
+    __slots__ = ("_mark", "_number", "_parts", "_pending", "_savepoints")
 
-    def __init__(self, savepoints: Savepoints, tx: Transaction[Any]) -> None:
+    def __init__(self, savepoints: Savepoints, pending: PendingWork) -> None:
         self._savepoints = savepoints
-        self._tx = tx
+        self._pending = pending
         self._number = savepoints.take_number()
         self._mark: Mark | None = None
         #: The sessions that had joined when it began, and the part that each has in it.
@@ -105,7 +105,7 @@ class Savepoint:
 
     def __enter__(self) -> None:
         executor = self._thread_executor()
-        for joined in self._tx.joined:
+        for joined in self._pending.joined:
             self._parts.append((joined, joined.begin_part()))
         executor.batch(self._steps(Boundary.SAVEPOINT))
         self._enter()
@@ -134,7 +134,7 @@ class Savepoint:
 
     async def __aenter__(self) -> None:
         executor = self._task_executor()
-        for joined in self._tx.joined:
+        for joined in self._pending.joined:
             self._parts.append((joined, await _answer(joined.begin_part())))
         await executor.batch(self._steps(Boundary.SAVEPOINT))
         self._enter()
@@ -209,12 +209,12 @@ class Savepoint:
 
     def _enter(self) -> None:
         self._savepoints.enter(self._number)
-        self._mark = self._tx.mark()
+        self._mark = self._pending.mark()
 
     def _all_parts(self) -> list[tuple[Joined, Any]]:
         """The sessions that are in the transaction now, the last to join first, and the part each has in the block."""
         known = {id(joined): part for joined, part in self._parts}
-        return [(joined, known.get(id(joined))) for joined in reversed(self._tx.joined)]
+        return [(joined, known.get(id(joined))) for joined in reversed(self._pending.joined)]
 
     def _end_parts(self, *, keep: bool) -> None:
         for joined, part in self._all_parts():
@@ -222,7 +222,7 @@ class Savepoint:
 
     def _retract(self) -> None:
         if self._mark is not None:
-            self._tx.retract(self._mark)
+            self._pending.retract(self._mark)
 
     def _leave(self, kind: type[BaseException] | None) -> bool:
         """Whether there is something to end. In a doomed transaction there is not."""

@@ -156,7 +156,7 @@ class EventBuffer:
             statements += write(event, due_ms)
         return tuple(statements)
 
-    def committed(self) -> None:
+    def announce(self) -> None:
         """They are in the database: relays may be told."""
         for tell in self._outbox.committed:
             tell()

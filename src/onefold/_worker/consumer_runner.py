@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from onefold._inbox.consumer import Consumer
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.topics import refuse_patterns
-from onefold._kernel.transaction import Transaction
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import Interrupted, either, resist
 from onefold._worker.consumer_worker import ConsumerWorker
@@ -32,7 +32,7 @@ class ConsumerRunner:
         broker: Broker,
         consumers: Sequence[Consumer],
         *,
-        transaction: MakeTransaction = Transaction,
+        transaction: MakeTransaction = OwnedTransaction,
         listener: Listener | None = None,
         grace_s: float = 30.0,
     ) -> None:

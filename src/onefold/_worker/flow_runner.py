@@ -7,15 +7,15 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold._kernel.transaction import Transaction
 from onefold._worker.cancellation import resist
 from onefold.errors import StoreBusy
 
 T = TypeVar("T")
 
-MakeTransaction: TypeAlias = Callable[[TaskExecutor[Any]], Transaction[Any]]
+MakeTransaction: TypeAlias = Callable[[TaskExecutor[Any]], OwnedTransaction[Any]]
 
 BUSY_MAX: Final = 10
 
@@ -30,12 +30,12 @@ class FlowRunner:
     async def run(self, flow: Flow[T]) -> T:
         return await resist(run_async(flow, TaskExecutor(self._database)))
 
-    async def handle(self, flow: Callable[[Transaction[Any]], Flow[T]]) -> T:
+    async def handle(self, flow: Callable[[OwnedTransaction[Any]], Flow[T]]) -> T:
         """A flow that calls a handler, in a transaction."""
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
         return await resist(run_async(flow(self._transaction(executor)), executor))
 
-    async def insist(self, flow: Callable[[Transaction[Any]], Flow[T]]) -> T:
+    async def insist(self, flow: Callable[[OwnedTransaction[Any]], Flow[T]]) -> T:
         """The same. A lock that others hold (on SQLite there is only one) is worth waiting for, with the delivery in
         hand."""
         for _ in range(BUSY_MAX):

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from onefold._kernel.effects import Flow, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold._kernel.runners import run, run_async
-from onefold._kernel.transaction import Transaction, close_sessions, commit, undo
+from onefold._kernel.transaction import Transaction
 
 
 class Ends(Protocol):
@@ -21,7 +22,7 @@ class Ends(Protocol):
 
 
 @contextmanager
-def block(tx: Transaction[Any], ends: Ends, executor: ThreadExecutor[Any]) -> Iterator[Transaction[Any]]:
+def block(tx: OwnedTransaction[Any], ends: Ends, executor: ThreadExecutor[Any]) -> Iterator[Transaction[Any]]:
     """For threads."""
     tx.open()
     try:
@@ -37,7 +38,9 @@ def block(tx: Transaction[Any], ends: Ends, executor: ThreadExecutor[Any]) -> It
 
 
 @asynccontextmanager
-async def async_block(tx: Transaction[Any], ends: Ends, executor: TaskExecutor[Any]) -> AsyncIterator[Transaction[Any]]:
+async def async_block(
+    tx: OwnedTransaction[Any], ends: Ends, executor: TaskExecutor[Any]
+) -> AsyncIterator[Transaction[Any]]:
     """For asyncio."""
     tx.open()
     try:
@@ -52,7 +55,7 @@ async def async_block(tx: Transaction[Any], ends: Ends, executor: TaskExecutor[A
     await run_async(_commit(tx, ends), executor)
 
 
-async def _commit(tx: Transaction[Any], ends: Ends) -> None:
+async def _commit(tx: OwnedTransaction[Any], ends: Ends) -> None:
     try:
         await close_sessions(tx, True)
         tx.check_executed("the block of a transaction ended")
@@ -62,5 +65,5 @@ async def _commit(tx: Transaction[Any], ends: Ends) -> None:
     await commit(tx, ends.commit)
 
 
-async def _undo(tx: Transaction[Any], ends: Ends, error: Exception) -> None:
+async def _undo(tx: OwnedTransaction[Any], ends: Ends, error: Exception) -> None:
     await undo(tx, functools.partial(ends.rollback, error), name="a transaction block")

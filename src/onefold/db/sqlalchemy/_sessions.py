@@ -19,12 +19,15 @@ from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
-from onefold._kernel.transaction import Mark, Transaction
+from onefold._kernel.pending_work import Mark, PendingWork
+from onefold._kernel.transaction import Transaction
 from onefold.db.sqlalchemy._engine_events import holder_of
 from onefold.errors import ConfigurationError, ProgrammerError, TransactionMisused
 
 AnySession: TypeAlias = Session | AsyncSession
 Factory: TypeAlias = Callable[[], AnySession]
+#: Calls what may block, on a thread where it must.
+Blocking: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 _JOINED = "onefold.joined"
 
@@ -79,7 +82,7 @@ class Sessions:
     def kind(self) -> str:
         return self._kind.__name__
 
-    def join(self, tx: Transaction[Any]) -> AnySession:
+    def join(self, tx: Transaction[Any], pending: PendingWork, blocking: Blocking) -> AnySession:
         """A session inside the transaction, for as long as that lasts."""
         session = self._made()
         inner = _inner(session)
@@ -90,7 +93,8 @@ class Sessions:
             )
         if inner.twophase:
             raise ConfigurationError("session_factory makes sessions with twophase=True; onefold ends transactions")
-        tx.joined.append(JoinedSession(tx, session, inner, _sync(self._engine), lent=self._lends))
+        joined = JoinedSession(tx, pending, blocking, session, _sync(self._engine), lent=self._lends)
+        pending.joined.append(joined)
         return session
 
     def own(self) -> AnySession:
@@ -120,9 +124,19 @@ class JoinedSession:
     """One session inside one transaction: see `Joined` in the kernel."""
 
     def __init__(
-        self, tx: Transaction[Any], session: AnySession, inner: Session, engine: Engine, *, lent: bool
+        self,
+        tx: Transaction[Any],
+        pending: PendingWork,
+        blocking: Blocking,
+        session: AnySession,
+        engine: Engine,
+        *,
+        lent: bool,
     ) -> None:
+        inner = _inner(session)
         self.tx = tx
+        self._pending = pending
+        self._blocking = blocking
         self._session: Any = session
         self._inner: Any = inner
         self._engine = engine
@@ -131,7 +145,7 @@ class JoinedSession:
         #: Whether there is work that a rollback of the transaction undoes: in a savepoint that is open, or released.
         self._open = self._released = False
         #: Where events and hooks stood when the session's work began, and each nested part of it.
-        self._since: dict[SessionTransaction | None, Mark] = {None: tx.mark()}
+        self._since: dict[SessionTransaction | None, Mark] = {None: pending.mark()}
         #: Whether what it held was written when the handler returned, and why it could not be.
         self._written = False
         self._failure: Exception | None = None
@@ -204,7 +218,7 @@ class JoinedSession:
     def _perform(self, work: Callable[[], None]) -> Any:
         if isinstance(self._session, AsyncSession):
             return self._session.run_sync(lambda _: work())
-        return self.tx.blocking(work)
+        return self._blocking(work)
 
     def _perform_here(self, work: Callable[[], Any]) -> Any:
         """On the thread of the caller, as its own calls of the session."""
@@ -305,16 +319,16 @@ class JoinedSession:
 
     def part_begun(self, part: SessionTransaction) -> None:
         self._open = True
-        self._since[part] = self.tx.mark() if part.nested else self._since.get(None, self.tx.mark())
+        self._since[part] = self._pending.mark() if part.nested else self._since.get(None, self._pending.mark())
 
     def part_ended(self, part: SessionTransaction) -> None:
         if not part.nested:
-            self._since[None] = self.tx.mark()
+            self._since[None] = self._pending.mark()
             if part.parent is None:  # else it is that of a flush
                 self._writes = None
 
     def part_undone(self, part: SessionTransaction) -> None:  # comes after the end
-        self.tx.retract(self._since.get(part, self.tx.mark()))
+        self._pending.retract(self._since.get(part, self._pending.mark()))
         self.part_ended(part)
 
 

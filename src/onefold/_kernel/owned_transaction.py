@@ -1,0 +1,210 @@
+"""The transaction as its owner has it: the request, consumer or block that begins it, and ends it once.
+
+Its user has the same object as a `Transaction`, and can neither begin nor end it.
+
+Theory of its end, the same wherever it was begun (in a request, a consumer, a block). Sessions write what they hold
+back, or let go of it. Then the transaction is refused to its user, committed or rolled back, and concluded: hooks are
+called, sessions are let go of, once. What COMMIT's failure tells of the rows is what hooks are told: where that is not
+known, neither kind is called.
+
+An interruption (cancellation, KeyboardInterrupt) may strike anywhere in between: the flow is closed where it stands.
+The executor, which is abandoned then, knows the transaction it leads to, and concludes it with what was known at that
+moment: rolled back before COMMIT was sent, unknown from then on, and how it ended once that was answered. That is noted
+before the connection is given back (`ReleaseCommitted`): nothing can be awaited, and so interrupted, in between.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from onefold._kernel.effects import Call, Flow, Statement
+from onefold._kernel.end_hooks import Due
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
+from onefold._kernel.handler_errors import nothing_executed
+from onefold._kernel.pending_work import PendingWork
+from onefold._kernel.ports import Joined, Outgoing, Sessions
+from onefold._kernel.transaction import ENDED, Transaction, no_outbox
+from onefold.errors import ConnectionLost, OutcomeUnknowable, OutcomeUnknown, StoreUnavailable
+
+H = TypeVar("H")
+T = TypeVar("T")
+
+_log = logging.getLogger("onefold.transaction")
+
+
+class OwnedTransaction(Transaction[H]):
+    """A transaction with its beginning and its end."""
+
+    __slots__ = ("development", "kept", "settled")
+
+    def __init__(
+        self,
+        executor: ThreadExecutor[H] | TaskExecutor[H],
+        outbox: Callable[[], Outgoing] = no_outbox,
+        sessions: Sessions | None = None,
+        *,
+        development: bool = False,
+    ) -> None:
+        super().__init__(executor, outbox, sessions)
+        #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
+        self.kept: bool | None = False
+        #: Whether its COMMIT was answered: from then on a record that went with it is stored.
+        self.settled = False
+        #: Whether its user is told of what it seems to have forgotten.
+        self.development = development
+
+    @property
+    def touched(self) -> bool:
+        """Whether its user may have written something."""
+        return self._touched
+
+    @property
+    def pending(self) -> PendingWork:
+        """What waits for its end."""
+        return self._pending
+
+    @property
+    def joined(self) -> list[Joined]:
+        """The sessions that work inside of it."""
+        return self._pending.joined
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its user was given the connection, and has had nothing executed on it: what is not awaited is not
+        executed. Where a driver cannot tell, it was."""
+        return self._handed and not getattr(self._executor.connection, "executed", True)
+
+    def carry(self, headers: Callable[[], Mapping[str, str]]) -> None:
+        """Have its events carry on these headers of what caused it: trace, correlation."""
+        self._carried = headers
+
+    def forbid_awaiting(self) -> None:
+        """Its user is a plain `def`, which cannot await."""
+        self._in_plain_def = True
+
+    def note_commit(self) -> None:
+        """COMMIT was answered: the relay of this process may publish the events. A second call does nothing."""
+        self.settled = True
+        if self.kept is None:
+            self.kept = True
+            self._pending.announce()
+
+    def open(self) -> None:
+        """The claim was granted."""
+        self._over = None
+        self._executor.inside = self
+
+    def end(self, kept: bool | None = False) -> None:
+        """The request is about to be settled or released: the connection is not the handler's any more. `kept` is what
+        is known of its rows until `conclude` tells more: None where COMMIT is sent next."""
+        self._over = ENDED
+        self.kept = kept
+
+    def interrupt(self) -> Callable[[], Flow[None]] | None:
+        """Its executor is abandoned, wherever it stands. What is left to do concludes it with what is known now."""
+        self._over = ENDED
+        return functools.partial(self.conclude, self.kept) if self._pending else None
+
+    async def conclude(self, kept: bool | None) -> None:
+        """It has ended and its connection is given back: call the hooks, let go of the sessions.
+
+        What a hook raises cannot change what is committed, nor the answer. None: the outcome is not known, so that
+        neither kind of hook would be true. Interrupted in a hook, it goes on with the next: each is called once.
+        """
+        self.kept, self._session = kept, None
+        if kept is None and self._pending:
+            _log.warning(
+                "the outcome of a transaction is not known: neither its commit nor its rollback hooks are called"
+            )
+        while (call := self._take_call(kept)) is not None:
+            try:
+                await Call(call)
+            except Exception:
+                ended = "COMMIT" if kept else "rollback"
+                _log.exception("a hook after %s failed (%s); the %s stands", ended, name_of(call), ended)
+        self._executor.inside = None  # neither must keep the other from being freed
+
+    def _take_call(self, kept: bool | None) -> Callable[[], Any] | None:
+        """What is to be called next, now that it has ended like this. It is forgotten: nothing is called twice."""
+        due = Due.BOTH if kept is None else Due.COMMIT if kept else Due.ROLLBACK
+        if (hook := self._pending.take_hook(due)) is not None:
+            return hook
+        return functools.partial(self.joined.pop().after_end, kept) if self.joined else None
+
+    def is_open_for(self, outbox: Callable[[], Outgoing]) -> bool:
+        """Whether a handler is inside of it at this moment, and its events go to this outbox: it is this Onefold's."""
+        return self._over is None and self._outbox == outbox
+
+    def deny(self, error: StoreUnavailable) -> None:
+        """The route runs without its store, because it said so: there is no transaction to offer."""
+        self._over = error
+
+    def check_end(self, *, keep_rows: bool = True) -> None:
+        """Called before it is settled: raises TransactionMisused where a savepoint, or a cancellation that was not
+        awaited, forbids that."""
+        if self._savepoints is not None:
+            self._savepoints.check_end(keep_rows=keep_rows)
+        if self._cancels is not None and keep_rows:
+            self._cancels.check_end()
+
+    def check_executed(self, whose: str) -> None:
+        """The same, when its sessions are closed. Raises TransactionMisused in development."""
+        if self.development and self.is_idle:
+            raise nothing_executed(whose, "Leave tx.connection alone where nothing is to be written")
+
+
+async def close_sessions(tx: OwnedTransaction[Any], keep_rows: bool) -> None:
+    """The transaction is about to end: have what joined it write what it holds back, or let go of it."""
+    for joined in reversed(tx.joined):
+        await Call(functools.partial(joined.before_end, keep_rows))
+
+
+def is_kept(_: object) -> bool:
+    """A COMMIT that was answered has kept the rows."""
+    return True
+
+
+async def commit(
+    tx: OwnedTransaction[Any],
+    work: Callable[[tuple[Statement, ...]], Flow[T]],
+    *,
+    keep_rows: bool = True,
+    kept: Callable[[T], bool | None] = is_kept,
+) -> T:
+    """Have `work` commit, and conclude. It is given what writes the events, none where the rows are not kept; `kept`
+    says of its answer whether they were."""
+    tx.end(None if keep_rows else False)
+    try:
+        answer = await work(tx.pending.flush() if keep_rows else ())
+    except Exception as error:
+        await tx.conclude(_kept_despite(error) if tx.kept is None else tx.kept)
+        raise
+    outcome = kept(answer)
+    if outcome:
+        tx.note_commit()
+    await tx.conclude(outcome if keep_rows else False)
+    return answer
+
+
+async def undo(tx: OwnedTransaction[Any], work: Callable[[], Flow[T]], *, name: str) -> T:
+    """Have `work` roll back, and conclude. `name` says whose session could not be closed, should there be one."""
+    try:
+        await close_sessions(tx, False)
+    except Exception:
+        _log.warning("%s: a session could not be closed; its connection rolls back", name, exc_info=True)
+    tx.end()
+    try:
+        answer = await work()
+    except Exception:
+        await tx.conclude(False)
+        raise
+    await tx.conclude(False)
+    return answer
+
+
+def _kept_despite(error: Exception) -> bool | None:
+    """Whether the rows of a transaction whose COMMIT failed like this were kept. None: not known."""
+    return None if isinstance(error, ConnectionLost | OutcomeUnknown | OutcomeUnknowable) else False
