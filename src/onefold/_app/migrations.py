@@ -11,6 +11,7 @@ from onefold._inbox import schema as inbox_schema
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox_schema
+from onefold._steps import schema as steps_schema
 from onefold.brokers import _endpoint_schema as endpoint_schema
 from onefold.brokers import _local_schema as local_schema
 from onefold.db._connect import file_of, sync_database
@@ -19,7 +20,15 @@ from onefold.errors import ProgrammerError
 
 _log = logging.getLogger("onefold.database")
 
-_FEATURES = (idempotency_schema, outbox_schema, inbox_schema, local_schema, journal_schema, endpoint_schema)
+_FEATURES = (
+    idempotency_schema,
+    outbox_schema,
+    inbox_schema,
+    local_schema,
+    journal_schema,
+    endpoint_schema,
+    steps_schema,
+)
 
 
 def _collect_migrations(dialect: str) -> dict[int, tuple[str, ...]]:

@@ -1,0 +1,1 @@
+"""Recorded steps: work that goes on where it was interrupted."""

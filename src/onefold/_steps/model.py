@@ -1,0 +1,123 @@
+"""What a work is, what can become of a claim on it, and what is recorded of it.
+
+A work is in one of these states, seen from a process that wants to do it:
+
+    state of the work                     same input            other input
+    ------------------------------------  --------------------  -----------
+    never seen, or forgotten              Held                  Held
+    being done, its lease runs            Busy                  Differs
+    given up: its lease has run out       Held, with its steps  Differs
+    parked for a person                   Parked                Differs
+    finished, and remembered              Done, with its steps  Differs
+
+Held is a lease: it is renewed while the work is done, and a process that takes it over raises its fence. What is
+written for a work is written together with a look at the fence: a holder that was taken over writes nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+WorkKind: TypeAlias = Literal["request", "message", "work"]
+StepKind: TypeAlias = Literal["phase", "call"]
+StepState: TypeAlias = Literal["started", "done"]
+
+#: Fences begin anywhere below this: a work that was forgotten and claimed anew must not have the fence of the process
+#: that held it before.
+FENCE_END: Final = 1 << 62
+
+_digest = partial(blake2b, digest_size=16, person=b"onefold.work")
+
+
+def digest_of(kind: WorkKind, *names: str) -> bytes:
+    """The durable id of a work that is no request: primary key of its row, and what its keys are derived from."""
+    # Lengths first: no two lists of names are hashed alike.
+    framed = "".join([f"{kind}:", *(f"{len(name)}:{name}" for name in names)])
+    return _digest(framed.encode("utf-8", "surrogatepass")).digest()
+
+
+class WorkAsk(NamedTuple):
+    """One process's claim on a work."""
+
+    digest: bytes
+    kind: WorkKind
+    operation: str
+    """What people and logs call it."""
+    fingerprint: bytes
+    lease_s: float
+    retention_s: float
+    earlier: tuple[bytes, ...] = ()
+    """What a deploy before calls the same work: one that is found there goes on under that name, and so keeps its
+    derived keys."""
+    request: bytes | None = None
+    """What it takes to do the work again without its caller."""
+    same: Callable[[bytes, bytes], bool] | None = None
+    """Whether a work with this digest and fingerprint has the same input; None: if the fingerprints agree."""
+
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        return (self.digest, *self.earlier)
+
+    def has_input_of(self, digest: bytes, fingerprint: bytes) -> bool:
+        return fingerprint == self.fingerprint if self.same is None else self.same(digest, fingerprint)
+
+
+class Step(NamedTuple):
+    """A step as it is recorded."""
+
+    position: int
+    name: str
+    kind: StepKind
+    state: StepState
+    result: bytes | None
+    """As it is stored: sealed, where results are."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A work that this process may do, until another takes it over."""
+
+    digest: bytes
+    """The name it is stored under: an earlier one, where a deploy before has begun it."""
+    fence: int
+    operation: str
+    lease_s: float
+    attempts: int = 1
+    steps: tuple[Step, ...] = ()
+    request: bytes | None = field(default=None, repr=False)
+    taken_over: bool = False
+    """Another process was found to have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The work is being done elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """The name stands for a work with another input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The work waits for a person."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The work was finished before, and its steps are remembered."""
+
+    digest: bytes
+    steps: tuple[Step, ...]
+    result: bytes | None
+    """Of its finish, as it is stored. None: it had none."""
+
+
+WorkClaim: TypeAlias = Held | Busy | Differs | Parked | Done

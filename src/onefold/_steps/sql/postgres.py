@@ -1,0 +1,43 @@
+"""Recorded steps on Postgres, in which the common statements are written.
+
+`now` is the clock, not the beginning of the transaction: a lease that a long phase renews counts from the phase's end.
+"""
+
+from __future__ import annotations
+
+from onefold._kernel.dialects import POSTGRES_PROOF, postgres_lease
+from onefold._kernel.effects import Statement, Step
+from onefold._kernel.pg_catalog import qualified
+
+#: What a power cut may take is harmless: the claim of a work of which nothing is recorded, or the end of a lease. A
+#: later commit that waits for the disk takes what was committed before along.
+_UNFLUSHED = Statement(qualified("SELECT set_config('synchronous_commit', 'off', true)"))
+
+_KEY_LOCK = qualified("SELECT pg_advisory_xact_lock($1::bigint)")
+
+
+class Postgres:
+    """What Postgres says differently."""
+
+    now = "clock_timestamp()"
+    lock = "FOR UPDATE"
+    lock_free = "FOR UPDATE SKIP LOCKED"
+    light: tuple[Statement, ...] = (_UNFLUSHED,)
+    #: In front of what ends a phase: refused where its function has ended the transaction by itself, or has swallowed
+    #: an error that aborted it.
+    proof: tuple[Step, ...] = (POSTGRES_PROOF,)
+
+    def opening(self, lease_s: float) -> tuple[Statement, ...]:
+        """Bounds a phase."""
+        return (postgres_lease(lease_s),)
+
+    def wait_for_key(self, lock: int) -> tuple[Statement, ...]:
+        """Keeps claims of a key away until COMMIT: they see its record, or that it is in flight."""
+        return (Statement(_KEY_LOCK, (lock,)),)
+
+    def text(self, sql: str) -> str:
+        return qualified(sql)
+
+    def in_ms(self, ms: str) -> str:
+        """A moment so many milliseconds from now."""
+        return f"({self.now} + ({ms} * interval '1 millisecond'))"

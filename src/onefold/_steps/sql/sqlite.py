@@ -1,0 +1,36 @@
+"""Recorded steps on SQLite, where BEGIN takes the one write lock: what is looked at stays so until COMMIT. Times are in
+milliseconds since 1970."""
+
+from __future__ import annotations
+
+import re
+
+from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
+from onefold._kernel.dialects import sqlite_values
+from onefold._kernel.effects import Statement, Step
+
+_MOMENT = re.compile(r"\b([a-z_]+_at)\b")
+
+
+class Sqlite:
+    """What SQLite says differently."""
+
+    now = _NOW
+    lock = ""
+    lock_free = ""
+    light: tuple[Statement, ...] = ()
+    #: The connection itself lets no other code end the transaction, and knows if SQLite did.
+    proof: tuple[Step, ...] = (Statement("SELECT 1"),)
+
+    def opening(self, lease_s: float) -> tuple[Statement, ...]:
+        return ()
+
+    def wait_for_key(self, lock: int) -> tuple[Statement, ...]:
+        """A claim that writes waits for the write lock, one that reads sees the record or the work."""
+        return ()
+
+    def text(self, sql: str) -> str:
+        return _MOMENT.sub(r"\1_ms", sqlite_values(sql))
+
+    def in_ms(self, ms: str) -> str:
+        return f"({_NOW} + {ms})"

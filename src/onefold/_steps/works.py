@@ -1,0 +1,145 @@
+"""Works: claimed by a row with a lease, and gone on with by a process that finds the lease run out.
+
+Theory of operation. A claim inserts the work's row, with a fence and a lease, and commits. From then on no connection
+is held: what keeps others away is the lease, which is renewed for as long as the work is done. A process that finds the
+row takes the work over once its lease has run out: it raises the fence, and gets the steps that are recorded. Each
+write for a work locks its row and looks at the fence in the transaction that writes: a holder that was taken over
+writes nothing more, however late it wakes up.
+
+Failure windows. A crash before the claim's COMMIT leaves nothing. A crash later leaves the row, and its recorded steps:
+the next one goes on when the lease has run out. A COMMIT whose answer was lost is looked for on a fresh connection.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Row, Step
+from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, Parked, WorkAsk, WorkClaim
+from onefold._steps.model import Step as RecordedStep
+from onefold._steps.sql import STATEMENTS
+from onefold.errors import RequiredValueMissing, StoreBusy, UniqueViolated
+
+#: How often a work is looked at that comes and goes while it is claimed.
+CLAIMS_MAX: Final = 3
+
+#: Works that are forgotten in one transaction.
+_REAPED_AT_ONCE: Final = 100
+
+
+def new_fence() -> int:
+    """Where a fence begins: no two claims of one work begin at the same."""
+    return int.from_bytes(os.urandom(8), "big") % FENCE_END
+
+
+class Works:
+    """The flows of claiming and giving back."""
+
+    def __init__(self, dialect: str, *, new_fence: Callable[[], int] = new_fence) -> None:
+        self.sql = STATEMENTS[dialect]
+        self._new_fence = new_fence
+
+    async def claim(self, ask: WorkAsk) -> WorkClaim:
+        """Claim a work that has nothing but its name: for requests see `insert` and `take`."""
+        for _ in range(CLAIMS_MAX):
+            held = await checkout(functools.partial(self.insert, ask, (Boundary.BEGIN,)))
+            if held is not None:
+                return held
+            claim = await checkout(functools.partial(self.take, ask, (Boundary.BEGIN,)))
+            if claim is not None:
+                return claim
+        return Busy()
+
+    async def insert(self, ask: WorkAsk, opened: tuple[Step, ...]) -> Held | None:
+        """Commit the claim of a new work, in the transaction that `opened` begins or goes on with. None: the work is
+        there already. Either way the connection is given back."""
+        fence = self._new_fence()
+        try:
+            await Batch((*opened, *self.sql.light, self.sql.insert(ask, fence), Boundary.COMMIT))
+        except (UniqueViolated, RequiredValueMissing):
+            await rollback_and_release()
+            return None
+        await Release()
+        return Held(ask.digest, fence, ask.operation, ask.lease_s, request=ask.request)
+
+    async def take(self, ask: WorkAsk, opened: tuple[Step, ...]) -> WorkClaim | None:
+        """Look at a work that is there, and take it over where its lease has run out. None: it has gone meanwhile.
+        The connection is given back."""
+        if opened:
+            await Batch(opened)
+        try:
+            rows = await Fetch(self.sql.find(ask))
+            if not rows:
+                # Locked by a phase, by its end, or by another who takes it over; or gone.
+                claim: WorkClaim | None = Busy() if await Fetch(self.sql.seen(ask)) else None
+            else:
+                claim = await self._judge(ask, min(rows, key=lambda row: ask.names.index(bytes(row[0]))))
+        except StoreBusy:
+            claim = Busy()
+        if isinstance(claim, Held):
+            await Release()
+        else:
+            await rollback_and_release()
+        return claim
+
+    async def _judge(self, ask: WorkAsk, row: Row) -> WorkClaim:
+        digest, fingerprint, fence, attempts, parked, live, finished, result, request = row
+        digest = bytes(digest)
+        if not ask.has_input_of(digest, bytes(fingerprint)):
+            return Differs()
+        if parked is not None:
+            return Parked(parked)
+        if live and not finished:
+            return Busy()
+        steps = read_steps(await Fetch(self.sql.steps(digest)))
+        if finished:
+            return Done(digest, steps, _bytes(result))
+        await Batch((self.sql.take(digest, fence, ask.lease_s), Boundary.COMMIT))
+        return Held(digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, _bytes(request))
+
+    async def release(self, held: Held) -> None:
+        """Let another go on at once. Nothing is left of a work of which nothing is recorded."""
+        steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *self.sql.release(held), Boundary.COMMIT)
+        await with_connection(functools.partial(_batch, steps))
+
+    async def park(self, held: Held, reason: str) -> None:
+        """Leave the work to a person."""
+        steps: tuple[Step, ...] = (Boundary.BEGIN, self.sql.park(held, reason), Boundary.COMMIT)
+        await with_connection(functools.partial(_batch, steps))
+
+    async def reap(self, limit: int) -> int:
+        """Forget at most `limit` works; how many there were."""
+        reaped = 0
+        while reaped < limit:
+            gone = await with_connection(functools.partial(self._reap, min(limit - reaped, _REAPED_AT_ONCE)))
+            reaped += gone
+            if gone < _REAPED_AT_ONCE:
+                break
+        return reaped
+
+    async def _reap(self, limit: int) -> int:
+        await Batch((Boundary.BEGIN,))
+        rows = await Fetch(self.sql.expired(limit))
+        gone = [statement for digest, fence in rows for statement in self.sql.delete(bytes(digest), fence)]
+        await Batch((*gone, Boundary.COMMIT))
+        return len(rows)
+
+
+def read_steps(rows: Sequence[Row]) -> tuple[RecordedStep, ...]:
+    """The rows of `Statements.steps`."""
+    return tuple(
+        [RecordedStep(position, name, kind, state, _bytes(result)) for position, name, kind, state, result in rows]
+    )
+
+
+async def _batch(steps: tuple[Step, ...]) -> int:
+    return await Batch(steps)
+
+
+def _bytes(value: Any) -> bytes | None:
+    """Drivers answer with views where they can."""
+    return None if value is None else bytes(value)
