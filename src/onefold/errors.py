@@ -8,60 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "AnswerEncoded",
-    "AnswerNotKept",
-    "AuthenticationBroken",
-    "BodyIncomplete",
-    "BodyNotReplayable",
-    "BodyTooLarge",
-    "BodyTooSlow",
-    "BrokerError",
-    "BrokerUnavailable",
-    "CallNotMade",
-    "CallerError",
-    "ConfigurationError",
-    "ConnectionLost",
-    "ConsumerActive",
-    "DeadlinePassed",
-    "HeaderRepeated",
-    "IntentExpired",
-    "IntentInvalid",
-    "IntentReused",
-    "KeyExpired",
-    "KeyInFlight",
-    "KeyMalformed",
-    "KeyMissing",
-    "KeyNotDerivable",
-    "KeyReused",
-    "MessageInvalid",
-    "MessageRefused",
-    "MessageUnreadable",
-    "NotAuthorized",
-    "OnefoldError",
-    "OutcomeUnknowable",
-    "OutcomeUnknown",
-    "Overloaded",
-    "PayloadInvalid",
-    "PoolExhausted",
-    "PrincipalMissing",
-    "ProgrammerError",
-    "RequiredValueMissing",
-    "SchemaMissing",
-    "SerializationFailed",
-    "StatementRefused",
-    "StoreBusy",
-    "StoreError",
-    "StoreReadOnly",
-    "StoreUnavailable",
-    "TooManyRequests",
-    "TopicNotSubscribed",
-    "TransactionAborted",
-    "TransactionEnded",
-    "TransactionMisused",
-    "UniqueViolated",
-]
-
 
 class OnefoldError(Exception):
     """The root: catch this to catch everything onefold raises on purpose."""
@@ -111,6 +57,29 @@ class IntentReused(ProgrammerError):
 
 class KeyNotDerivable(ProgrammerError):
     """A key cannot be derived from this: it may be written differently the next time."""
+
+
+class ResultNotSerializable(ProgrammerError):
+    """What a function returned cannot be recorded: its type, its size. Nothing of it stays."""
+
+
+class ResultUnreadable(ProgrammerError):
+    """A recorded result does not fit the type that it is to be read as: the code was changed after it was recorded."""
+
+
+class WorkMisused(ProgrammerError):
+    """The points of a work are used in a way that cannot be resumed: a name twice, two at once, one after the end."""
+
+
+class WorkMismatch(ProgrammerError):
+    """The name already stands for a work with another input. Nothing was run."""
+
+
+class WorkChanged(ProgrammerError):
+    """The code asks for other points than those that an earlier attempt at this work has recorded. Nothing was run."""
+
+    slug = "work-changed"
+    title = "The application changed in the middle of this work"
 
 
 # --- the caller must act ---------------------------------------------------------------------------------
@@ -174,6 +143,18 @@ class KeyInFlight(CallerError):
     slug = "key-in-flight"
     title = "A request with this Idempotency-Key is in flight"
     retryable = True
+
+
+class WorkTakenOver(KeyInFlight):
+    """The lease of this work ran out and another process has taken it over: this one may write nothing more for it."""
+
+
+class WorkParked(CallerError):
+    """The work waits for a person: an outcome is unknown, or it failed too often. See `onefold keys`."""
+
+    status = 409
+    slug = "work-parked"
+    title = "The request was begun and waits for a person"
 
 
 class KeyReused(CallerError):
@@ -356,6 +337,10 @@ class IntentExpired(OnefoldError):
         self.key = key
 
 
+class WorkInProgress(OnefoldError):
+    """The work of this name is being done elsewhere at this moment. Nothing was run."""
+
+
 class MessageUnreadable(OnefoldError):
     """What was received has no envelope that onefold can read."""
 
@@ -397,3 +382,6 @@ class TransactionAborted(StatementRefused):
 
 class TransactionEnded(StatementRefused):
     """There is no open transaction, or its savepoint is gone: the handler committed or rolled back by itself."""
+
+
+__all__ = sorted(name for name, each in globals().items() if isinstance(each, type) and issubclass(each, OnefoldError))
