@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
-PURE_FLOORS = frozenset({"_kernel", "_policy", "_idempotency", "_outbox", "_inbox", "_steps", "errors"})
+PURE_FLOORS = frozenset({"_kernel", "_policy", "_idempotency", "_outbox", "_inbox", "_steps", "_saga", "errors"})
 BELOW_THE_EDGE = PURE_FLOORS - {"errors"}
 EDGE_OF_THE_KERNEL = frozenset(
     {"_kernel/clock.py", "_kernel/ids.py", "_kernel/executors.py", "_kernel/public_drivers.py"}

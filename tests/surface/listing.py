@@ -27,6 +27,7 @@ MODULES: Final = (
     "onefold",
     "onefold.clients",
     "onefold.policies",
+    "onefold.sagas",
     "onefold.shedding",
     "onefold.telemetry",
     "onefold.errors",

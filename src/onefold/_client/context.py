@@ -11,46 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 from onefold._client.journal.records import check_intent
 from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.clock import wall_ms
-from onefold._kernel.ids import new_id
+from onefold._kernel.call_blocks import Block, enter, leave
 from onefold._policy.ranges import require
-from onefold.errors import IntentReused
 
 _log = logging.getLogger("onefold.client")
 
 #: Methods that only read: they need no key, and take none.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-
-
-class Block:
-    """One call. Its key is kept in memory, or in the journal under the name of its intent."""
-
-    __slots__ = ("_asked", "_target", "intent", "key", "used")
-
-    def __init__(self, intent: str | None = None) -> None:
-        self.intent = intent
-        self.key = new_id(wall_ms())
-        self.used = False
-        self._asked: bytes | None = None
-        self._target = ""
-
-    def bind(self, asked: bytes, target: str) -> None:
-        """This request is the block's call, or a repetition of it."""
-        if self._asked is None:
-            self._asked, self._target = asked, target
-        elif self._asked != asked:
-            same = " (the method and the address are the same, so the query or the body differs)"
-            raise IntentReused(
-                f"the block onefold.call() has sent {self._target} under its key, and {target} is another call"
-                f"{same if self._target == target else ''}: give it a block of its own",
-                key=self.key,
-            )
 
 
 class Redirect(NamedTuple):
@@ -64,18 +37,9 @@ class Redirect(NamedTuple):
     block: Block | None
 
 
-_block: ContextVar[Block | None] = ContextVar("onefold.block", default=None)
-
 #: HTTP clients make a new request of a redirect, without the key that was added to the first. They do so in the same
 #: task or thread, so the next request finds this.
 _redirect: ContextVar[Redirect | None] = ContextVar("onefold.moved", default=None)
-
-#: The block we are in, or None.
-current_block: Callable[[], Block | None] = _block.get
-
-#: For blocks that are no generators: begin one, and end it by what this gave.
-enter: Callable[[Block | None], Token[Block | None]] = _block.set
-leave: Callable[[Token[Block | None]], None] = _block.reset
 
 pending_redirect: Callable[[], Redirect | None] = _redirect.get
 remember_redirect: Callable[[Redirect | None], object] = _redirect.set
@@ -130,11 +94,11 @@ def options(
 
 @contextmanager
 def _within(block: Block) -> Iterator[str]:
-    token = _block.set(block)
+    token = enter(block)
     try:
         yield block.key
     finally:
-        _block.reset(token)
+        leave(token)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from onefold._client.call_report import CallReport, LayerReport, attach, was_retried_below
-from onefold._client.context import Block, Redirect, remember_redirect
+from onefold._client.context import Redirect, remember_redirect
 from onefold._client.host_log import log_layers, log_success
 from onefold._client.journal_store import JournalStore
 from onefold._client.outgoing_request import (
@@ -31,6 +31,7 @@ from onefold._client.outgoing_request import (
 from onefold._client.retry_conditions import HttpAnswer, RetryIf, apply_to_answer, apply_to_error
 from onefold._client.retry_loop import Raised, RetryLoop
 from onefold._kernel import deadlines
+from onefold._kernel.call_blocks import Block
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Call, Flow, Now
 from onefold._kernel.ids import new_id

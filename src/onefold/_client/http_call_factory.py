@@ -7,8 +7,6 @@ from typing import Any
 
 from onefold._client.context import (
     SAFE_METHODS,
-    Block,
-    current_block,
     current_options,
     pending_redirect,
     remember_redirect,
@@ -20,6 +18,7 @@ from onefold._client.outgoing_request import KEY_HEADER, OutgoingRequest, R, che
 from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._client.retry_loop import unwrap
 from onefold._kernel import deadlines
+from onefold._kernel.call_blocks import Block, current_block
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Now
 from onefold._kernel.ids import new_id

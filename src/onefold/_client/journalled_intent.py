@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Final
 
 from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
-from onefold._client.context import Block, enter, leave
 from onefold._client.journal_store import JournalStore
 from onefold._kernel import deadlines
+from onefold._kernel.call_blocks import Block, enter, leave
 from onefold._kernel.effects import Flow
 from onefold._kernel.runners import run, run_async
 

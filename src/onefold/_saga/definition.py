@@ -1,0 +1,158 @@
+"""What `@saga` makes of a function: a name, a version and the rules of its compensations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from json import dumps
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from onefold._kernel.arguments import named_arguments
+from onefold._policy.backoff import Backoff
+from onefold._policy.retry import RetryPolicy
+from onefold._saga.saga_names import check_name
+from onefold._saga.saga_values import Json, NotStorable, encode
+from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._saga.execution import Saga
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+#: One round of a compensation. After it the saga is stuck, which is logged and shown, and the next round begins.
+UNDO_RETRY: Final = RetryPolicy(attempts_max=5)
+#: The pauses between rounds, as the engine's timers.
+UNDO_PAUSE: Final = Backoff(transient_base_s=5.0, throttled_base_s=5.0, cap_s=300.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SagaDefinition(Generic[In, Out]):
+    """A saga that engines can run: what `@saga` gives."""
+
+    name: str
+    version: str
+    function: Callable[[Saga, In], Awaitable[Out]] = field(repr=False)
+    undo_retry: RetryPolicy = field(repr=False)
+    undo_pause: Backoff = field(repr=False)
+
+    @property
+    def workflow(self) -> str:
+        """What engines know it by: each version is a workflow of its own."""
+        return f"{self.name}@{self.version}"
+
+
+AnySaga: TypeAlias = SagaDefinition[Any, Any]
+
+
+@named_arguments("saga")
+def saga(
+    name: str, *, version: str = "1", undo_retry: RetryPolicy = UNDO_RETRY, undo_pause: Backoff = UNDO_PAUSE
+) -> Callable[[Callable[[Saga, In], Awaitable[Out]]], SagaDefinition[In, Out]]:
+    """Define a saga: `@saga("order")` above `async def order(s: Saga, o: dict) -> dict`.
+
+    The function may do nothing but call steps and decide by their results: an engine runs it again from its beginning
+    after a crash, and gives it the recorded results. Another order of steps needs another `version`; keep the function
+    of the old one among the engine's `sagas` until its last saga has ended. `undo_retry` is one round of attempts at a
+    compensation, `undo_pause` how long the pauses between rounds are: there is no last round.
+    """
+    check_name(name, "saga name")
+    check_name(version, "saga version")
+    if not isinstance(undo_retry, RetryPolicy):
+        raise ConfigurationError(f"undo_retry={undo_retry!r} of saga {name!r} must be a RetryPolicy")
+    if not isinstance(undo_pause, Backoff):
+        raise ConfigurationError(f"undo_pause={undo_pause!r} of saga {name!r} must be a Backoff")
+
+    def decorate(function: Callable[[Saga, In], Awaitable[Out]]) -> SagaDefinition[In, Out]:
+        _check_function(name, function)
+        return SagaDefinition(
+            name=name, version=version, function=function, undo_retry=undo_retry, undo_pause=undo_pause
+        )
+
+    return decorate
+
+
+def _check_function(name: str, function: object) -> None:
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigurationError(f"saga {name!r}: {function!r} must be an `async def`, for its steps are awaited")
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        raise ConfigurationError(
+            f"saga {name!r}: {function.__qualname__}{inspect.signature(function)} must take the saga and its input, as "
+            "`async def order(s: Saga, o: dict)` does; put several values into one dict"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a saga was started with. Engines store it, and compare it when the id is started again."""
+
+    saga_id: str
+    saga: str
+    version: str
+    fingerprint: str
+    input: Json
+
+    def to_json(self) -> Json:
+        """As engines store it."""
+        return {
+            "id": self.saga_id,
+            "saga": self.saga,
+            "version": self.version,
+            "fingerprint": self.fingerprint,
+            "input": self.input,
+        }
+
+    @staticmethod
+    def from_json(data: Json) -> Start:
+        """What `to_json` gave."""
+        return Start(
+            saga_id=data["id"],
+            saga=data["saga"],
+            version=data["version"],
+            fingerprint=data["fingerprint"],
+            input=data["input"],
+        )
+
+
+def begin(definition: AnySaga, saga_id: str, given: object) -> Start:
+    """What this saga is to be started with."""
+    try:
+        data = encode(given)
+    except NotStorable as error:
+        raise ConfigurationError(f"saga {saga_id!r} cannot be started: its input {error}") from None
+    return Start(
+        saga_id=saga_id,
+        saga=definition.name,
+        version=definition.version,
+        fingerprint=fingerprint(definition.name, definition.version, data),
+        input=data,
+    )
+
+
+def fingerprint(name: str, version: str, data: Json) -> str:
+    """The hash that stands for a saga's name, version and input, whatever the order of its members."""
+    written = dumps([name, version, data], sort_keys=True, separators=(",", ":")).encode()
+    return blake2b(written, digest_size=16, person=b"onefold saga").hexdigest()
+
+
+def by_workflow(sagas: Sequence[AnySaga]) -> dict[str, AnySaga]:
+    """The sagas of an engine by what it knows them by."""
+    known: dict[str, AnySaga] = {}
+    for each in sagas:
+        if not isinstance(each, SagaDefinition):
+            raise ConfigurationError(
+                f"sagas=[...] has {each!r}, which is not a saga: put @saga(...) above the function"
+            )
+        if known.setdefault(each.workflow, each) is not each:
+            raise ConfigurationError(
+                f"two sagas are called {each.name!r} in version {each.version!r}: "
+                f"{known[each.workflow].function.__qualname__} and {each.function.__qualname__}; "
+                "give one another name, or version="
+            )
+    if not known:
+        raise ConfigurationError("sagas=[] is empty: name the sagas that this engine runs, as sagas=[order]")
+    return known

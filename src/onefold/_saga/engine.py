@@ -1,0 +1,131 @@
+"""What all engines have in common: which sagas they run, when a start is a repetition, and what a result is.
+
+An adapter says how a saga is submitted, looked up and told something; everything that must be the same on all engines
+is decided here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+from onefold._policy.ranges import require
+from onefold._saga.definition import AnySaga, SagaDefinition, Start, begin, by_workflow
+from onefold._saga.saga_errors import Compensated, SagaMismatch
+from onefold._saga.saga_names import check_name, check_saga_id
+from onefold._saga.saga_status import STATES, HistoryEntry, SagaStatus, State
+from onefold._saga.saga_values import Json, NotStorable, decode, encode
+from onefold.errors import ConfigurationError
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+LISTED_MAX: Final = 10_000
+
+
+class SagaEngine(ABC):
+    """Runs sagas, one id at most once. An adapter implements what is abstract here."""
+
+    def __init__(self, sagas: Sequence[AnySaga]) -> None:
+        self._sagas = by_workflow(sagas)
+
+    async def start(self, saga: SagaDefinition[In, Any], saga_id: str, given: In) -> bool:
+        """Start a saga. False: it was started before, with the same input. SagaMismatch: the id has another saga."""
+        self._check_known(saga)
+        return await self.submit(begin(saga, check_saga_id(saga_id), given))
+
+    async def submit(self, start: Start) -> bool:
+        """The same, of what `begin` made."""
+        if f"{start.saga}@{start.version}" not in self._sagas:
+            raise ConfigurationError(
+                f"saga {start.saga!r} in version {start.version!r} is not run by this engine, which has "
+                f"{', '.join(self._sagas)}: add it to sagas=[...]"
+            )
+        known = await self._submit(start)
+        if known is not None:
+            _compare(start, known)
+        return known is None
+
+    async def result(self, saga_id: str, *, timeout_s: float | None = None) -> Any:
+        """Wait for a saga to end, and give what its function returned. Compensated: it did not complete. TimeoutError:
+        it goes on. A saga that is stuck or stopped has no end until a person acts: see `status`."""
+        if timeout_s is not None:
+            require("timeout_s", timeout_s)
+        outcome = await self._outcome(check_saga_id(saga_id), timeout_s)
+        if outcome["outcome"] == "compensated":
+            raise Compensated(saga_id, outcome["error"], cancelled=outcome["cancelled"])
+        definition = self._sagas.get(f"{outcome['saga']}@{outcome['version']}")
+        annotation = None if definition is None else definition.function.__annotations__.get("return")
+        return decode(outcome["result"], annotation)
+
+    async def signal(self, saga_id: str, signal: str, data: Any = None, *, signal_id: str | None = None) -> None:
+        """Send a saga something that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
+        is taken for what it is."""
+        check_name(signal, "signal")
+        try:
+            encoded = encode(data)
+        except NotStorable as error:
+            raise ConfigurationError(
+                f"signal {signal!r} for saga {saga_id!r} cannot be sent: its data {error}"
+            ) from None
+        await self._signal(check_saga_id(saga_id), signal, encoded, signal_id)
+
+    async def list(self, *, state: State | None = None, limit: int = 100) -> Sequence[SagaStatus]:
+        """The newest sagas, of one state or of all."""
+        require("limit", limit, least=1, most=LISTED_MAX, whole=True)
+        if state is not None and state not in STATES:
+            raise ConfigurationError(f"state={state!r} is not one of {', '.join(STATES)}")
+        return await self._list(state, limit)
+
+    def _check_known(self, saga: object) -> None:
+        if not isinstance(saga, SagaDefinition):
+            raise ConfigurationError(f"engine.start({saga!r}, ...): put @saga(...) above the function and start that")
+
+    @abstractmethod
+    async def _submit(self, start: Start) -> Start | None:
+        """Have the engine run this, unless its id is known: then what that was started with, for any saga's name."""
+
+    @abstractmethod
+    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
+        """Wait for what `run_saga` returned. SagaUnknown, TimeoutError."""
+
+    @abstractmethod
+    async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
+        """Send a signal. SagaUnknown."""
+
+    @abstractmethod
+    async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
+        """The newest sagas first."""
+
+    @abstractmethod
+    async def status(self, saga_id: str) -> SagaStatus:
+        """How a saga stands. SagaUnknown."""
+
+    @abstractmethod
+    async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
+        """Every step, compensation, pause and signal of a saga, in order, with attempts and errors. SagaUnknown."""
+
+    @abstractmethod
+    async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
+        """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
+        that compensates already goes on with that. SagaUnknown."""
+
+    @abstractmethod
+    async def retry(self, saga_id: str) -> bool:
+        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaUnknown."""
+
+
+def _compare(start: Start, known: Start) -> None:
+    if start.fingerprint == known.fingerprint:
+        return
+    if (start.saga, start.version) == (known.saga, known.version):
+        other = "other input"
+    elif start.saga == known.saga:
+        other = f"version {known.version!r}, not {start.version!r}"
+    else:
+        other = f"the saga {known.saga!r}, not {start.saga!r}"
+    raise SagaMismatch(
+        f"saga id {start.saga_id!r} was started before with {other}, and nothing is started now: use another id, or "
+        "start it with what it had"
+    )

@@ -1,0 +1,224 @@
+"""A saga while it runs: the same lines on every engine.
+
+Theory of operation. The engine calls `run_saga`, again from the beginning after every crash. Each step registers its
+compensation before it is run: a crash in between undoes what never applied, which compensations tolerate, and never
+keeps what did. A step that failed, an `Abort` of the saga or a request to cancel begins the compensations: in reverse
+order, each tried until it succeeds. Everything else that the function raises is a mistake in it, and stops the saga.
+
+The outcome is a value (`{"outcome": "completed", ...}`), so that all engines keep the same of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final, TypeAlias
+
+from onefold._policy.ranges import require
+from onefold._policy.retry import RetryPolicy
+from onefold._saga.definition import AnySaga, Start
+from onefold._saga.engine_context import EngineContext
+from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed
+from onefold._saga.saga_names import check_name
+from onefold._saga.saga_values import Json, NotStorable, decode, encode
+from onefold._saga.step_call import StepCall, describe
+from onefold.errors import ConfigurationError
+
+STEP_RETRY: Final = RetryPolicy()
+SLEEP_S_MAX: Final = 10 * 365 * 86_400
+
+Runner: TypeAlias = Callable[[StepCall], Any]
+
+
+class Saga:
+    """What a saga's function does its work with: steps, pauses and signals, one at a time."""
+
+    __slots__ = ("_busy", "_definition", "_engine", "_fault", "_start", "_steps", "_undos")
+
+    def __init__(self, definition: AnySaga, start: Start, engine: EngineContext) -> None:
+        self._definition = definition
+        self._start = start
+        self._engine = engine
+        self._steps: set[str] = set()
+        self._undos: list[tuple[Runner, StepCall]] = []
+        self._busy = ""
+        self._fault: BaseException | None = None
+
+    @property
+    def id(self) -> str:
+        """The saga's id."""
+        return self._start.saga_id
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        undo: Callable[..., Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Any:
+        """Run a function once, as far as engines can: its result is recorded and never asked for again. In it `key()`
+        is its idempotency key, for a crash before the record is written has it run again.
+
+        `undo` gets the same arguments, and runs when the saga is compensated, also where the step failed or was never
+        run to its end. Arguments and results are JSON. Of `retry` attempts_max, attempt_s and backoff hold.
+        """
+        return await self._run(self._engine.run_step, name, function, args, undo, retry)
+
+    async def tx(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        undo: Callable[..., Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Any:
+        """A step in a transaction of your database, which commits together with its record: it happens once without a
+        key. The function, and its `undo`, get a session first. Only on engines that share the database: DBOS."""
+        return await self._run(self._engine.run_tx, name, function, args, undo, retry)
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause, however long: the engine's timer survives the process."""
+        self._check("s.sleep(...)")
+        self._refuse(lambda: require("seconds", seconds, most=SLEEP_S_MAX))
+        await self._ask("s.sleep(...)", self._engine.sleep(seconds))
+
+    async def wait(self, signal: str, *, timeout_s: float | None = None) -> Any:
+        """The data of a signal that was sent to this saga, before or after now. SignalTimedOut after `timeout_s`."""
+        what = f"s.wait({signal!r})"
+        self._check(what)
+        self._refuse(lambda: check_name(signal, "signal"))
+        if timeout_s is not None:
+            limit_s = timeout_s
+            self._refuse(lambda: require("timeout_s", limit_s, most=SLEEP_S_MAX))
+        answer = await self._ask(what, self._engine.wait_signal(signal, timeout_s))
+        if answer is None:
+            raise SignalTimedOut(f"signal {signal!r} did not come within {timeout_s:g} s")
+        return answer["data"]
+
+    async def compensate(self) -> None:
+        """Undo what was begun, in reverse order; each compensation is tried until it succeeds."""
+        self._engine.shield()
+        while self._undos:
+            run, call = self._undos.pop()
+            for number in count(1):
+                call.round = number
+                call.failures = []
+                if "error" not in await run(call):
+                    break
+                await self._engine.sleep(self._definition.undo_pause.ceiling_s(number, throttled=False))
+
+    async def _run(
+        self,
+        run: Runner,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        undo: Callable[..., Any] | None,
+        retry: RetryPolicy | None,
+    ) -> Any:
+        what = f"step {name!r}"
+        self._check(what)
+        self._refuse(lambda: self._check_step(name, function, undo, retry))
+        try:
+            given = tuple(encode(arg) for arg in args)
+        except NotStorable as error:
+            raise self._stop(f"an argument of {what} cannot be stored: {error}") from None
+        call = self._call(name, function, given, retry or STEP_RETRY)
+        if undo is not None:
+            # Before the step: a crash while it runs must find its compensation.
+            undone = self._call(name, undo, given, self._definition.undo_retry)
+            undone.undo = True
+            self._undos.append((run, undone))
+        return call.read(await self._ask(what, run(call)))
+
+    def _call(self, name: str, function: Callable[..., Any], args: tuple[Json, ...], retry: RetryPolicy) -> StepCall:
+        return StepCall(
+            saga=self._definition.name, saga_id=self.id, step=name, function=function, args=args, retry=retry
+        )
+
+    def _check_step(self, name: str, function: object, undo: object, retry: object) -> None:
+        check_name(name, "step name")
+        if name in self._steps:
+            raise ConfigurationError(
+                f"step {name!r} is there twice, and both would have one key: give each its own name"
+            )
+        for what, value in (("the function", function), ("undo", undo)):
+            if not callable(value) and not (what == "undo" and value is None):
+                raise ConfigurationError(f"{what} of step {name!r} is {value!r}, which cannot be called")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigurationError(f"retry={retry!r} of step {name!r} must be a RetryPolicy, or None")
+        self._steps.add(name)
+
+    async def _ask(self, what: str, answer: Any) -> Any:
+        """What the engine answers. What is not a failed step ends the saga, also where its function goes on."""
+        self._busy = what
+        try:
+            return await answer
+        except Exception as error:
+            raise self._stop(f"the engine failed at {what}: {describe(error)}") from error
+        except BaseException as error:
+            self._fault = error
+            raise
+        finally:
+            self._busy = ""
+
+    def _check(self, what: str) -> None:
+        if self._fault is not None:
+            raise self._fault
+        if self._busy:
+            raise self._stop(
+                f"{what} begins while {self._busy} is not done: a compensation could run beside a step. Await "
+                "one after the other"
+            )
+
+    def _refuse(self, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except ConfigurationError as error:
+            raise self._stop(str(error)) from None
+
+    def _stop(self, why: str) -> EngineFault:
+        fault = EngineFault(f"saga {self.id!r} stops, and nothing is undone: {why}")
+        self._fault = fault
+        return fault
+
+
+async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> Json:
+    """Run a saga to its outcome. EngineFault, or another BaseException of the engine: it has none yet."""
+    s = Saga(definition, start, engine)
+    kept = {"saga": start.saga, "version": start.version}
+    cancelled = False
+    try:
+        value = await definition.function(s, decode(start.input, _input_annotation(definition)))
+        return {"outcome": "completed", "result": _encode_result(s, value), **kept}
+    except (StepFailed, Abort) as error:
+        why = str(error) if isinstance(error, StepFailed) else describe(error)
+    except CancelRequested as error:
+        why, cancelled = str(error), True
+    except Exception as error:
+        # Not a failed step but a mistake in the function. Where a person has given up on it, it is compensated.
+        if not await engine.cancel_requested():
+            raise EngineFault(
+                f"saga {s.id!r} stops, and nothing is undone: its function {definition.function.__qualname__} raised "
+                f"{describe(error)}. Repaired under the same version it goes on from the same place"
+            ) from error
+        why, cancelled = f"cancelled after {describe(error)}", True
+    await s.compensate()
+    return {"outcome": "compensated", "error": why, "cancelled": cancelled, **kept}
+
+
+def _encode_result(s: Saga, value: object) -> Json:
+    try:
+        return encode(value)
+    except NotStorable as error:
+        raise EngineFault(
+            f"saga {s.id!r} stops, and nothing is undone: its result cannot be stored: {error}. All of its steps are "
+            "done; have it return JSON, and it completes"
+        ) from None
+
+
+def _input_annotation(definition: AnySaga) -> Any:
+    annotations = dict(definition.function.__annotations__)
+    annotations.pop("return", None)
+    return list(annotations.values())[-1] if annotations else None

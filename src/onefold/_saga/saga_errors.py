@@ -1,0 +1,71 @@
+"""What a saga can end with, and what stops it.
+
+Three kinds, and they never mix. A step that failed (`StepFailed`) or a saga that gives up (`Abort`) is compensated. A
+request to cancel (`CancelRequested`) is compensated, and passes through `except Exception`. Everything else stops the
+saga where it is (`EngineFault`): nothing is undone, because code that does not fit its journal knows nothing of what
+was done.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from onefold.errors import CallerError, OnefoldError, ProgrammerError
+
+
+class Abort(OnefoldError):
+    """Raised by a step: do not try it again, compensate. Raised by the saga itself: compensate."""
+
+
+class SignalTimedOut(Abort):
+    """No such signal came in time. Unless the saga catches it, it is compensated."""
+
+
+class StepFailed(OnefoldError):
+    """A step has used up its attempts, or aborted. A saga may catch it and go another way; else it is compensated."""
+
+    def __init__(self, step: str, error: str, *, aborted: bool) -> None:
+        super().__init__(f"step {step!r} {'aborted' if aborted else 'failed'}: {error}")
+        self.step = step
+        self.error = error
+        self.aborted = aborted
+
+
+class Compensated(OnefoldError):
+    """The saga did not complete: what its steps had done is undone."""
+
+    def __init__(self, saga_id: str, error: str, *, cancelled: bool) -> None:
+        super().__init__(f"saga {saga_id!r} was compensated: {error}")
+        self.saga_id = saga_id
+        self.error = error
+        self.cancelled = cancelled
+
+
+class SagaMismatch(CallerError):
+    """The id already names another saga: another name, another version or other input. Nothing was started."""
+
+    status: ClassVar[int] = 422
+    slug: ClassVar[str] = "saga-mismatch"
+    title: ClassVar[str] = "The saga's id was used for another saga"
+
+
+class SagaUnknown(CallerError):
+    """There is no saga with this id."""
+
+    status: ClassVar[int] = 404
+    slug: ClassVar[str] = "saga-unknown"
+    title: ClassVar[str] = "There is no saga with this id"
+
+
+class NotInAStep(ProgrammerError):
+    """key() or forward_key() was asked for outside of a step."""
+
+
+class EngineFault(BaseException):
+    """The saga stops where it is: its definition has changed, a result cannot be stored, its code is wrong, or the
+    engine is at fault. Not an Exception: a saga that catches those must not take it for a failed step. Nothing is
+    undone; repaired code goes on from the same place."""
+
+
+class CancelRequested(BaseException):
+    """The saga is asked to cancel: it is compensated. Not an Exception, for the same reason."""

@@ -1,0 +1,82 @@
+"""How a saga stands, and what it has done, as data; made of the records that an engine's journal has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from onefold._saga.saga_names import UNDO
+from onefold._saga.saga_values import Json
+
+State: TypeAlias = Literal["running", "compensating", "stuck", "stopped", "completed", "compensated"]
+"""stuck: a compensation keeps failing, and is tried again and again. stopped: the code or the engine is at fault, and
+nothing goes on until a person has repaired it. The last two are final."""
+
+STATES: tuple[State, ...] = ("running", "compensating", "stuck", "stopped", "completed", "compensated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """Something a saga has done: a step, a compensation, a pause or a signal that came."""
+
+    kind: Literal["step", "undo", "sleep", "signal"]
+    name: str
+    """Of the step or the signal."""
+    attempts: int = 1
+    failures: tuple[str, ...] = ()
+    """What the attempts before the last raised, as far as the engine has kept it."""
+    result: Json = None
+    error: str | None = None
+    """It failed for good, or this round of a compensation did."""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SagaStatus:
+    """How a saga stands."""
+
+    saga_id: str
+    saga: str
+    version: str
+    state: State
+    error: str | None = None
+    """Why it is stuck or stopped, or why it was compensated."""
+    cancelled: bool = False
+    """It is asked to cancel, or was compensated for that."""
+    started_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
+def entry_of(
+    journal_name: str, record: Json, *, started_at: datetime | None = None, ended_at: datetime | None = None
+) -> HistoryEntry | None:
+    """The entry of a step's record under its name in the journal; None for a record that is not of a step."""
+    if not isinstance(record, dict) or "attempts" not in record:
+        return None
+    step, _, rest = journal_name.partition(":")
+    return HistoryEntry(
+        kind="undo" if rest.partition(":")[0] == UNDO else "step",
+        name=step,
+        attempts=record["attempts"],
+        failures=tuple(record["failures"]),
+        result=record.get("result"),
+        error=record.get("error"),
+        started_at=started_at,
+        ended_at=ended_at,
+    )
+
+
+def judge(outcome: Json, history: Sequence[HistoryEntry], stopped: str | None) -> tuple[State, str | None]:
+    """The state and the error of a saga with this outcome (None: it has none yet), history and stopping fault."""
+    if outcome is not None:
+        return ("completed", None) if outcome["outcome"] == "completed" else ("compensated", outcome["error"])
+    if stopped is not None:
+        return "stopped", stopped
+    undone = [entry for entry in history if entry.kind == "undo"]
+    if not undone:
+        return "running", None
+    last = undone[-1]
+    return ("stuck", f"undo of step {last.name!r}: {last.error}") if last.error else ("compensating", None)

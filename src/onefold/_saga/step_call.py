@@ -1,0 +1,136 @@
+"""One step as an engine runs it: its function, its arguments as JSON, its key, and the record that is kept of it.
+
+Theory of operation. An engine runs `attempt` until it gives a record, which the engine journals and gives to every
+replay. A record says that the step has a result, or that it failed for good: failures are values, so that all engines
+keep the same of them. What is raised is to be tried again by the engine; `EngineFault` is not, and stops the saga.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from onefold._policy.retry import RetryPolicy
+from onefold._saga.saga_errors import Abort, EngineFault, StepFailed
+from onefold._saga.saga_names import UNDO, step_key, undo_key
+from onefold._saga.saga_values import Json, NotStorable, decode, encode
+from onefold._saga.step_keys import StepKeys, running
+
+_log = logging.getLogger("onefold.saga")
+
+ERROR_CHARACTERS_MAX: Final = 1000
+#: So many failed attempts are kept with a record.
+FAILURES_MAX: Final = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCall:
+    """A step of one saga, or its compensation."""
+
+    saga: str
+    saga_id: str
+    step: str
+    function: Callable[..., Any]
+    args: tuple[Json, ...]
+    """As JSON: an engine may run the function in another process."""
+    retry: RetryPolicy
+    undo: bool = False
+    round: int = 1
+    """Of a compensation: the rounds before have used up their attempts."""
+    failures: list[str] = field(default_factory=list)
+    """Of the attempts before, in this process."""
+
+    @property
+    def journal_name(self) -> str:
+        """What the engine's journal calls it."""
+        if not self.undo:
+            return self.step
+        return f"{self.step}:{UNDO}" if self.round == 1 else f"{self.step}:{UNDO}:{self.round}"
+
+    @property
+    def keys(self) -> StepKeys:
+        """What it is known by to servers, in every attempt and round."""
+        forward = step_key(self.saga_id, self.step)
+        return StepKeys(
+            key=undo_key(self.saga_id, self.step) if self.undo else forward, forward=forward, undo=self.undo
+        )
+
+    async def attempt(self, *, last: bool, session: Any = None) -> Json:
+        """Run the function once. The record of its result, or of its failure where that is final: it aborted, or this
+        is the `last` attempt. Else what it raised. `session` is what a step inside a transaction gets first."""
+        try:
+            with running(self.keys):
+                value = await self._call(() if session is None else (session,))
+        except Exception as error:
+            return self._fail(error, last)
+        return self.record(value)
+
+    def record(self, value: object) -> Json:
+        """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for
+        a mistake in the code would hide it. Repaired code runs the step again, under the same key."""
+        try:
+            result = encode(value)
+        except NotStorable as error:
+            raise EngineFault(
+                f"saga {self.saga_id!r} stops: the result of step {self.journal_name!r} "
+                f"({self.function.__qualname__}) cannot be stored: {error}. It has run, and nothing is undone; have it "
+                "return JSON, and the saga goes on"
+            ) from None
+        return {"result": result, "attempts": len(self.failures) + 1, "failures": self.failures[:FAILURES_MAX]}
+
+    def failure(self, error: str, *, aborted: bool) -> Json:
+        """The record of a failure that is final."""
+        return {
+            "error": error,
+            "aborted": aborted,
+            "attempts": max(1, len(self.failures)),
+            "failures": self.failures[:FAILURES_MAX],
+        }
+
+    def read(self, record: Json) -> Any:
+        """The result in a record, or StepFailed."""
+        if "error" in record:
+            raise StepFailed(self.journal_name, record["error"], aborted=record["aborted"])
+        return decode(record["result"], self._annotation("return"))
+
+    async def _call(self, first: tuple[Any, ...]) -> Any:
+        names = list(inspect.signature(self.function).parameters)[len(first) :]
+        annotations = [self._annotation(name) for name in names] + [None] * len(self.args)
+        args = [decode(arg, annotation) for arg, annotation in zip(self.args, annotations, strict=False)]
+        async with asyncio.timeout(self.retry.attempt_s):
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(*first, *args)
+            # The thread has this context, and so the step's keys.
+            value = await asyncio.to_thread(self.function, *first, *args)
+            return await value if inspect.isawaitable(value) else value
+
+    def _annotation(self, name: str) -> Any:
+        return getattr(self.function, "__annotations__", {}).get(name)
+
+    def _fail(self, error: Exception, last: bool) -> Json:
+        aborted = isinstance(error, Abort)
+        text = describe(error)
+        self.failures.append(text)
+        if self.undo and (last or aborted):
+            _log.error(
+                "saga %s is stuck: the compensation of step %s failed in round %d (%s); the next begins after a pause",
+                self.saga_id, self.step, self.round, text,
+            )  # fmt: skip
+        elif aborted or last:
+            _log.warning("saga %s: step %s %s (%s)", self.saga_id, self.step, "aborted" if aborted else "failed", text)
+        else:
+            _log.info(
+                "saga %s: attempt %d at step %s failed (%s); it is tried again",
+                self.saga_id, len(self.failures), self.journal_name, text,
+            )  # fmt: skip
+            raise error
+        return self.failure(text, aborted=aborted)
+
+
+def describe(error: BaseException) -> str:
+    """An error as it is kept and shown."""
+    return f"{type(error).__qualname__}: {error}"[:ERROR_CHARACTERS_MAX]

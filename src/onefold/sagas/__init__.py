@@ -1,0 +1,44 @@
+"""Sagas: steps with compensations, on an engine that exists. The engines are in modules of their own:
+`onefold.sagas.dbos`.
+"""
+
+from onefold._policy.backoff import Backoff
+from onefold._policy.retry import RetryPolicy
+from onefold._saga.definition import SagaDefinition, saga
+from onefold._saga.engine import SagaEngine
+from onefold._saga.execution import Saga
+from onefold._saga.saga_errors import (
+    Abort,
+    CancelRequested,
+    Compensated,
+    EngineFault,
+    NotInAStep,
+    SagaMismatch,
+    SagaUnknown,
+    SignalTimedOut,
+    StepFailed,
+)
+from onefold._saga.saga_status import HistoryEntry, SagaStatus
+from onefold._saga.step_keys import forward_key, key
+
+__all__ = [
+    "Abort",
+    "Backoff",
+    "CancelRequested",
+    "Compensated",
+    "EngineFault",
+    "HistoryEntry",
+    "NotInAStep",
+    "RetryPolicy",
+    "Saga",
+    "SagaDefinition",
+    "SagaEngine",
+    "SagaMismatch",
+    "SagaStatus",
+    "SagaUnknown",
+    "SignalTimedOut",
+    "StepFailed",
+    "forward_key",
+    "key",
+    "saga",
+]
