@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onefold._app import AsyncOnefold, Onefold
     from onefold._client.context import call, intent
-    from onefold._client.derive import derive
     from onefold._client.retrying import Retrying, retrying
     from onefold._http.policy import Policy, single_principal
     from onefold._http.request import Request
     from onefold._idempotency.encryption import Keyring
     from onefold._inbox.handler_signature import Depends
     from onefold._kernel.deadlines import deadline
+    from onefold._kernel.derive import derive
     from onefold._kernel.messages import Message
     from onefold._kernel.transaction import Transaction
     from onefold._policy.retry import RetryPolicy
@@ -55,7 +55,7 @@ _MODULE_OF = {
     "Transaction": "_kernel.transaction",
     "call": "_client.context",
     "deadline": "_kernel.deadlines",
-    "derive": "_client.derive",
+    "derive": "_kernel.derive",
     "intent": "_client.context",
     "retrying": "_client.retrying",
     "single_principal": "_http.policy",

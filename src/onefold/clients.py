@@ -2,12 +2,12 @@
 
 from onefold._client.call_report import CallReport, report_of
 from onefold._client.context import call, intent, options
-from onefold._client.derive import derive
 from onefold._client.fallback import fallback
 from onefold._client.retry_conditions import HttpAnswer
 from onefold._client.retrying import Retrying, retrying
 from onefold._kernel.deadlines import deadline, no_deadline
 from onefold._kernel.deadlines import left_s as time_left_s
+from onefold._kernel.derive import derive
 from onefold._policy.backoff import Backoff
 from onefold._policy.breaker import BreakerConfig
 from onefold._policy.budget import BudgetConfig

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold._client.derive import derive
+from onefold._kernel.derive import derive
 from onefold.errors import KeyNotDerivable
 from tests.policy.properties import planted, properties
 

@@ -7,6 +7,7 @@ import pytest
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Flow, Release, Step
 from onefold._steps.model import Busy, Differs, Done, Held, Parked, digest_of
+from onefold._steps.model import Step as RecordedStep
 from onefold._steps.works import Works
 from onefold.errors import RequiredValueMissing
 from tests.steps.places import ASK, Place
@@ -26,7 +27,7 @@ def write(*steps: Step) -> Flow[int]:
 
 
 def record(place: Place, work: Held, position: int = 0, name: str = "create") -> None:
-    place.flow(write(place.works.sql.record(work, position, name, "phase", "done", b'"r"')))
+    place.flow(write(place.works.sql.record(work, RecordedStep(position, name, "phase", "done", b'"r"'))))
 
 
 def test_a_new_work_is_held(place: Place) -> None:

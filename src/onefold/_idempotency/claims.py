@@ -31,33 +31,26 @@ from onefold._kernel.effects import (
     Boundary,
     Discard,
     Fetch,
-    Now,
     Release,
     ReleaseCommitted,
     Row,
-    Sleep,
     Statement,
     Step,
 )
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, rethrow
+from onefold._kernel.lost_commits import look_until_known
 from onefold.errors import (
     ConnectionLost,
     OnefoldError,
     OutcomeUnknown,
     RequiredValueMissing,
     SerializationFailed,
-    StoreError,
     StoreUnavailable,
     TransactionAborted,
     TransactionEnded,
     TransactionMisused,
     UniqueViolated,
 )
-
-#: A lost COMMIT is looked for after these pauses, because the server may still be working on it; and not for longer in
-#: all, because a server that cannot be reached makes every look wait.
-LOOKUP_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5)
-LOOKUP_S_MAX = 5.0
 
 #: How often a claim that cannot be serialised begins again, with a later snapshot.
 CLAIMS_MAX = 3
@@ -274,22 +267,19 @@ class LockedStore:
 
     async def _after_lost_commit(self, ask: Ask) -> Claim:
         """COMMIT was sent and its answer lost. A claim that gets the locks knows: visibility precedes their release."""
-        asked = False
-        give_up_at = await Now() + LOOKUP_S_MAX
-        for pause_s in LOOKUP_PAUSES_S:
-            await Sleep(pause_s)
-            if await Now() >= give_up_at:
-                break
-            try:
-                claim = await self.claim(ask)
-            except StoreError:
-                continue
-            asked = True
+
+        async def look() -> Claim | None:
+            claim = await self.claim(ask)
             if isinstance(claim, Run):
                 await rollback_and_release()
-                raise StoreUnavailable(f"{describe_lost_connection(ask)} and nothing was committed")
-            if not isinstance(claim, InFlight):
-                return claim
+            return None if isinstance(claim, InFlight) else claim
+
+        claim: Claim | None
+        claim, asked = await look_until_known(look)
+        if isinstance(claim, Run):
+            raise StoreUnavailable(f"{describe_lost_connection(ask)} and nothing was committed")
+        if claim is not None:
+            return claim
         if asked:
             return InFlight()
         raise OutcomeUnknown(f"the connection of {ask.operation} was lost during COMMIT and the store cannot be asked")

@@ -9,20 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Protocol
 
 from onefold._kernel.arguments import named_arguments
+from onefold._kernel.ports import Sealer as Sealer
 from onefold.errors import ConfigurationError, StoreError
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
-
-
-class Sealer(Protocol):
-    """Whatever can close a value for storage and open it again. `context` must match on both sides."""
-
-    def seal(self, plain: bytes, context: bytes) -> bytes: ...
-    def unseal(self, sealed: bytes, context: bytes) -> bytes: ...
 
 
 def peppers_of(sealer: Sealer | None) -> tuple[bytes, ...]:

@@ -178,6 +178,13 @@ class Sessions(Protocol):
         ...
 
 
+class Sealer(Protocol):
+    """Whatever can close a value for storage and open it again. `context` must match on both sides."""
+
+    def seal(self, plain: bytes, context: bytes) -> bytes: ...
+    def unseal(self, sealed: bytes, context: bytes) -> bytes: ...
+
+
 class Subscription(Protocol):
     """A consumer's end of a broker. What was received and neither acknowledged nor given back is given back by
     `close`, or by the broker when the process dies."""

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement, Step
-from onefold._steps.model import Held, StepKind, StepState, WorkAsk
+from onefold._steps.model import Held, WorkAsk
+from onefold._steps.model import Step as RecordedStep
 
 
 class Dialect(Protocol):
@@ -121,13 +122,20 @@ class Statements:
             SELECT NULL, 0, '', '', '', {d.now} WHERE NOT EXISTS (SELECT 1 FROM onefold_work WHERE {_OURS})
         """)
         self._renew = d.text(f"UPDATE onefold_work SET lease_ends_at = {d.in_ms('$3::bigint')} WHERE {_OURS}")
-        self._record = d.text(f"""
+        record = f"""
             INSERT INTO onefold_step (digest, position, name, kind, state, result, recorded_at)
             VALUES ((SELECT digest FROM onefold_work WHERE {_OURS}),
                     $3::int, $4::text, $5::text, $6::text, $7::bytea, {d.now})
-            ON CONFLICT (digest, position) DO UPDATE
-            SET state = excluded.state, result = excluded.result, recorded_at = excluded.recorded_at
-        """)
+        """
+        self._record = {
+            "phase": d.text(record),
+            # The mark that it was started may be there, or the very same record, whose COMMIT was not answered.
+            "call": d.text(f"""
+                {record}
+                ON CONFLICT (digest, position) DO UPDATE
+                SET state = excluded.state, result = excluded.result, recorded_at = excluded.recorded_at
+            """),
+        }
         self._forget_steps = d.text("DELETE FROM onefold_step WHERE digest = $1::bytea")
         self._forget = d.text(f"DELETE FROM onefold_work WHERE {_OURS}")
         self._finish = d.text(f"""
@@ -166,11 +174,9 @@ class Statements:
     def renew(self, held: Held) -> Statement:
         return Statement(self._renew, (held.digest, held.fence, milliseconds(held.lease_s)))
 
-    def record(
-        self, held: Held, position: int, name: str, kind: StepKind, state: StepState, result: bytes | None
-    ) -> Statement:
+    def record(self, held: Held, step: RecordedStep) -> Statement:
         """Refused (RequiredValueMissing) where the work is not ours."""
-        return Statement(self._record, (held.digest, held.fence, position, name, kind, state, result))
+        return Statement(self._record[step.kind], (held.digest, held.fence, *step))
 
     def forget(self, held: Held) -> tuple[Statement, ...]:
         """The work is done, and something else remembers that. Refused where it is not ours."""

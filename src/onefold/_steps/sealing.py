@@ -1,0 +1,52 @@
+"""Recorded results under the application's own encryption key, each bound to its work and its place there."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from onefold._kernel.ports import Sealer
+from onefold.errors import StoreError
+
+_PLAIN: Final = b"\x00"
+_SEALED: Final = b"\x01"
+
+
+class Sealing(NamedTuple):
+    """How what is recorded is closed and opened."""
+
+    sealer: Sealer | None = None
+    unsealed: bool = False
+    """Whether what was recorded before there was a sealer is read beside it."""
+
+    def close(self, plain: bytes, context: bytes) -> bytes:
+        return _PLAIN + plain if self.sealer is None else _SEALED + self.sealer.seal(plain, context)
+
+    def open(self, stored: bytes, context: bytes) -> bytes:
+        tag, content = stored[:1], stored[1:]
+        if tag == _PLAIN:
+            if self.sealer is not None and not self.unsealed:
+                raise StoreError(
+                    "a recorded result is not sealed, and this application seals: it was recorded before (read those "
+                    "with unsealed_answers=True for one retention), or not by onefold"
+                )
+            return content
+        if tag != _SEALED:
+            raise StoreError(f"a recorded result starts with {tag!r}, which this release does not know")
+        if self.sealer is None:
+            raise StoreError("a recorded result is sealed and this process has no keys; pass sealer=Keyring(...)")
+        return self.sealer.unseal(content, context)
+
+
+def step_context(digest: bytes, position: int, name: str) -> bytes:
+    """What a sealed result belongs to: moved to another work or step, it does not open."""
+    return b"onefold.step.1:%b%d:%b" % (digest, position, name.encode("utf-8", "surrogatepass"))
+
+
+def end_context(digest: bytes) -> bytes:
+    """The same, of a finish."""
+    return b"onefold.end.1:" + digest
+
+
+def request_context(digest: bytes) -> bytes:
+    """The same, of the request that a work is about."""
+    return b"onefold.request.1:" + digest
