@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from onefold.db import _fork_and_loop, sqlite
-from onefold.db._fork_and_loop import PerLoop, Process
+from onefold._kernel import fork_and_loop
+from onefold._kernel.fork_and_loop import PerLoop, Process
+from onefold.db import sqlite
 from onefold.db.sqlite import SqliteDatabase
 from onefold.db.sqlite._file import Shared
 from onefold.errors import ConfigurationError
@@ -20,7 +21,7 @@ from tests.support.patience import PATIENCE_S
 
 def fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on this is another process."""
-    monkeypatch.setattr(_fork_and_loop, "getpid", lambda: os.getpid() + 1)
+    monkeypatch.setattr(fork_and_loop, "getpid", lambda: os.getpid() + 1)
 
 
 def test_no_thread_of_a_child_goes_on_with_what_another_one_is_just_replacing(

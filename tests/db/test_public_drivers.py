@@ -117,7 +117,7 @@ def test_a_pool_that_was_opened_before_a_fork_is_refused(postgres_dsn: str, monk
     with ConnectionPool(postgres_dsn, min_size=0, max_size=1, open=True) as pool, public_only():
         database = PsycopgDatabase(pool)
         database.acquire().release()
-        for module in ("onefold.db.psycopg", "onefold.db._fork_and_loop"):
+        for module in ("onefold.db.psycopg", "onefold._kernel.fork_and_loop", "onefold.db._fork_and_loop"):
             monkeypatch.setattr(f"{module}.getpid", lambda: 1)  # as its child sees it
         with pytest.raises(ConfigurationError, match="was opened before this process"):
             database.acquire()

@@ -22,11 +22,11 @@ from uuid import uuid4
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.wakeup_signals import News
-from onefold.db._fork_and_loop import Process
 from onefold.db._threaded import ThreadedDatabase
 from onefold.errors import OnefoldError
 

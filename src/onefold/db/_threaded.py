@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.executors import runs_a_loop
+from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.ports import Connection, Database
 from onefold._kernel.timeouts import SharedTimer
-from onefold.db._fork_and_loop import PerLoop
 from onefold.db._left_running import PAUSE_S, is_end, left_inside
 from onefold.errors import ProgrammerError
 

@@ -18,8 +18,9 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "asyncpg") from None
 
 from onefold._kernel.executors import in_background, runs_a_loop
+from onefold._kernel.fork_and_loop import PerLoop
 from onefold.db._asyncpg_public import VENDOR_ERRORS, PublicConnection, PublicPool
-from onefold.db._fork_and_loop import Connections, PerLoop, elsewhere
+from onefold.db._fork_and_loop import Connections, elsewhere
 from onefold.db._postgres import FIND_TABLES, Place, checked_dsn, none_free, not_connected
 from onefold.errors import ConfigurationError, OnefoldError
 

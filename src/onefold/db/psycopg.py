@@ -24,7 +24,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.executors import runs_a_loop
-from onefold.db._fork_and_loop import Connections, PerLoop, Process, elsewhere, forked
+from onefold._kernel.fork_and_loop import PerLoop, Process
+from onefold.db._fork_and_loop import Connections, elsewhere, forked
 from onefold.db._postgres import Place, checked_dsn, none_free, not_connected
 from onefold.db._psycopg_public import VENDOR_ERRORS, AnyConnection, AsyncPsycopgConnection, PsycopgConnection
 from onefold.errors import ConfigurationError, OnefoldError

@@ -12,6 +12,7 @@ from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement, Step
 from onefold._steps.model import Held, WorkAsk
 from onefold._steps.model import Step as RecordedStep
+from onefold._steps.sql.renewals import Renewals
 
 
 class Dialect(Protocol):
@@ -47,6 +48,7 @@ class Statements:
         self.proof = d.proof
         self.opening = d.opening
         self.wait_for_key = d.wait_for_key
+        self.renewals = Renewals(d)
         self._prepare_claims(d)
         self._prepare_ends(d)
 

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Engine, Pool, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
-from onefold.db._fork_and_loop import Process, close_quietly
+from onefold._kernel.fork_and_loop import Process
+from onefold.db._fork_and_loop import close_quietly
 
 
 class PoolOfProcess:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.savepoints import UNDO_S_MAX
-from onefold.db._fork_and_loop import Process
 from onefold.db._threaded import ConnectionThread, ThreadedDatabase, call_until_done
 from onefold.db.sqlite._connection import SqliteConnection
 from onefold.db.sqlite._errors import error_for
