@@ -166,7 +166,7 @@ async def test_two_steps_at_once_stop_the_saga() -> None:
         (lambda s: s.step("a", None), "the function of step 'a' is None"),
         (lambda s: s.step("a", print, undo=1), "undo of step 'a' is 1"),
         (lambda s: s.step("a", print, retry=3), "retry=3 of step 'a'"),
-        (lambda s: s.step("a", print, object()), "an argument of step 'a' cannot be stored"),
+        (lambda s: s.step("a", print, object()), "argument 1 of step 'a' cannot be recorded"),
         (lambda s: s.tx("a", print), "needs an engine that shares your database"),
         (lambda s: s.sleep(-1), "seconds"),
         (lambda s: s.wait("a b"), "signal 'a b' must be"),
@@ -243,7 +243,7 @@ def test_a_fingerprint_is_of_name_version_and_input() -> None:
     ]
     assert len(set(prints)) == len(prints)
     assert fingerprint("a", "1", {"a": 1, "b": 2}) == fingerprint("a", "1", {"b": 2, "a": 1})
-    start = begin(order, "x", {"item": ("a", 1)})
+    start = begin(order, "x", {"item": ["a", 1]})
     assert Start.from_json(start.to_json()) == start
 
 

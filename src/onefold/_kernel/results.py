@@ -94,6 +94,18 @@ def result_type_of(function: Callable[..., Any]) -> Any:
     return Any if annotation in (Awaitable, Coroutine) else annotation
 
 
+def annotation_of(function: Callable[..., Any], parameter: str) -> Any:
+    """What a function says of a parameter, looked up like its result. Any where it says nothing."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isclass(function):
+        function = function.__init__
+    elif not inspect.isroutine(function) and not hasattr(function, "__wrapped__"):
+        function = type(function).__call__
+    function = inspect.unwrap(function)
+    return _resolve(function, getattr(function, "__annotations__", {}).get(parameter, Any))
+
+
 def _resolve(function: Any, annotation: object) -> Any:
     function = getattr(function, "__func__", function)
 

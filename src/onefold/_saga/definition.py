@@ -13,7 +13,7 @@ from onefold._kernel.arguments import named_arguments
 from onefold._policy.backoff import Backoff
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.saga_names import check_name
-from onefold._saga.saga_values import Json, NotStorable, encode
+from onefold._saga.saga_values import Json, encode, parameter_types
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -120,10 +120,8 @@ class Start:
 
 def begin(definition: AnySaga, saga_id: str, given: object) -> Start:
     """What this saga is to be started with."""
-    try:
-        data = encode(given)
-    except NotStorable as error:
-        raise ConfigurationError(f"saga {saga_id!r} cannot be started: its input {error}") from None
+    [annotation] = parameter_types(definition.function, 1, after=1)
+    data = encode(given, annotation, what=f"the input of saga {saga_id!r}")
     return Start(
         saga_id=saga_id,
         saga=definition.name,

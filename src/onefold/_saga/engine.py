@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
+from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, SagaDefinition, Start, begin, by_workflow
 from onefold._saga.saga_errors import Compensated, SagaMismatch
 from onefold._saga.saga_names import check_name, check_saga_id
 from onefold._saga.saga_status import STATES, HistoryEntry, SagaStatus, State
-from onefold._saga.saga_values import Json, NotStorable, decode, encode
+from onefold._saga.saga_values import Json, decode, encode
 from onefold.errors import ConfigurationError
 
 In = TypeVar("In")
@@ -56,19 +57,14 @@ class SagaEngine(ABC):
         if outcome["outcome"] == "compensated":
             raise Compensated(saga_id, outcome["error"], cancelled=outcome["cancelled"])
         definition = self._sagas.get(f"{outcome['saga']}@{outcome['version']}")
-        annotation = None if definition is None else definition.function.__annotations__.get("return")
-        return decode(outcome["result"], annotation)
+        annotation = Any if definition is None else result_type_of(definition.function)
+        return decode(outcome["result"], annotation, what=f"the result of saga {saga_id!r}")
 
     async def signal(self, saga_id: str, signal: str, data: Any = None, *, signal_id: str | None = None) -> None:
         """Send a saga something that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
         is taken for what it is."""
         check_name(signal, "signal")
-        try:
-            encoded = encode(data)
-        except NotStorable as error:
-            raise ConfigurationError(
-                f"signal {signal!r} for saga {saga_id!r} cannot be sent: its data {error}"
-            ) from None
+        encoded = encode(data, what=f"the data of signal {signal!r} for saga {saga_id!r}")
         await self._signal(check_saga_id(saga_id), signal, encoded, signal_id)
 
     async def list(self, *, state: State | None = None, limit: int = 100) -> Sequence[SagaStatus]:

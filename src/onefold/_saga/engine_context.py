@@ -25,7 +25,7 @@ class EngineContext(Protocol):
 
     async def run_tx(self, call: StepCall) -> Json:
         """The same in a transaction of the user's database that commits together with the record; the function gets
-        its session first (`call.attempt(last=..., session=...)`)."""
+        its session first. ConfigurationError where the engine has no such thing."""
         ...
 
     async def sleep(self, seconds: float) -> None:

@@ -14,15 +14,16 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final, TypeAlias
 
+from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine_context import EngineContext
 from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed
 from onefold._saga.saga_names import check_name
-from onefold._saga.saga_values import Json, NotStorable, decode, encode
+from onefold._saga.saga_values import Json, decode, encode, parameter_types
 from onefold._saga.step_call import StepCall, describe
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, ResultNotSerializable, ResultUnreadable
 
 STEP_RETRY: Final = RetryPolicy()
 SLEEP_S_MAX: Final = 10 * 365 * 86_400
@@ -120,17 +121,26 @@ class Saga:
         what = f"step {name!r}"
         self._check(what)
         self._refuse(lambda: self._check_step(name, function, undo, retry))
+        # A step in a transaction gets its session first.
+        types = parameter_types(function, len(args), after=int(run == self._engine.run_tx))
         try:
-            given = tuple(encode(arg) for arg in args)
-        except NotStorable as error:
-            raise self._stop(f"an argument of {what} cannot be stored: {error}") from None
+            given = tuple(
+                encode(arg, annotation, what=f"argument {number} of {what}")
+                for number, (arg, annotation) in enumerate(zip(args, types, strict=True), start=1)
+            )
+        except ResultNotSerializable as error:
+            raise self._stop(str(error)) from None
         call = self._call(name, function, given, retry or STEP_RETRY)
         if undo is not None:
             # Before the step: a crash while it runs must find its compensation.
             undone = self._call(name, undo, given, self._definition.undo_retry)
             undone.undo = True
             self._undos.append((run, undone))
-        return call.read(await self._ask(what, run(call)))
+        record = await self._ask(what, run(call))
+        try:
+            return call.read(record)
+        except ResultUnreadable as error:
+            raise self._stop(str(error)) from None
 
     def _call(self, name: str, function: Callable[..., Any], args: tuple[Json, ...], retry: RetryPolicy) -> StepCall:
         return StepCall(
@@ -190,8 +200,9 @@ async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> 
     kept = {"saga": start.saga, "version": start.version}
     cancelled = False
     try:
-        value = await definition.function(s, decode(start.input, _input_annotation(definition)))
-        return {"outcome": "completed", "result": _encode_result(s, value), **kept}
+        [annotation] = parameter_types(definition.function, 1, after=1)
+        value = await definition.function(s, decode(start.input, annotation, what="its input"))
+        return {"outcome": "completed", "result": _encode_result(definition, s, value), **kept}
     except (StepFailed, Abort) as error:
         why = str(error) if isinstance(error, StepFailed) else describe(error)
     except CancelRequested as error:
@@ -208,17 +219,10 @@ async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> 
     return {"outcome": "compensated", "error": why, "cancelled": cancelled, **kept}
 
 
-def _encode_result(s: Saga, value: object) -> Json:
+def _encode_result(definition: AnySaga, s: Saga, value: object) -> Json:
     try:
-        return encode(value)
-    except NotStorable as error:
+        return encode(value, result_type_of(definition.function), what="its result")
+    except ResultNotSerializable as error:
         raise EngineFault(
-            f"saga {s.id!r} stops, and nothing is undone: its result cannot be stored: {error}. All of its steps are "
-            "done; have it return JSON, and it completes"
+            f"saga {s.id!r} stops, and nothing is undone: {error}. All of its steps are done: repaired it completes"
         ) from None
-
-
-def _input_annotation(definition: AnySaga) -> Any:
-    annotations = dict(definition.function.__annotations__)
-    annotations.pop("return", None)
-    return list(annotations.values())[-1] if annotations else None

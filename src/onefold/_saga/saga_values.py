@@ -1,27 +1,43 @@
-"""What a saga stores: JSON and nothing else, so that every engine keeps it and any process can read it."""
+"""What a saga stores: JSON and nothing else, so that every engine keeps it and any process can read it. Types come
+from the annotations of the functions that give and take the values: see `_kernel/results.py`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+from onefold._kernel.results import annotation_of, decode_result, encode_result
 
 Json: TypeAlias = Any
 """dict, list, str, int, float, bool or None, all the way down."""
 
 
-class NotStorable(ValueError):
-    """The value is not JSON."""
+def encode(value: object, annotation: object = Any, *, what: str) -> Json:
+    """The value as JSON data. Raises ResultNotSerializable, which calls it `what`."""
+    return json.loads(encode_result(value, annotation, what=what))
 
 
-def encode(value: object) -> Json:
-    """The value as JSON data. Tuples become lists."""
+def decode(data: Json, annotation: object = Any, *, what: str) -> Any:
+    """The value that was encoded. Raises ResultUnreadable, where the type was changed in between."""
+    return decode_result(json.dumps(data).encode(), annotation, what=what)
+
+
+def parameter_types(function: Callable[..., Any], count: int, *, after: int = 0) -> Sequence[Any]:
+    """What a function takes in so many positions, those before left out. Any where it does not say."""
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotStorable(f"{value!r:.200} of type {type(value).__qualname__} is not JSON: {error}") from None
-
-
-def decode(data: Json, annotation: Any) -> Any:
-    """The value that was encoded, as the annotated type."""
-    del annotation
-    return data
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return [Any] * count
+    types: list[Any] = []
+    for parameter in parameters:
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            break
+        annotation = annotation_of(function, parameter.name)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            types += [annotation] * (count + after)
+            break
+        types.append(annotation)
+    return (types + [Any] * (count + after))[after : after + count]

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from onefold._kernel.results import result_type_of
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.saga_errors import Abort, EngineFault, StepFailed
 from onefold._saga.saga_names import UNDO, step_key, undo_key
-from onefold._saga.saga_values import Json, NotStorable, decode, encode
+from onefold._saga.saga_values import Json, decode, encode, parameter_types
 from onefold._saga.step_keys import StepKeys, running
+from onefold.errors import ResultNotSerializable, ResultUnreadable
 
 _log = logging.getLogger("onefold.saga")
 
@@ -59,27 +61,35 @@ class StepCall:
             key=undo_key(self.saga_id, self.step) if self.undo else forward, forward=forward, undo=self.undo
         )
 
-    async def attempt(self, *, last: bool, session: Any = None) -> Json:
+    async def attempt(self, *, last: bool) -> Json:
         """Run the function once. The record of its result, or of its failure where that is final: it aborted, or this
-        is the `last` attempt. Else what it raised. `session` is what a step inside a transaction gets first."""
+        is the `last` attempt. Else what it raised."""
+        args = self.arguments()
         try:
             with running(self.keys):
-                value = await self._call(() if session is None else (session,))
+                value = await self._call(args)
         except Exception as error:
-            return self._fail(error, last)
+            return self.fail(error, last=last)
         return self.record(value)
+
+    def arguments(self, *, after: int = 0) -> list[Any]:
+        """What the function is called with, after what an engine gives it first."""
+        types = parameter_types(self.function, len(self.args), after=after)
+        what = f"an argument of step {self.journal_name!r}"
+        try:
+            return [decode(arg, annotation, what=what) for arg, annotation in zip(self.args, types, strict=True)]
+        except ResultUnreadable as error:
+            raise EngineFault(f"saga {self.saga_id!r} stops, and nothing is undone: {error}") from None
 
     def record(self, value: object) -> Json:
         """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for
         a mistake in the code would hide it. Repaired code runs the step again, under the same key."""
         try:
-            result = encode(value)
-        except NotStorable as error:
-            raise EngineFault(
-                f"saga {self.saga_id!r} stops: the result of step {self.journal_name!r} "
-                f"({self.function.__qualname__}) cannot be stored: {error}. It has run, and nothing is undone; have it "
-                "return JSON, and the saga goes on"
-            ) from None
+            result = encode(
+                value, result_type_of(self.function), what=f"the result of step {self.journal_name!r}, which has run,"
+            )
+        except ResultNotSerializable as error:
+            raise EngineFault(f"saga {self.saga_id!r} stops, and nothing is undone: {error}") from None
         return {"result": result, "attempts": len(self.failures) + 1, "failures": self.failures[:FAILURES_MAX]}
 
     def failure(self, error: str, *, aborted: bool) -> Json:
@@ -95,23 +105,19 @@ class StepCall:
         """The result in a record, or StepFailed."""
         if "error" in record:
             raise StepFailed(self.journal_name, record["error"], aborted=record["aborted"])
-        return decode(record["result"], self._annotation("return"))
+        what = f"the result of step {self.journal_name!r}"
+        return decode(record["result"], result_type_of(self.function), what=what)
 
-    async def _call(self, first: tuple[Any, ...]) -> Any:
-        names = list(inspect.signature(self.function).parameters)[len(first) :]
-        annotations = [self._annotation(name) for name in names] + [None] * len(self.args)
-        args = [decode(arg, annotation) for arg, annotation in zip(self.args, annotations, strict=False)]
+    async def _call(self, args: list[Any]) -> Any:
         async with asyncio.timeout(self.retry.attempt_s):
             if inspect.iscoroutinefunction(self.function):
-                return await self.function(*first, *args)
+                return await self.function(*args)
             # The thread has this context, and so the step's keys.
-            value = await asyncio.to_thread(self.function, *first, *args)
+            value = await asyncio.to_thread(self.function, *args)
             return await value if inspect.isawaitable(value) else value
 
-    def _annotation(self, name: str) -> Any:
-        return getattr(self.function, "__annotations__", {}).get(name)
-
-    def _fail(self, error: Exception, last: bool) -> Json:
+    def fail(self, error: Exception, *, last: bool) -> Json:
+        """Note a failed attempt. Its record where it is final, else it is raised again."""
         aborted = isinstance(error, Abort)
         text = describe(error)
         self.failures.append(text)

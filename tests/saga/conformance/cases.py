@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, ResultNotSerializable
 from onefold.sagas import Compensated, HistoryEntry, SagaEngine, SagaMismatch, SagaStatus, SagaUnknown
 from onefold.testing.scripted_server import Answer, ScriptedServer
 from tests.saga.conformance.sagas import (
     WORLD,
+    Parcel,
     calling,
     forgiving,
     invoice,
@@ -24,6 +27,7 @@ from tests.saga.conformance.sagas import (
     order,
     patient,
     twice,
+    typed,
 )
 from tests.support.patience import PATIENCE_S
 
@@ -223,7 +227,7 @@ async def a_result_that_is_not_json_stops_the_saga_until_it_is_repaired(engine: 
     status = await until(engine, saga_id, "stopped")
     assert status.error is not None
     assert "'odd'" in status.error
-    assert "not JSON" in status.error
+    assert "cannot be recorded" in status.error
     assert set(WORLD.of(saga_id)) == {"reserve", "unstorable"}
     WORLD.broken.add(f"fixed {saga_id}:odd")
     await engine.retry(saga_id)
@@ -286,6 +290,15 @@ async def a_client_sends_the_key_of_the_step(engine: SagaEngine, saga_id: str) -
     assert sent == {f"{saga_id}:charge"}
 
 
+async def values_are_of_the_annotated_types(engine: SagaEngine, saga_id: str) -> None:
+    given = Parcel(weight=Decimal("1.50"), sent=date(2026, 11, 17))
+    await engine.start(typed, saga_id, given)
+    assert await engine.result(saga_id, timeout_s=PATIENCE_S) == Parcel(weight=Decimal("3.00"), sent=date(2026, 11, 18))
+    untyped: Any = {"weight": "1.50"}
+    with pytest.raises(ResultNotSerializable, match="is not"):
+        await engine.start(typed, f"{saga_id}-2", untyped)
+
+
 async def an_unknown_id_is_told(engine: SagaEngine, saga_id: str) -> None:
     for ask in (
         engine.status(saga_id),
@@ -300,11 +313,11 @@ async def an_unknown_id_is_told(engine: SagaEngine, saga_id: str) -> None:
 
 
 async def what_cannot_be_started_is_refused(engine: SagaEngine, saga_id: str) -> None:
-    with pytest.raises(ConfigurationError, match="not JSON"):
+    with pytest.raises(ResultNotSerializable, match=f"the input of saga '{saga_id}'"):
         await engine.start(order, saga_id, {"item": object()})
     with pytest.raises(ConfigurationError, match="saga id"):
         await engine.start(order, "a b", {"item": "book"})
-    with pytest.raises(ConfigurationError, match="is not JSON"):
+    with pytest.raises(ResultNotSerializable, match="the data of signal 'paid'"):
         await engine.signal(saga_id, "paid", object())
     with pytest.raises(SagaUnknown):
         await engine.status(saga_id)
@@ -350,6 +363,7 @@ CASES: list[Case] = [
     a_stopped_saga_can_be_cancelled,
     the_history_has_every_step_and_error,
     a_client_sends_the_key_of_the_step,
+    values_are_of_the_annotated_types,
     an_unknown_id_is_told,
     what_cannot_be_started_is_refused,
     a_result_can_be_waited_for_in_vain,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -169,4 +171,37 @@ async def calling(s: Saga, o: dict[str, Any]) -> Any:
     return await s.step("charge", post_twice, o, retry=RETRY)
 
 
-SAGAS: list[SagaDefinition[Any, Any]] = [order, invoice, patient, forgiving, not_storable, twice, mistaken, calling]
+@dataclass(frozen=True)
+class Parcel:
+    """Not JSON by itself."""
+
+    weight: Decimal
+    sent: date
+
+
+def pack(parcel: Parcel, times: int) -> Parcel:
+    return Parcel(weight=parcel.weight * times, sent=parcel.sent)
+
+
+async def postpone(parcel: Parcel, by: timedelta) -> date:
+    return parcel.sent + by
+
+
+@saga("conformance-typed")
+async def typed(s: Saga, parcel: Parcel) -> Parcel:
+    """Input, arguments and results have types of their own."""
+    packed: Parcel = await s.step("pack", pack, parcel, 2)
+    return Parcel(weight=packed.weight, sent=await s.step("postpone", postpone, packed, timedelta(days=1)))
+
+
+SAGAS: list[SagaDefinition[Any, Any]] = [
+    order,
+    invoice,
+    patient,
+    forgiving,
+    not_storable,
+    twice,
+    mistaken,
+    calling,
+    typed,
+]
