@@ -16,7 +16,7 @@ from standardwebhooks import Webhook
 
 from onefold._kernel.messages import Confirm, Message, read
 from onefold._kernel.ports import Broker
-from onefold.brokers.webhook import Answer, HttpxSender, WebhookBroker, read_webhook, verify_webhook
+from onefold.brokers.webhook import EndpointAnswer, HttpxSender, WebhookBroker, read_webhook, verify_webhook
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused, MessageUnreadable
 
 SECRET = "whsec_" + base64.b64encode(b"a" * 32).decode()
@@ -47,14 +47,14 @@ VECTOR_HEADERS = {
 class Endpoint:
     """A sender that answers as it is told, and remembers what it was asked."""
 
-    answer: Answer | Exception = field(default_factory=lambda: Answer(status=204, headers={}))
+    answer: EndpointAnswer | Exception = field(default_factory=lambda: EndpointAnswer(status=204, headers={}))
     asked: list[tuple[str, str, Mapping[str, str], bytes]] = field(default_factory=list)
     at_once: int = 0
     most_at_once: int = 0
 
     async def __call__(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Answer:
+    ) -> EndpointAnswer:
         self.asked.append((method, url, headers, body))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -140,22 +140,22 @@ def test_another_secret_does_not_verify() -> None:
         verify_webhook([SECRET, NEXT_SECRET], VECTOR_HEADERS, VECTOR_BODY, now_s=1614265330)
 
 
-def problem(status: int, kind: object) -> Answer:
+def problem(status: int, kind: object) -> EndpointAnswer:
     body = json.dumps({"type": kind, "title": "?"}).encode()
-    return Answer(status=status, headers={"Content-Type": "application/problem+json; charset=utf-8"}, body=body)
+    return EndpointAnswer(status=status, headers={"Content-Type": "application/problem+json; charset=utf-8"}, body=body)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        *(Answer(status=status, headers={}) for status in (408, 425, 429, 500, 501, 503, 599)),
+        *(EndpointAnswer(status=status, headers={}) for status in (408, 425, 429, 500, 501, 503, 599)),
         problem(409, "https://onefold.example/problems/key-in-flight"),
         ConnectionRefusedError("refused"),
         TimeoutError(),
     ],
     ids=str,
 )
-async def test_what_may_still_come_right_is_unavailable(answer: Answer | Exception) -> None:
+async def test_what_may_still_come_right_is_unavailable(answer: EndpointAnswer | Exception) -> None:
     confirm = await publish(Endpoint(answer))
     assert isinstance(confirm, BrokerUnavailable)
     assert "https://shop.example" in str(confirm)
@@ -166,28 +166,28 @@ async def test_what_may_still_come_right_is_unavailable(answer: Answer | Excepti
 @pytest.mark.parametrize(
     "answer",
     [
-        *(Answer(status=status, headers={}) for status in (301, 400, 401, 404, 409, 410, 413, 422)),
+        *(EndpointAnswer(status=status, headers={}) for status in (301, 400, 401, 404, 409, 410, 413, 422)),
         problem(409, "about:blank"),
         problem(409, 7),
-        Answer(status=409, headers={"content-type": "application/problem+json"}, body=b"{"),
-        Answer(status=409, headers={"content-type": "application/problem+json"}, body=b"[]"),
-        Answer(status=409, headers={"content-type": "text/plain"}, body=b'{"type":"key-in-flight"}'),
+        EndpointAnswer(status=409, headers={"content-type": "application/problem+json"}, body=b"{"),
+        EndpointAnswer(status=409, headers={"content-type": "application/problem+json"}, body=b"[]"),
+        EndpointAnswer(status=409, headers={"content-type": "text/plain"}, body=b'{"type":"key-in-flight"}'),
     ],
     ids=str,
 )
-async def test_what_the_endpoint_will_not_have_is_refused(answer: Answer) -> None:
+async def test_what_the_endpoint_will_not_have_is_refused(answer: EndpointAnswer) -> None:
     confirm = await publish(Endpoint(answer))
     assert isinstance(confirm, MessageRefused)
     assert f"answered {answer.status}" in str(confirm)
 
 
 async def test_an_error_repeats_neither_the_answer_nor_a_token_of_the_endpoint() -> None:
-    confirm = await publish(Endpoint(Answer(status=400, headers={}, body=b"you sent card 4242 4242 4242 4242")))
+    confirm = await publish(Endpoint(EndpointAnswer(status=400, headers={}, body=b"you sent card 4242 4242 4242 4242")))
     assert str(confirm) == "https://shop.example answered 400"
 
 
 async def test_an_endpoint_that_does_not_answer_is_given_up() -> None:
-    async def never(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> Answer:
+    async def never(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> EndpointAnswer:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -230,8 +230,10 @@ async def test_a_pattern_of_topics_has_endpoints_and_each_gets_a_message_once() 
 
 
 async def test_of_several_endpoints_the_one_that_may_still_come_right_decides() -> None:
-    async def answers(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> Answer:
-        return Answer(status={"a": 200, "b": 404, "c": 503}[url[8]], headers={})
+    async def answers(
+        method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> EndpointAnswer:
+        return EndpointAnswer(status={"a": 200, "b": 404, "c": 503}[url[8]], headers={})
 
     urls = {"orders": ["https://a/", "https://b/", "https://c/"]}
     [confirm] = await WebhookBroker(urls, secret=SECRET, sender=answers).publish([MESSAGE])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold._kernel.messages import Message, read, write_structured
-from onefold.brokers.webhook import Answer, WebhookBroker, read_webhook, verify_webhook
+from onefold.brokers.webhook import EndpointAnswer, WebhookBroker, read_webhook, verify_webhook
 from onefold.brokers.webhook._sender import HttpxSender, PublicAddressesOnly, is_public
 from onefold.errors import MessageRefused, MessageUnreadable
 
@@ -26,9 +26,11 @@ async def captured(message: Message = MESSAGE) -> tuple[dict[str, str], bytes]:
     """A delivery as it is on the wire."""
     seen: list[tuple[dict[str, str], bytes]] = []
 
-    async def sender(method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> Answer:
+    async def sender(
+        method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> EndpointAnswer:
         seen.append((dict(headers), body))
-        return Answer(status=204, headers={})
+        return EndpointAnswer(status=204, headers={})
 
     broker = WebhookBroker("https://shop.example", secret=SECRET, sender=sender, wall_s=lambda: NOW_S)
     assert list(await broker.publish([message])) == [None]

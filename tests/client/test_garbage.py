@@ -10,7 +10,7 @@ import pytest
 import requests
 
 import onefold
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 from tests.support.collector import left_to_collector
 
 CALLS = 5
@@ -19,7 +19,7 @@ CALLS = 5
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
     monkeypatch.chdir(tmp_path)
-    with ScriptedServer([Answer(body=b"done")] * (2 * CALLS)) as server:
+    with ScriptedServer([Reply(body=b"done")] * (2 * CALLS)) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ from onefold.db._psycopg_public import AsyncPsycopgConnection
 from onefold.db._threaded import ThreadedConnection, ThreadedDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase
-from onefold.db.sqlite._file import Link
+from onefold.db.sqlite._file import SqliteFile
 from onefold.db.sqlite._guarded_connection import GuardedConnection
 from onefold.errors import OnefoldError
 from onefold.testing.conformance import SCENARIOS, NotConforming, Subject, check, check_cancellation
@@ -211,7 +211,7 @@ class LetsAHandleLiveOn(Wrapped):
     """Gives its connection to the next one, whoever has kept it."""
 
     def release(self) -> None:
-        with mock.patch.object(Link, "is_held", return_value=False):
+        with mock.patch.object(SqliteFile, "is_held", return_value=False):
             super().release()
 
 

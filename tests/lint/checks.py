@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -160,6 +160,24 @@ def silent_names(exported: Mapping[str, object]) -> Iterator[str]:
             # A dataclass or named tuple without a docstring is given its signature as one.
             if not written or written.startswith(f"{value.__name__}("):
                 yield name
+
+
+def repeated_classes(sources: Iterable[Source], allowed: Mapping[str, str]) -> Iterator[Finding]:
+    """Classes of one name in several modules, with or without an underscore; and names in `allowed` that need it no
+    more."""
+    homes: dict[str, list[tuple[Source, int]]] = {}
+    for source in sources:
+        for node in source.tree().body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append((source, node.lineno))
+    for name, places in homes.items():
+        if len(places) > 1 and name not in allowed:
+            first, (source, line) = places[0][0].path, places[-1]
+            yield source.finding(line, f"class {name} is in {first} too: say in its name what this one is")
+    for name in sorted(allowed.keys() - {name for name, places in homes.items() if len(places) > 1}):
+        yield Finding(
+            path="tests/lint/test_tree.py", line=1, message=f"{name} is allowed twice and is not: take it out"
+        )
 
 
 # Imports and reach

@@ -23,6 +23,21 @@ PACKAGE = ROOT / "src" / "onefold"
 
 Check = Callable[[Source], Iterator[Finding]]
 
+#: Why some class names stand in several modules: names that repeat as a pattern, so that a reader knows one by another.
+REPEATED = {
+    "Dialect": "of the statement sets of each feature",
+    "FastConnection": "of each driver that has a fast path",
+    "HeldResponse": "of the adapters of ASGI and WSGI",
+    "IdempotencyMiddleware": "of the adapters of ASGI and WSGI",
+    "Opened": "of each driver that opens a pool per event loop",
+    "Postgres": "of the statement sets of each feature",
+    "Receipt": "of each broker: what it needs to acknowledge a delivery",
+    "SheddingMiddleware": "of the adapters of ASGI and WSGI",
+    "Sqlite": "of the statement sets of each feature",
+    "Statements": "of the statement sets of each feature",
+    "WatchedResponse": "of the adapters of ASGI and WSGI",
+}
+
 
 def modules() -> Iterator[Source]:
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -118,6 +133,10 @@ def test_no_check_is_silenced_in_the_lower_floors() -> None:
 def test_every_python_file_has_a_name_that_says_something() -> None:
     python = (source for source in texts() if source.path.endswith(".py"))
     assert not findings(checks.nameless_module, python)
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    assert not "\n".join(str(finding) for finding in checks.repeated_classes(modules(), REPEATED))
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
@@ -281,6 +300,17 @@ def test_what_only_resembles_a_violation_is_left_alone(control: Control) -> None
 def test_a_finding_names_the_file_the_line_and_the_way_out() -> None:
     [finding] = checks.stray_drivers(Source(path="_app.py", text="\nimport psycopg.rows\n"))
     assert str(finding) == "_app.py:2: imports the driver psycopg.rows: drivers live in db"
+
+
+def test_a_class_name_in_two_modules_is_found_and_so_is_a_permission_that_is_not_needed() -> None:
+    texts = {"a.py": "class Link: ...\n", "b.py": "x = 1\n\nclass _Link: ...\n", "c.py": "class Line: ...\n"}
+    sources = [Source(path=path, text=text) for path, text in texts.items()]
+    [twice] = checks.repeated_classes(sources, {})
+    assert (twice.path, twice.line, "a.py" in twice.message) == ("b.py", 3, True)
+    assert not list(checks.repeated_classes(sources, {"Link": "control"}))
+    assert [finding.message.split()[0] for finding in checks.repeated_classes(sources, {"Link": "", "Line": ""})] == [
+        "Line"
+    ]
 
 
 def test_an_exported_name_without_a_docstring_of_its_own_is_found() -> None:

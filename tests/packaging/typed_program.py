@@ -79,7 +79,7 @@ from onefold.testing.conformance import SCENARIOS, Subject, check
 from onefold.testing.fault_proxy import FaultProxy
 from onefold.testing.memory_broker import AsyncMemoryBroker, MemoryBroker
 from onefold.testing.no_waiting import no_waiting
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 from onefold.testing.servers import PrivateNats, PrivatePostgres
 
 
@@ -334,7 +334,7 @@ async def tests() -> None:
     )
     for scenario in SCENARIOS:
         check(scenario, subject)
-    with PrivateNats() as nats, ScriptedServer([Answer(200)]) as server, no_waiting():
+    with PrivateNats() as nats, ScriptedServer([Reply(200)]) as server, no_waiting():
         print(nats.url, server.url)
     with PrivatePostgres() as postgres, FaultProxy("127.0.0.1", postgres.port) as proxy:
         proxy.switch("black_hole")

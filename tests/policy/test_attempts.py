@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold._policy.attempts import Attempts, Host
+from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.breaker import BreakerConfig
 from onefold._policy.budget import Budget
 from onefold._policy.outcome import Answered, Outcome, Unanswered
@@ -23,11 +23,11 @@ THROTTLED = Answered(status=429)
 IN_FLIGHT = Answered(status=409, problem_type="urn:onefold:key-in-flight")
 
 
-def host(policy: RetryPolicy | None = None) -> Host:
-    return Host(policy or RetryPolicy(), lambda: 0.5, "ledger")
+def host(policy: RetryPolicy | None = None) -> HostHealth:
+    return HostHealth(policy or RetryPolicy(), lambda: 0.5, "ledger")
 
 
-def tripped(config: BreakerConfig | None = None) -> Host:
+def tripped(config: BreakerConfig | None = None) -> HostHealth:
     found = host(RetryPolicy(budget=None, breaker=config or BreakerConfig()))
     for _ in range(5):
         attempts = Attempts(found, inf)

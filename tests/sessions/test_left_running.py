@@ -17,7 +17,7 @@ from sqlalchemy.util import await_only
 
 from onefold._http.fastapi import Tx
 from onefold._http.flask import current_transaction
-from onefold.db.sqlalchemy._handle import HandedOut
+from onefold.db.sqlalchemy._handle import LentConnection
 from onefold.errors import OnefoldError, TransactionMisused
 from tests.http.stages import calling
 from tests.sessions.stages import Stage, staged
@@ -198,13 +198,13 @@ async def test_a_statement_on_its_way_when_the_handler_ends_is_waited_for(
             if stage.asynchronous:
                 await_only(waited)
 
-    wait, wait_async = HandedOut.wait, HandedOut.wait_async
+    wait, wait_async = LentConnection.wait, LentConnection.wait_async
 
-    def waiting(self: HandedOut, seconds: float) -> bool:
+    def waiting(self: LentConnection, seconds: float) -> bool:
         ended.set()
         return wait(self, seconds)
 
-    async def waiting_async(self: HandedOut, seconds: float) -> bool:
+    async def waiting_async(self: LentConnection, seconds: float) -> bool:
         ended.set()
         return await wait_async(self, seconds)
 
@@ -215,7 +215,7 @@ async def test_a_statement_on_its_way_when_the_handler_ends_is_waited_for(
         async def buy(item: str, status: int, tx: Tx[Any]) -> None:
             connection = tx.connection
             await connection.execute(INSERT, {"item": item})
-            monkeypatch.setattr(HandedOut, "wait_async", waiting_async)
+            monkeypatch.setattr(LentConnection, "wait_async", waiting_async)
             app.state.left = asyncio.create_task(connection.execute(INSERT, {"item": "stray"}))
             await on_its_way.wait()
             raise HTTPException(status)
@@ -229,7 +229,7 @@ async def test_a_statement_on_its_way_when_the_handler_ends_is_waited_for(
         def sell(item: str, status: int) -> Any:
             connection = current_transaction().connection
             connection.execute(INSERT, {"item": item})
-            monkeypatch.setattr(HandedOut, "wait", waiting)
+            monkeypatch.setattr(LentConnection, "wait", waiting)
             app.extensions["left"] = pool.submit(connection.execute, INSERT, {"item": "stray"})
             on_its_way.wait()
             flask.abort(status)

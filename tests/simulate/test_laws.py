@@ -12,7 +12,7 @@ from onefold._simulate.counters import Counters
 from onefold._simulate.entrants import DEFAULT, FIXED, NO_RETRIES
 from onefold._simulate.event_queue import EventQueue
 from onefold._simulate.experiments import FAILURES, closed_form, recovery_s
-from onefold._simulate.scenarios import Scenario, flip
+from onefold._simulate.scenarios import ServerScenario, flip
 from onefold._simulate.servers import ServerConfig
 
 SECONDS = 4
@@ -58,7 +58,7 @@ def test_a_budget_bounds_the_load_whatever_fails() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     def told(seed: str) -> tuple[list[int], ...]:
-        counters = Scenario(processes=5, after_s=20).run(DEFAULT.policy, seed)
+        counters = ServerScenario(processes=5, after_s=20).run(DEFAULT.policy, seed)
         return counters.calls, counters.attempts, counters.answered, counters.served, counters.wasted
 
     assert told("one") == told("one")
@@ -66,14 +66,14 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_calls_arrive_at_the_same_moments_whatever_the_policy() -> None:
-    scenario = Scenario(after_s=10)
+    scenario = ServerScenario(after_s=10)
     assert scenario.run(NO_RETRIES.policy, "x").calls == scenario.run(DEFAULT.policy, "x").calls
 
 
 @pytest.mark.parametrize("offered_rps", [60.0, 80.0])
 def test_without_retries_a_queue_drains_in_its_length_over_what_is_left_over(offered_rps: float) -> None:
     """T = backlog / (capacity - offered), less the second that clients are ready to wait."""
-    scenario = Scenario(offered_rps=offered_rps, after_s=80)
+    scenario = ServerScenario(offered_rps=offered_rps, after_s=80)
     counters = scenario.run(NO_RETRIES.policy, "drain")
     over = round(scenario.over_at)
     capacity = scenario.server.capacity_rps
@@ -92,20 +92,20 @@ def test_without_retries_a_queue_drains_in_its_length_over_what_is_left_over(off
 @pytest.mark.parametrize(("offered_rps", "recovers"), [(40.0, True), (60.0, False)])
 def test_one_retry_per_call_is_survived_only_below_half_of_the_capacity(offered_rps: float, recovers: bool) -> None:
     """rho * (1 + r) < 1, with r = 1."""
-    scenario = Scenario(offered_rps=offered_rps, after_s=80)
+    scenario = ServerScenario(offered_rps=offered_rps, after_s=80)
     counters = scenario.run(RetryPolicy(attempts_max=2, budget=None, breaker=None), "half")
     assert (recovery_s(counters, round(scenario.over_at)) is not None) == recovers
 
 
 def test_work_is_neither_lost_nor_made_up() -> None:
-    counters = Scenario(after_s=60, offered_rps=50).run(NO_RETRIES.policy, "books")
+    counters = ServerScenario(after_s=60, offered_rps=50).run(NO_RETRIES.policy, "books")
     assert sum(counters.calls) == sum(counters.attempts)
     assert sum(counters.served) == pytest.approx(sum(counters.attempts), abs=10)
     assert sum(counters.served) - sum(counters.wasted) == sum(counters.answered)
 
 
 def test_refusals_that_cost_nothing_leave_the_server_its_capacity() -> None:
-    scenario = Scenario(server=ServerConfig(queue_most=50), trouble_s=20, peak_rps=300, after_s=10)
+    scenario = ServerScenario(server=ServerConfig(queue_most=50), trouble_s=20, peak_rps=300, after_s=10)
     counters = scenario.run(FIXED.policy, "free")
     assert counters.goodput(25, 40) == pytest.approx(100, abs=2)
 

@@ -6,7 +6,7 @@ import pytest
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Flow, Release, Step
-from onefold._steps.model import Busy, Differs, Done, Held, Parked, digest_of
+from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, digest_of
 from onefold._steps.model import Step as RecordedStep
 from onefold._steps.works import Works
 from onefold.errors import RequiredValueMissing
@@ -110,7 +110,7 @@ def test_a_holder_that_was_taken_over_gives_nothing_back(place: Place) -> None:
 def test_a_parked_work_waits_for_a_person(place: Place) -> None:
     work = held(place.flow(place.works.claim(ASK)))
     place.flow(place.works.park(work, "outcome unknown: charge"))
-    assert place.flow(place.works.claim(ASK)) == Parked("outcome unknown: charge")
+    assert place.flow(place.works.claim(ASK)) == WaitsForPerson("outcome unknown: charge")
 
 
 def test_a_finished_work_is_remembered_with_its_steps_and_its_result(place: Place) -> None:

@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from onefold._steps.model import Step, StepKind
-from onefold._steps.points import NAME_CHARS_MAX, Answer, Points, Run, StepOptions, Unknown, step_options
+from onefold._steps.points import NAME_CHARS_MAX, Points, RecordedResult, RunPoint, StepOptions, Unknown, step_options
 from onefold.errors import ConfigurationError, WorkChanged, WorkMisused
 
 
@@ -32,7 +32,7 @@ def ask(machine: Points, kind: StepKind, name: str, **options: Any) -> Any:
 
 
 def run(machine: Points, kind: StepKind, name: str) -> None:
-    assert isinstance(ask(machine, kind, name), Run)
+    assert isinstance(ask(machine, kind, name), RunPoint)
     machine.done(b"null")
 
 
@@ -41,8 +41,8 @@ def run(machine: Points, kind: StepKind, name: str) -> None:
 
 def test_a_recorded_step_answers_and_the_next_one_runs() -> None:
     machine = points(done(0, "create"))
-    assert ask(machine, "phase", "create") == Answer(done(0, "create"))
-    assert ask(machine, "call", "charge") == Run(1, "charge", marked=False)
+    assert ask(machine, "phase", "create") == RecordedResult(done(0, "create"))
+    assert ask(machine, "call", "charge") == RunPoint(1, "charge", marked=False)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("phase", "other"), ("call", "create")])
@@ -56,14 +56,14 @@ def test_a_refused_step_leaves_the_machine_as_it_was() -> None:
     machine = points(done(0, "create"))
     with pytest.raises(WorkChanged):
         ask(machine, "phase", "other")
-    assert isinstance(ask(machine, "phase", "create"), Answer)
-    assert isinstance(ask(machine, "phase", "other"), Run)
+    assert isinstance(ask(machine, "phase", "create"), RecordedResult)
+    assert isinstance(ask(machine, "phase", "other"), RunPoint)
 
 
 def test_a_renamed_step_finds_its_record_and_keeps_its_key() -> None:
     renamed = StepOptions("charge", formerly=("pay", "bill"))
     for name in ("pay", "bill", "charge"):
-        assert isinstance(points(done(0, name, "call")).ask("call", renamed), Answer)
+        assert isinstance(points(done(0, name, "call")).ask("call", renamed), RecordedResult)
     assert renamed.key_name == "pay"
     assert StepOptions("charge").key_name == "charge"
 
@@ -115,7 +115,7 @@ def test_code_that_ends_before_all_that_is_recorded_was_asked_for_is_refused(end
 
 def test_a_call_that_must_not_be_made_twice_is_marked_and_never_made_again() -> None:
     machine = points()
-    assert ask(machine, "call", "charge", replayable=False) == Run(0, "charge", marked=True)
+    assert ask(machine, "call", "charge", replayable=False) == RunPoint(0, "charge", marked=True)
     machine.started()
     assert machine.has_records
     machine.failed()
@@ -125,16 +125,16 @@ def test_a_call_that_must_not_be_made_twice_is_marked_and_never_made_again() -> 
 
 def test_a_started_call_that_has_become_replayable_is_made_again_under_its_recorded_name() -> None:
     machine = points(started(0, "pay"))
-    assert ask(machine, "call", "charge", formerly=("pay",)) == Run(0, "pay", marked=False)
+    assert ask(machine, "call", "charge", formerly=("pay",)) == RunPoint(0, "pay", marked=False)
 
 
 def test_a_step_that_raised_may_be_asked_for_again_at_once_and_not_later() -> None:
     machine = points()
-    assert ask(machine, "call", "charge") == Run(0, "charge", marked=False)
+    assert ask(machine, "call", "charge") == RunPoint(0, "charge", marked=False)
     machine.failed()
-    assert ask(machine, "call", "charge") == Run(0, "charge", marked=False)
+    assert ask(machine, "call", "charge") == RunPoint(0, "charge", marked=False)
     machine.failed()
-    assert ask(machine, "phase", "note") == Run(1, "note", marked=False)
+    assert ask(machine, "phase", "note") == RunPoint(1, "note", marked=False)
     machine.done(b"1")
     with pytest.raises(WorkMisused, match="has used the name 'charge'"):
         ask(machine, "call", "charge")
@@ -143,9 +143,9 @@ def test_a_step_that_raised_may_be_asked_for_again_at_once_and_not_later() -> No
 def test_what_was_recorded_after_a_step_that_raised_answers_where_it_raises_again() -> None:
     machine = points(done(0, "create"), done(2, "declined"))
     ask(machine, "phase", "create")
-    assert ask(machine, "call", "charge") == Run(1, "charge", marked=False)
+    assert ask(machine, "call", "charge") == RunPoint(1, "charge", marked=False)
     machine.failed()
-    assert isinstance(ask(machine, "phase", "declined"), Answer)
+    assert isinstance(ask(machine, "phase", "declined"), RecordedResult)
 
 
 def test_a_step_that_succeeds_where_it_had_raised_does_not_go_another_way_in_silence() -> None:
@@ -214,7 +214,7 @@ class World:
 
     def step(self, machine: Points, op: Op, crashes: Iterator[bool]) -> bytes | None:
         following = machine.ask(op.kind, StepOptions(op.name, replayable=op.replayable))
-        if isinstance(following, Answer):
+        if isinstance(following, RecordedResult):
             assert (following.recorded.name, following.recorded.kind) == (op.name, op.kind)
             return following.recorded.result
         if isinstance(following, Unknown):

@@ -12,7 +12,7 @@ import pytest
 from onefold._client.call_executors import Waits, wait
 from onefold.errors import ConfigurationError
 from onefold.testing.no_waiting import no_waiting
-from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
+from onefold.testing.scripted_server import Act, Chunks, Half, Reply, Reset, ScriptedServer, Stall
 from tests.support.patience import PATIENCE_S
 
 GET = b"GET /a?b=1 HTTP/1.1\r\nHost: x\r\nX-One: 1\r\n\r\n"
@@ -30,7 +30,7 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def test_requests_are_recorded_and_steps_taken_in_order_the_last_one_for_ever() -> None:
-    with ScriptedServer([Answer(201, b"{}", {"X-Two": "2"}), Answer(599)]) as server, dial(server) as line:
+    with ScriptedServer([Reply(201, b"{}", {"X-Two": "2"}), Reply(599)]) as server, dial(server) as line:
         line.sendall(GET + b"POST /c HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" + GET)
         line.shutdown(socket.SHUT_WR)
         text = rest(line)
@@ -46,7 +46,7 @@ def test_requests_are_recorded_and_steps_taken_in_order_the_last_one_for_ever() 
 
 
 def test_chunked_requests_are_put_together() -> None:
-    with ScriptedServer([Answer()]) as server, dial(server) as line:
+    with ScriptedServer([Reply()]) as server, dial(server) as line:
         line.sendall(b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
         line.shutdown(socket.SHUT_WR)
         assert rest(line).startswith(b"HTTP/1.1 200 OK")
@@ -54,7 +54,7 @@ def test_chunked_requests_are_put_together() -> None:
 
 
 def test_a_request_that_breaks_off_is_none() -> None:
-    with ScriptedServer([Answer()]) as server, dial(server) as line:
+    with ScriptedServer([Reply()]) as server, dial(server) as line:
         line.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")
         line.shutdown(socket.SHUT_WR)
         assert rest(line) == b""
@@ -62,7 +62,7 @@ def test_a_request_that_breaks_off_is_none() -> None:
 
 
 def test_half_an_answer_is_the_beginning_of_one() -> None:
-    answer = Answer(200, b"12345")
+    answer = Reply(200, b"12345")
     with ScriptedServer([Half(answer), Half(answer, 7)]) as server:
         for expected in (answer.wire()[:-1], b"HTTP/1."):
             with dial(server) as line:
@@ -106,7 +106,7 @@ def test_the_last_chunk_waits_for_its_gate() -> None:
 
 
 def test_a_server_stops_whatever_it_is_doing() -> None:
-    steps: list[Act] = [Stall(), Answer(after_s=600), Chunks((b"never",), threading.Event())]
+    steps: list[Act] = [Stall(), Reply(after_s=600), Chunks((b"never",), threading.Event())]
     lines = []
     with ScriptedServer(steps) as server:
         for count in range(1, 4):

@@ -18,14 +18,14 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.ports import Broker
 from onefold._kernel.runners import run_async
-from onefold._outbox.endpoint_copies import Copy
+from onefold._outbox.endpoint_copies import EndpointCopy
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
 from onefold._outbox.status_report import report
 from onefold.brokers import _endpoint_schema as schema
 from onefold.brokers._connect import broker_of
 from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success
-from onefold.brokers.webhook import Answer, WebhookBroker, _endpoint_table, verify_webhook
+from onefold.brokers.webhook import EndpointAnswer, WebhookBroker, _endpoint_table, verify_webhook
 from onefold.brokers.webhook._endpoint_table import made
 from onefold.db._migrations import migrate
 from onefold.errors import ConfigurationError, ConnectionLost, MessageRefused, MessageUnreadable
@@ -62,11 +62,11 @@ class Receivers:
 
     async def __call__(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Answer:
+    ) -> EndpointAnswer:
         name = "good" if url == GOOD else "bad"
         self.got[name].append(headers["webhook-id"])
         self.keys[name] = next(secret for secret in (SECRET, OWN) if fits(secret, headers, body))
-        return Answer(status=self.status.get(name, 204), headers={})
+        return EndpointAnswer(status=self.status.get(name, 204), headers={})
 
     def broker(self) -> WebhookBroker:
         return WebhookBroker({"t": [GOOD, BAD]}, secret=SECRET, sender=self)
@@ -332,7 +332,7 @@ async def test_two_relays_that_want_to_copy_the_same_event_make_each_copy_once(s
     for session in sessions:
 
         async def work(session: object = session) -> None:
-            await session._copy([Copy(*copy) for copy in copies])  # type: ignore[attr-defined]
+            await session._copy([EndpointCopy(*copy) for copy in copies])  # type: ignore[attr-defined]
 
         await stage.run(with_connection(work))
     assert sorted(await stage.fetch("SELECT destination FROM onefold_outbox")) == sorted(

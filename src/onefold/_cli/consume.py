@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
+from onefold._cli.health import HOST, PORT, STALE_S, HealthPage, healthz
 from onefold._cli.options import AS_JSON_LINES, TARGET_HELP
 from onefold._cli.output import answer, broker_name, log_to_stderr, print_table, say, tell_as_json
 from onefold._cli.signals import stop_on_signals
@@ -34,11 +34,13 @@ def command(
     log_to_stderr()
     value = load_target(target)
     log_to_stderr()
-    health = Health(health_host, health_port, health_stale_s)
+    health = HealthPage(health_host, health_port, health_stale_s)
     asyncio.run(_main(target, value, only or [], check=check, health=health, as_json=as_json))
 
 
-async def _main(target: str, value: object, only: Sequence[str], *, check: bool, health: Health, as_json: bool) -> None:
+async def _main(
+    target: str, value: object, only: Sequence[str], *, check: bool, health: HealthPage, as_json: bool
+) -> None:
     once = await open_target(target, value)
     try:
         consumers = select_consumers(once.consumers, only)
@@ -52,7 +54,9 @@ async def _main(target: str, value: object, only: Sequence[str], *, check: bool,
         await close_onefold(once)
 
 
-async def _consume(once: AnyOnefold, only: Sequence[str], what: str, health: Health, listener: Listener | None) -> None:
+async def _consume(
+    once: AnyOnefold, only: Sequence[str], what: str, health: HealthPage, listener: Listener | None
+) -> None:
     running: list[ConsumerRunner] = []
 
     def begun(consuming: ConsumerRunner) -> None:

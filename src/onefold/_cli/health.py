@@ -24,7 +24,7 @@ _PHRASES = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthPage:
     """Where /healthz is served, and what makes it 503. Without a port it is not."""
 
     host: str
@@ -33,7 +33,7 @@ class Health:
 
 
 @asynccontextmanager
-async def healthz(health: Health, alive: Callable[[], Mapping[str, float]]) -> AsyncIterator[None]:
+async def healthz(health: HealthPage, alive: Callable[[], Mapping[str, float]]) -> AsyncIterator[None]:
     """Serve while the block lasts, and say where. Unwell: a worker did not turn in time."""
     if health.port is None:
         yield

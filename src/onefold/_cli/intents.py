@@ -11,7 +11,7 @@ import typer
 
 from onefold._cli.options import JSON, YES, confirm
 from onefold._cli.output import age, answer, harmless, moment, print_table
-from onefold._cli.session import Session, session
+from onefold._cli.session import CommandSession, session
 from onefold._client.journal.location import default_journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
 from onefold._client.journal.records import IntentCounts, IntentView
@@ -95,7 +95,7 @@ def _journal(database: str) -> str:
     return f"sqlite:///{file}"
 
 
-def _all(place: Session, *, unresolved_only: bool) -> Iterator[IntentView]:
+def _all(place: CommandSession, *, unresolved_only: bool) -> Iterator[IntentView]:
     after: int | None = None
     while page := place.ask(intents(place.dialect, unresolved_only, _PAGE, after)):
         yield from page

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from onefold._app.base_app import run_flow
-from onefold._cli.health import HOST, PORT, STALE_S, Health, healthz
+from onefold._cli.health import HOST, PORT, STALE_S, HealthPage, healthz
 from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
 from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
 from onefold._cli.signals import stop_on_signals
@@ -61,7 +61,7 @@ def command(
     make = from_target_or_addresses(context, target, database, broker)
     whose = target or redact(database)
     log_to_stderr()
-    health = Health(health_host, health_port, health_stale_s)
+    health = HealthPage(health_host, health_port, health_stale_s)
     if not asyncio.run(_relay(make, whose, settings, health, until_empty=until_empty, as_json=as_json)):
         raise typer.Exit(1)
 
@@ -70,7 +70,7 @@ async def _relay(
     make: Callable[[], Awaitable[AnyOnefold]],
     whose: str,
     settings: RelaySettings,
-    health: Health,
+    health: HealthPage,
     *,
     until_empty: bool,
     as_json: bool,

@@ -20,7 +20,7 @@ from onefold.db._connect import async_database
 T = TypeVar("T")
 
 
-class Session:
+class CommandSession:
     """Where questions are put to a database."""
 
     def __init__(self, database: AsyncDatabase[Any], loop: asyncio.Runner) -> None:
@@ -33,18 +33,18 @@ class Session:
 
 
 @contextmanager
-def open_session(database: str) -> Iterator[Session]:
+def open_session(database: str) -> Iterator[CommandSession]:
     """For as long as the block lasts."""
     with asyncio.Runner() as loop:
         opened = async_database(database)
         try:
-            yield Session(opened, loop)
+            yield CommandSession(opened, loop)
         finally:
             loop.run(opened.close())
 
 
 @contextmanager
-def session(database: str) -> Iterator[Session]:
+def session(database: str) -> Iterator[CommandSession]:
     """The same. The database must be there: no file is made."""
     with open_session(require_database(database)) as place:
         yield place

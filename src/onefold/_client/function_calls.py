@@ -25,7 +25,7 @@ from onefold._kernel.executors import name_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.timeouts import finish_within, within
-from onefold._policy.attempts import Attempts, Host
+from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Outcome, Unanswered
 from onefold._policy.ranges import require
 from onefold.errors import CallNotMade, ConfigurationError, ProgrammerError
@@ -42,7 +42,7 @@ class FunctionCalls:
 
     def __init__(
         self,
-        host: Host,
+        host: HostHealth,
         on: On,
         listener: Listener | None,
         retry_if: ResultIf | None = None,

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from onefold._kernel.executors import in_background
-from onefold._policy.attempts import Host
+from onefold._policy.attempts import HostHealth
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _TOKENS: Final = 1
 async def hedge(
     ask: Callable[[], Coroutine[Any, Any, T]],
     after_s: float,
-    host: Host,
+    host: HostHealth,
     is_good: Callable[[T], bool],
     discard: Callable[[T], Any],
 ) -> T:
@@ -59,7 +59,7 @@ async def hedge(
 
 
 async def _first_good(
-    first: asyncio.Task[T], second: asyncio.Task[T], host: Host, is_good: Callable[[T], bool]
+    first: asyncio.Task[T], second: asyncio.Task[T], host: HostHealth, is_good: Callable[[T], bool]
 ) -> asyncio.Task[T]:
     running = {first, second}
     while running:
@@ -82,7 +82,7 @@ def _free(discard: Callable[[T], Any], kept: asyncio.Task[T] | None, task: async
         in_background(freeing)
 
 
-def _may_ask(host: Host) -> bool:
+def _may_ask(host: HostHealth) -> bool:
     """Room for one more, and its token: taken here."""
     if not host.is_closed or (host.limiter is not None and not host.limiter.enter()):
         return False

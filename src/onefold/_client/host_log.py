@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from onefold._policy.attempts import Host
+from onefold._policy.attempts import HostHealth
 from onefold._policy.breaker import State
 from onefold._policy.retry import RetryAfter
 
 _log = logging.getLogger("onefold.client")
 
 
-def log_retry(host: Host, failure: str, decision: RetryAfter) -> None:
+def log_retry(host: HostHealth, failure: str, decision: RetryAfter) -> None:
     """An attempt failed and another follows. Logged for the first of a run of troubled calls."""
     if not host.troubled:
         host.troubled = True
@@ -21,7 +21,7 @@ def log_retry(host: Host, failure: str, decision: RetryAfter) -> None:
         )  # fmt: skip
 
 
-def log_breaker(host: Host, now: float) -> State | None:
+def log_breaker(host: HostHealth, now: float) -> State | None:
     """The breaker's state, if it is another one than before; that is logged."""
     state = host.take_state_change(now)
     match state:
@@ -37,7 +37,7 @@ def log_breaker(host: Host, now: float) -> State | None:
     return state
 
 
-def log_layers(host: Host) -> None:
+def log_layers(host: HostHealth) -> None:
     """Something below retries too."""
     if not host.layered:
         host.layered = True
@@ -48,7 +48,7 @@ def log_layers(host: Host) -> None:
         )
 
 
-def log_success(host: Host) -> None:
+def log_success(host: HostHealth) -> None:
     """A call succeeded at its first attempt after others had to be retried or refused."""
     if not host.is_closed:  # a probe: what the breaker makes of it is still to be told
         return

@@ -36,7 +36,7 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Call, Flow, Now
 from onefold._kernel.ids import new_id
 from onefold._kernel.telemetry import Listener
-from onefold._policy.attempts import Attempts, Host
+from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Answered, Outcome
 from onefold._policy.retry import Reason, RetryAfter, Stop
 from onefold.errors import CallNotMade, OnefoldError
@@ -79,7 +79,7 @@ class HttpCall(RetryLoop):
     def __init__(
         self,
         request: OutgoingRequest[Any],
-        host: Host,
+        host: HostHealth,
         attempts: Attempts,
         store: JournalStore,
         listener: Listener | None,

@@ -23,7 +23,7 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Now
 from onefold._kernel.ids import new_id
 from onefold._kernel.telemetry import Listener
-from onefold._policy.attempts import Attempts, Host
+from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.retry import IDEMPOTENT_METHODS
 from onefold.errors import BodyNotReplayable, ConfigurationError
@@ -37,7 +37,7 @@ class HttpCallFactory:
     def __init__(
         self,
         *,
-        hosts: Hosts[Host],
+        hosts: Hosts[HostHealth],
         store: JournalStore,
         listener: Listener | None,
         key_hosts: KeyHosts,
@@ -128,7 +128,7 @@ class HttpCallFactory:
             call.name(new_id(wall_ms()))
 
 
-def _hedge(request: OutgoingRequest[Any], host: Host, after_s: Any) -> None:
+def _hedge(request: OutgoingRequest[Any], host: HostHealth, after_s: Any) -> None:
     """What only reads may be asked twice at once. Everything else is not, also where its block says so."""
     check_option(request, "hedge_s", after_s, least=0)
     hedge: Any = getattr(request, "hedge", None)

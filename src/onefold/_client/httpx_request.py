@@ -18,7 +18,7 @@ from onefold._client.outgoing_request import (
     unsized_bytes_to_read,
 )
 from onefold._kernel.timeouts import within
-from onefold._policy.attempts import Host
+from onefold._policy.attempts import HostHealth
 from onefold._policy.outcome import PATIENCE_STATUSES, Unanswered
 from onefold.errors import CallNotMade
 
@@ -34,7 +34,7 @@ _NO_LIMITS: Mapping[str, None] = dict.fromkeys(_PHASES)
 _LENGTH = frozenset({b"content-length", b"Content-Length"})
 
 
-class _Request:
+class _SharedRequest:
     """One request, as the retry loop sees it. It is the caller's, who may send it again: an attempt that needs more
     than it has, a key or shorter limits, sends a copy."""
 
@@ -151,7 +151,7 @@ class _Request:
         return {phase: seconds if (limit := limits.get(phase)) is None else min(limit, seconds) for phase in _PHASES}
 
 
-class HttpxRequest(_Request):
+class HttpxRequest(_SharedRequest):
     """On threads."""
 
     __slots__ = ()
@@ -206,16 +206,16 @@ class HttpxRequest(_Request):
         response.stream = self._vendor.ByteStream(raw)
 
 
-class AsyncHttpxRequest(_Request):
+class AsyncHttpxRequest(_SharedRequest):
     """On asyncio."""
 
     __slots__ = ("_hedge",)
 
     def __init__(self, request: Request, inner: Any, vendor: Any) -> None:
         super().__init__(request, inner, vendor)
-        self._hedge: tuple[float, Host] | None = None
+        self._hedge: tuple[float, HostHealth] | None = None
 
-    def hedge(self, after_s: float, host: Host) -> None:
+    def hedge(self, after_s: float, host: HostHealth) -> None:
         """Let attempts be followed by another beside them, where no answer comes for so long. Not where they would
         read one file or generator for their bodies."""
         if isinstance(self._request.stream, self._vendor.ByteStream):

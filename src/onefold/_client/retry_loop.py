@@ -22,7 +22,7 @@ from onefold._client.host_log import log_breaker, log_retry, log_success
 from onefold._kernel.effects import Call, Now, Sleep
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
-from onefold._policy.attempts import Attempts, Host
+from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Answered, Outcome
 from onefold._policy.retry import RetryAfter, Stop
 from onefold.errors import CallNotMade
@@ -57,7 +57,7 @@ class RetryLoop:
     __slots__ = ("_attempts", "_began", "_host", "_listener", "_method")
 
     def __init__(
-        self, host: Host, attempts: Attempts, listener: Listener | None, began: float, method: str = ""
+        self, host: HostHealth, attempts: Attempts, listener: Listener | None, began: float, method: str = ""
     ) -> None:
         self._host = host
         self._attempts = attempts

@@ -23,7 +23,7 @@ from onefold._client.requests import RetryingAdapter, is_adapter, is_session, wr
 from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.telemetry import Listener
-from onefold._policy.attempts import Host
+from onefold._policy.attempts import HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.ranges import require
 from onefold._policy.retry import RetryPolicy
@@ -112,7 +112,7 @@ class Retrying:
             },
         )
         own = HostPolicies(policy, hosts or {})
-        self._hosts = Hosts(lambda name: Host(own.of(name), draw, name))
+        self._hosts = Hosts(lambda name: HostHealth(own.of(name), draw, name))
         self._listener = listener
         self._store = JournalStore(journal, retention_s=retention_s)
         self._http_calls = HttpCallFactory(
@@ -186,7 +186,7 @@ class Retrying:
     def _calls(self, to: str, on: On) -> FunctionCalls:
         return FunctionCalls(self._host(to), on, self._listener)
 
-    def _host(self, to: str) -> Host:
+    def _host(self, to: str) -> HostHealth:
         named: object = to
         if not isinstance(named, str) or not named:
             raise ConfigurationError(f"to={named!r} must be the name of what is called, for example 'ledger'")

@@ -100,20 +100,20 @@ class IdempotencyMiddleware:
         refusal = await run_async(guarded.admit(body), executor)
         if refusal is not None:
             return await send_whole(refusal, send)
-        return await self._run(guarded, scope, _Received(body, receive, shielded=guarded.keyed), send)
+        return await self._run(guarded, scope, _RequestBody(body, receive, shielded=guarded.keyed), send)
 
     async def _run(
         self,
         guarded: GuardedRequest[TaskExecutor[Any]],
         scope: MutableMapping[str, Any],
-        received: _Received,
+        received: _RequestBody,
         send: Send,
     ) -> None:
         # Bodies that the server would read from disk by itself cannot be held back, nor stored.
         extensions = scope.get("extensions")
         if extensions and not _BODY_EXTENSIONS.isdisjoint(extensions):
             scope["extensions"] = {name: extensions[name] for name in extensions if name not in _BODY_EXTENSIONS}
-        held = _Held(guarded, received, send)
+        held = _HeldResponse(guarded, received, send)
         with guarded:
             try:
                 await self._app(scope, received, held)
@@ -167,7 +167,7 @@ class IdempotencyMiddleware:
             ) from error
 
 
-class _Received:
+class _RequestBody:
     """What the application receives: the body we have read, and, where it is shielded because the client can come back
     for its answer, a disconnect only after that is settled."""
 
@@ -196,12 +196,12 @@ class _Received:
             self._waited_for.set()
 
 
-class _Held:
+class _HeldResponse:
     """What the application sends: held back until it is whole and committed, or too large to be kept."""
 
     __slots__ = ("_bytes", "_guarded", "_parts", "_received", "_send", "_start")
 
-    def __init__(self, guarded: GuardedRequest[TaskExecutor[Any]], received: _Received, send: Send) -> None:
+    def __init__(self, guarded: GuardedRequest[TaskExecutor[Any]], received: _RequestBody, send: Send) -> None:
         self._guarded = guarded
         self._received = received
         self._send = send

@@ -41,7 +41,7 @@ NAMED = "__onefold_named__"
 TEMPLATE = "onefold.template"
 
 
-class Answered(Exception):
+class ApplicationRefusal(Exception):
     """The application refused the request itself: this is its answer."""
 
     def __init__(self, response: Response) -> None:
@@ -240,7 +240,7 @@ async def _ask(
     except Exception as error:
         answer = await _render_with(framework, error, request)
         if answer is not None:
-            raise Answered(answer) from error
+            raise ApplicationRefusal(answer) from error
         raise AuthenticationBroken(
             f"the {asked.name} raised {type(error).__qualname__}; nothing was looked up and nothing was done. The "
             "log has its traceback. To refuse a request let it raise the framework's HTTPException"

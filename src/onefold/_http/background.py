@@ -34,7 +34,7 @@ class AnswerReplaced(Exception):
     """Raised out of `send`, so that nothing more of a response is made: another answer went out in its place."""
 
 
-class HeldBack:
+class HeldTask:
     """The background task of a response, until it is known whether that response goes out."""
 
     __slots__ = ("_guarded", "_status", "_task")
@@ -56,12 +56,12 @@ class HeldBack:
 def hold_back(guarded: GuardedRequest[Any], result: Any, injected: Any = None) -> Any:
     """A handler's result, whose background tasks (its own, and those FastAPI has injected) now wait for the outcome."""
     if injected is not None and injected.tasks:
-        injected.tasks[:] = [_task(HeldBack(guarded, None, type(injected)(injected.tasks)))]
+        injected.tasks[:] = [_task(HeldTask(guarded, None, type(injected)(injected.tasks)))]
     responses = sys.modules.get("starlette.responses")
     if responses is None or not isinstance(result, responses.Response):
         return result
     if result.background is not None:
-        result.background = _task(HeldBack(guarded, result.status_code, result.background))
+        result.background = _task(HeldTask(guarded, result.status_code, result.background))
     kind: Any = type(result)
     if kind.__call__ is not responses.Response.__call__ and not hasattr(kind, _WATCHED):
         result.__class__ = _watch_class(kind)
@@ -122,7 +122,7 @@ def is_only_replaced(error: BaseException) -> bool:
     return isinstance(error, AnswerReplaced)
 
 
-def _task(held_back: HeldBack) -> Any:
+def _task(held_back: HeldTask) -> Any:
     return sys.modules["starlette.background"].BackgroundTask(held_back)
 
 

@@ -69,7 +69,7 @@ def authorize_from(dependency: Callable[..., Any]) -> Callable[[Request], Awaita
     return authorize
 
 
-class _Asked:
+class _DependencyResult:
     """What a dependency found, or raised."""
 
     def __init__(self, outer: Any) -> None:
@@ -96,7 +96,7 @@ class _Asking:
         if app is None:
             app = known[template] = self._application(template)
         app.dependency_overrides = getattr(outer, "dependency_overrides", {})
-        asked = _Asked(outer)
+        asked = _DependencyResult(outer)
         await app({**request.scope, _ASKED: asked}, request.receive, _discard)
         if asked.error is not None:
             raise asked.error

@@ -23,7 +23,7 @@ from werkzeug.routing import RequestRedirect, Rule
 from onefold._http.authentication import of_werkzeug, with_body
 from onefold._http.decorator import note_exception, policy_of
 from onefold._http.guarded_request import SESSIONS, TRANSACTION, current_request
-from onefold._http.install_checks import Endpoint
+from onefold._http.install_checks import ServedPath
 from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response
 from onefold._kernel.transaction import Transaction
@@ -75,13 +75,13 @@ class ViewRoutes:
             if (policy := self._policy(rule.endpoint, method)) is not None
         }
 
-    def endpoints(self) -> Iterator[Endpoint]:
+    def endpoints(self) -> Iterator[ServedPath]:
         for rule in self._app.url_map.iter_rules():
             view = self._app.view_functions.get(rule.endpoint)
-            yield Endpoint(frozenset(rule.methods or ()), rule.rule, view)
+            yield ServedPath(frozenset(rule.methods or ()), rule.rule, view)
             kind = getattr(view, "view_class", None)
             for method in rule.methods or () if kind is not None else ():
-                yield Endpoint(frozenset({method}), rule.rule, getattr(kind, method.lower(), None))
+                yield ServedPath(frozenset({method}), rule.rule, getattr(kind, method.lower(), None))
 
     def mounted(self) -> Iterator[tuple[str, object]]:
         """Flask mounts nothing; blueprints are its own."""

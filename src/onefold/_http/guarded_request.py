@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from onefold._http.authentication import Answered, authorize, identify, render_with_application
+from onefold._http.authentication import ApplicationRefusal, authorize, identify, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
@@ -163,7 +163,7 @@ class GuardedRequest(Generic[E]):
             principal = await identify(guard.framework, self.policy.principal_question, self.request, body, template)
         except OnefoldError as error:  # also where they ask a store that is down: the caller is not authenticated then
             return self._refuse(error)
-        except Answered as answered:
+        except ApplicationRefusal as answered:
             return answered.response
         try:
             if self._key is None:

@@ -18,7 +18,7 @@ from onefold.errors import ConfigurationError
 _IMPLIED = frozenset({"HEAD", "OPTIONS"})
 
 
-class Endpoint(NamedTuple):
+class ServedPath(NamedTuple):
     """What an application serves at a path."""
 
     methods: frozenset[str]
@@ -29,7 +29,7 @@ class Endpoint(NamedTuple):
 class Known(Protocol):
     """Whatever knows what an application serves."""
 
-    def endpoints(self) -> Iterable[Endpoint]: ...
+    def endpoints(self) -> Iterable[ServedPath]: ...
     def mounted(self) -> Iterable[tuple[str, object]]:
         """The applications below this one, each with its path."""
         ...
@@ -75,7 +75,7 @@ def check_served(known: Known, layer: Serving) -> None:
             _check_marked(endpoint, found, layer)
 
 
-def _check_marked(endpoint: Endpoint, found: IdempotentHandler, layer: Serving) -> None:
+def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving) -> None:
     others = sorted(endpoint.methods - METHODS - _IMPLIED)
     if others:
         raise ConfigurationError(

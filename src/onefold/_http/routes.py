@@ -13,20 +13,20 @@ from onefold._http.request_identity import operations_of
 from onefold.errors import ConfigurationError
 
 
-class Host(NamedTuple):
+class HostPrefix(NamedTuple):
     """Where some routes are found only, as in `//api.shop.test`: the beginning of their templates."""
 
     name: str
     holds: Callable[[Request], bool]
 
 
-class Entry(NamedTuple):
+class RouteEntry(NamedTuple):
     """Methods (None for all), template, what the route promises, if it does, and the host it is found at only."""
 
     methods: frozenset[str] | None
     template: str
     policy: Policy | None
-    host: Host | None = None
+    host: HostPrefix | None = None
 
 
 _OPERATION = re.compile(r"([A-Z]+) (/\S*)")
@@ -39,7 +39,7 @@ _CONVERTERS = {"path": ".*"}
 class RouteTable:
     """An ordered list of routes; the first that matches wins. Routes without a policy are not idempotent."""
 
-    def __init__(self, entries: Iterable[Entry], *, converter: Callable[[str], str] | None = None) -> None:
+    def __init__(self, entries: Iterable[RouteEntry], *, converter: Callable[[str], str] | None = None) -> None:
         """`converter` gives the expression for a parameter's type, as in `{id:int}`, where a framework has its own."""
         known = converter or _CONVERTERS.get
         self._entries = [
@@ -92,7 +92,7 @@ def routes_of(policies: Mapping[str, Policy]) -> RouteTable:
             )
         if not isinstance(policy, Policy):
             raise ConfigurationError(f"routes has {policy!r} for {operation!r}, which is no policy: write {_ROUTES}")
-        entries.append(Entry(frozenset({found[1]}), found[2], policy))
+        entries.append(RouteEntry(frozenset({found[1]}), found[2], policy))
     return RouteTable(entries)
 
 
@@ -113,7 +113,7 @@ def _refuse_shared(entries: Iterable[tuple[frozenset[str] | None, Route]]) -> No
                 )
 
 
-def _route(entry: Entry, pattern: re.Pattern[str]) -> Route | None:
+def _route(entry: RouteEntry, pattern: re.Pattern[str]) -> Route | None:
     if entry.policy is None:
         return None
     # Keys belong to a template: the same path at another host is another operation.

@@ -30,10 +30,10 @@ from starlette.requests import HTTPConnection
 from onefold._http.authentication import PlainAsgi, render_http_exception
 from onefold._http.decorator import idempotent_handler_of, is_async, note_exception, policy_of
 from onefold._http.guarded_request import TRANSACTION
-from onefold._http.install_checks import Endpoint
+from onefold._http.install_checks import ServedPath
 from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response
-from onefold._http.routes import Entry, Host, RouteTable
+from onefold._http.routes import HostPrefix, RouteEntry, RouteTable
 from onefold._kernel.transaction import NOT_GIVEN, Transaction
 from onefold.errors import ConfigurationError, ProgrammerError
 
@@ -72,7 +72,7 @@ class ApplicationRoutes:
     def operations(self) -> dict[str, Policy]:
         return _table(self._app.routes).operations()
 
-    def endpoints(self) -> Iterator[Endpoint]:
+    def endpoints(self) -> Iterator[ServedPath]:
         return _endpoints(self._app.routes, "")
 
     def mounted(self) -> Iterator[tuple[str, object]]:
@@ -194,7 +194,7 @@ def _flat(routes: Iterable[Any]) -> Iterable[Any]:
     return cast("Iterable[Any]", flatten(list(routes)))
 
 
-def _entries(routes: Iterable[Any], prefix: str, host: Host | None = None) -> Iterator[Entry]:
+def _entries(routes: Iterable[Any], prefix: str, host: HostPrefix | None = None) -> Iterator[RouteEntry]:
     for route in _flat(routes):
         original = getattr(route, "route", route)
         if isinstance(original, routing.Host):
@@ -211,12 +211,12 @@ def _entries(routes: Iterable[Any], prefix: str, host: Host | None = None) -> It
         if inspect.isclass(endpoint):  # an HTTPEndpoint: each of its methods may be marked
             for method in sorted(METHODS & set(methods or METHODS)):
                 policy = policy_of(getattr(endpoint, method.lower(), None))
-                yield Entry(frozenset({method}), prefix + path, policy, host)
+                yield RouteEntry(frozenset({method}), prefix + path, policy, host)
         elif endpoint is not None:
-            yield Entry(frozenset(methods) if methods else None, prefix + path, policy_of(endpoint), host)
+            yield RouteEntry(frozenset(methods) if methods else None, prefix + path, policy_of(endpoint), host)
 
 
-def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[Endpoint]:
+def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[ServedPath]:
     """What is served where. Below a host with parameters nothing is."""
     for route in _flat(routes):
         original = getattr(route, "route", route)
@@ -228,10 +228,10 @@ def _endpoints(routes: Iterable[Any], prefix: str) -> Iterator[Endpoint]:
             yield from _endpoints(original.routes or (), path)
         elif inspect.isclass(endpoint):
             methods = (name for name in _CLASS_METHODS if hasattr(endpoint, name.lower()))
-            yield from (Endpoint(frozenset({name}), path, getattr(endpoint, name.lower())) for name in methods)
+            yield from (ServedPath(frozenset({name}), path, getattr(endpoint, name.lower())) for name in methods)
         elif endpoint is not None:
             _check_transaction(original, endpoint)
-            yield Endpoint(frozenset(getattr(route, "methods", None) or ()), path, endpoint)
+            yield ServedPath(frozenset(getattr(route, "methods", None) or ()), path, endpoint)
 
 
 def _check_transaction(route: Any, endpoint: object) -> None:
@@ -256,7 +256,7 @@ def _walk_mounted(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, obj
             yield from _walk_mounted(original.routes or (), path)
 
 
-def _host_entries(route: routing.Host, prefix: str, outer: Host | None) -> Iterator[Entry]:
+def _host_entries(route: routing.Host, prefix: str, outer: HostPrefix | None) -> Iterator[RouteEntry]:
     """The routes below a host, which answers whatever is asked there: later routes are not reached.
 
     Below a host with parameters, as in `{tenant}.shop.test`, one route is many operations, which must not share their
@@ -266,10 +266,10 @@ def _host_entries(route: routing.Host, prefix: str, outer: Host | None) -> Itera
     def holds(request: Request) -> bool:
         return (outer is None or outer.holds(request)) and route.matches(dict(request.source))[0] is routing.Match.FULL
 
-    host = Host(f"//{route.host}", holds)
+    host = HostPrefix(f"//{route.host}", holds)
     if not route.param_convertors:
         yield from _entries(route.routes or (), prefix, host)
-    yield Entry(None, prefix + "{below:path}", None, host)
+    yield RouteEntry(None, prefix + "{below:path}", None, host)
 
 
 def _has_hosts(routes: Iterable[Any]) -> bool:

@@ -13,7 +13,7 @@ from html import escape
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
-from onefold._http.authentication import Answered, authorize, identify
+from onefold._http.authentication import ApplicationRefusal, authorize, identify
 from onefold._http.policy import Policy, Route, place_template
 from onefold._http.problems import TYPE_PREFIX
 from onefold._http.request import Request, Response
@@ -132,7 +132,7 @@ class Pages:
                     break
         except OnefoldError as error:
             return self.guard.log_and_refuse(error, request, f"GET {self.base}/status")
-        except Answered as answered:
+        except ApplicationRefusal as answered:
             return answered.response
         body: dict[str, str | int | None] = {"operation": operation, "state": found.state}
         if found.status is not None:

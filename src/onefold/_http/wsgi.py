@@ -85,7 +85,7 @@ class IdempotencyMiddleware:
     def _run(
         self, guarded: GuardedRequest[ThreadExecutor[Any]], environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
-        held = _Held(guarded.policy.response_bytes_max)
+        held = _HeldResponse(guarded.policy.response_bytes_max)
         with guarded:
             try:
                 rest = held.collect(self._app(environ, held.start_response))
@@ -106,7 +106,7 @@ class IdempotencyMiddleware:
         return held.forward(rest)
 
 
-class _Held:
+class _HeldResponse:
     """What the application sends: held back until it is whole and committed, or too large to be kept."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -146,7 +146,7 @@ class _Held:
         return Response(self.code, headers, bytes(self._body))
 
     def forward(self, rest: Iterator[bytes] | None) -> Iterable[bytes]:
-        return _Closing(chain((bytes(self._body),), rest or ()), self.close)
+        return _ClosingBody(chain((bytes(self._body),), rest or ()), self.close)
 
     def close(self) -> None:
         close = getattr(self._iterable, "close", None)
@@ -154,7 +154,7 @@ class _Held:
             close()
 
 
-class _Closing:
+class _ClosingBody:
     """An iterable that closes the application's own when the server closes it."""
 
     def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:

@@ -112,7 +112,7 @@ def form_of(strategy: Strategy, asked: Asked) -> bytes:
 def form_name(strategy: Strategy, form: bytes) -> bytes:
     """What the record calls the form: enough to make it again, should the route's strategy change."""
     if not is_ours(strategy):
-        return _CUSTOM + (strategy.name.encode() if isinstance(strategy, _Named) else b"")
+        return _CUSTOM + (strategy.name.encode() if isinstance(strategy, _NamedStrategy) else b"")
     if isinstance(strategy, _SelectedFields) and form[:1] == _FIELDS:
         return _FIELDS + strategy.written
     return form[:1]
@@ -160,7 +160,7 @@ def named_strategy(name: str, strategy: Strategy) -> Strategy:
         raise ConfigurationError(f"strategy name {name!r} must be 1 to {NAME_BYTES_MAX - 1} bytes of printable text")
     if is_ours(strategy):
         raise ConfigurationError(f"{strategy!r} is one of onefold's own strategies, and has its name already")
-    return _Named(name=name, strategy=strategy)
+    return _NamedStrategy(name=name, strategy=strategy)
 
 
 def selected_fields(*paths: str) -> Strategy:
@@ -186,7 +186,7 @@ def selected_fields(*paths: str) -> Strategy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
+class _NamedStrategy:
     name: str
     strategy: Strategy
 

@@ -118,7 +118,7 @@ def perform_here(_: Invocation, work: Callable[[], Any]) -> Any:
     return work()
 
 
-class Closing:
+class InvocationCloser:
     """Joins a transaction, to close an invocation when that has ended, however it did."""
 
     __slots__ = ("_perform", "invocation")

@@ -14,7 +14,7 @@ from typing import Any
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.current_transaction import handling
-from onefold._inbox.handler_call import Closing, Invocation, Performs
+from onefold._inbox.handler_call import Invocation, InvocationCloser, Performs
 from onefold._inbox.sql.statements import Statements
 from onefold._kernel.checkout import rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
@@ -90,7 +90,7 @@ class HandlerTransaction:
             tx.forbid_awaiting()
         invocation = Invocation(self._consumer, messages, tx, tx.session() if self._session else None)
         if self._opens:
-            tx.joined.append(Closing(invocation, self._perform))
+            tx.joined.append(InvocationCloser(invocation, self._perform))
         self._check(await Call(functools.partial(self._perform, invocation, invocation.run)))
 
     async def _run(
@@ -159,7 +159,7 @@ class HandlerTransaction:
 
     async def _undo(self, tx: OwnedTransaction[Any], error: Exception) -> Exception:
         for joined in tx.joined:
-            if isinstance(joined, Closing):
+            if isinstance(joined, InvocationCloser):
                 joined.invocation.error = error
         if isinstance(error, HandlerTookTooLong):
             # It was cut off in the middle of something, or is still at it on its thread: its connection is not asked.

@@ -76,7 +76,7 @@ _COMPARISONS: Final = frozenset({"=", "<>", "!=", "<", ">", "<=", ">="})
 
 
 @dataclass(slots=True)
-class _Level:
+class _Bracket:
     """Between two brackets (or CASE and END), what has been read so far."""
 
     opener: str
@@ -108,7 +108,7 @@ def qualified(sql: str) -> str:
 class _Reader:
     sql: str
     written: list[str] = field(default_factory=list)
-    levels: list[_Level] = field(default_factory=lambda: [_Level("")])
+    levels: list[_Bracket] = field(default_factory=lambda: [_Bracket("")])
     before: str = ""
     """The token before, in lower case and without space."""
 
@@ -129,7 +129,7 @@ class _Reader:
         self.written.append(token)
         self.before = token.lower()
 
-    def _name(self, token: str, level: _Level, rest: str) -> str:
+    def _name(self, token: str, level: _Bracket, rest: str) -> str:
         word = token.lower()
         follows = rest.lstrip()
         called = follows.startswith("(")
@@ -140,7 +140,7 @@ class _Reader:
         if word == "case":
             if not re.match(r"when\b", follows, re.IGNORECASE):
                 raise self._refusal("CASE must be followed by WHEN: else it compares by an operator it looks up")
-            self.levels.append(_Level("case"))
+            self.levels.append(_Bracket("case"))
         elif word == "end":
             self.levels.pop()
         elif word == "in" and called and level.opener != "position":
@@ -155,14 +155,14 @@ class _Reader:
             raise self._refusal(f"{token} is not among the functions of pg_catalog that are known to be called")
         return token
 
-    def _in(self, level: _Level, follows: str) -> str:
+    def _in(self, level: _Bracket, follows: str) -> str:
         if self.before == "not":
             raise self._refusal("NOT IN looks an operator up that cannot be qualified")
         self._note("=", level)
         subquery = re.match(r"\(\s*select\b", follows, re.IGNORECASE)
         return "OPERATOR(pg_catalog.=) ANY" if subquery else "OPERATOR(pg_catalog.=) ANY (ARRAY"
 
-    def _operator(self, token: str, level: _Level) -> str:
+    def _operator(self, token: str, level: _Bracket) -> str:
         if token == "*" and self.before in ("(", ".", ",", "select"):
             return token
         if token == "=" and level.assigns:
@@ -175,16 +175,16 @@ class _Reader:
         self._note(token, level)
         return f"OPERATOR(pg_catalog.{token})"
 
-    def _note(self, token: str, level: _Level) -> None:
+    def _note(self, token: str, level: _Bracket) -> None:
         if level.last is not None and _tightness(level.last) < max(_tightness(token), 2):
             raise self._refusal(f"{token} follows {level.last}: put brackets around what belongs together")
         level.last = token
 
-    def _bracket(self, token: str, level: _Level) -> str:
+    def _bracket(self, token: str, level: _Bracket) -> str:
         match token:
             case "(":
                 listed = self.before.endswith("(array")
-                self.levels.append(_Level(self.before, listed=listed))
+                self.levels.append(_Bracket(self.before, listed=listed))
                 return "[" if listed else token
             case ")":
                 return "])" if self.levels.pop().listed else token

@@ -20,7 +20,7 @@ PROBE_ROWS: Final = 10
 
 
 @dataclass(slots=True)
-class _Pause:
+class _DestinationPause:
     until: float
     probes: int
 
@@ -30,7 +30,7 @@ class Destinations:
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        self._paused: dict[str, _Pause] = {}
+        self._paused: dict[str, _DestinationPause] = {}
         self._not_subscribed: set[str] = set()
 
     def paused_at(self, now: float) -> list[str]:
@@ -79,5 +79,5 @@ class Destinations:
         """It took nothing of a round; whether that is news."""
         pause = self._paused.get(name)
         probes = 0 if pause is None else pause.probes + 1
-        self._paused[name] = _Pause(now + PAUSES.pause_s(probes + 1, draw=self._draw), probes)
+        self._paused[name] = _DestinationPause(now + PAUSES.pause_s(probes + 1, draw=self._draw), probes)
         return pause is None

@@ -24,7 +24,7 @@ EndpointsOf: TypeAlias = Callable[[Message], Sequence[str]]
 COPIES_MAX: Final = 1000
 
 
-class Copy(NamedTuple):
+class EndpointCopy(NamedTuple):
     """A copy to be made of a row."""
 
     position: int
@@ -32,11 +32,13 @@ class Copy(NamedTuple):
     destination: str
 
 
-def split_by_endpoint(rows: Sequence[ClaimedRow], endpoints_of: EndpointsOf) -> tuple[list[ClaimedRow], list[Copy]]:
+def split_by_endpoint(
+    rows: Sequence[ClaimedRow], endpoints_of: EndpointsOf
+) -> tuple[list[ClaimedRow], list[EndpointCopy]]:
     """The rows that go as they are, and the copies to be made of others. What stands behind a row that goes as it is
     is left for another round: a copy of it could arrive first."""
     going: list[ClaimedRow] = []
-    copies: list[Copy] = []
+    copies: list[EndpointCopy] = []
     whole: set[bytes | None] = set()
     for row in rows:
         message = row.message
@@ -45,7 +47,7 @@ def split_by_endpoint(rows: Sequence[ClaimedRow], endpoints_of: EndpointsOf) -> 
             going.append(row)
             whole.add(row.stream)
         elif len(copies) < COPIES_MAX and (row.stream is None or row.stream not in whole):
-            copies += [Copy(row.position, _stream(row.stream, name), name) for name in names]
+            copies += [EndpointCopy(row.position, _stream(row.stream, name), name) for name in names]
     return going, copies
 
 

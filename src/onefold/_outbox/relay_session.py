@@ -42,7 +42,7 @@ from onefold._outbox.claimed_rows import (
 )
 from onefold._outbox.confirms import publish_rows
 from onefold._outbox.destinations import Destinations
-from onefold._outbox.endpoint_copies import Copy, EndpointsOf, split_by_endpoint
+from onefold._outbox.endpoint_copies import EndpointCopy, EndpointsOf, split_by_endpoint
 from onefold._outbox.publish_log import log_failure, log_not_subscribed
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.schema import BUCKETS
@@ -292,7 +292,7 @@ class RelaySession:
             await with_connection(lambda: self._copy(copies))
         return going
 
-    async def _copy(self, copies: Sequence[Copy]) -> None:
+    async def _copy(self, copies: Sequence[EndpointCopy]) -> None:
         await Batch((Boundary.BEGIN,))
         # A relay that stood still, and its successor, may both want to: the first has the rows.
         wanted = sorted({copy.position for copy in copies})

@@ -91,7 +91,7 @@ class Outbox:
         )
 
 
-class _Entry(NamedTuple):
+class _BufferedEvent(NamedTuple):
     """An event, and before when it is not to be published: in milliseconds since 1970, or None."""
 
     event: Message
@@ -105,7 +105,7 @@ class EventBuffer:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._entries: list[_Entry | str] = []
+        self._entries: list[_BufferedEvent | str] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -127,7 +127,7 @@ class EventBuffer:
                 "in between"
             )
         event = self._outbox.make_event(topic, data, key=key, headers=headers, content_type=content_type)
-        self._entries.append(_Entry(event, check_due_ms(topic, not_before, event.key)))
+        self._entries.append(_BufferedEvent(event, check_due_ms(topic, not_before, event.key)))
         return event.id
 
     def cancel(self, event_id: str) -> bool | tuple[Step, ...]:
@@ -137,7 +137,7 @@ class EventBuffer:
             raise MessageInvalid(f"tx.cancel({given!r}): give the id of the event, which tx.publish answers")
         if event_id in self._entries:
             return False
-        if any(isinstance(entry, _Entry) and entry.event.id == event_id for entry in self._entries):
+        if any(isinstance(entry, _BufferedEvent) and entry.event.id == event_id for entry in self._entries):
             self._entries.append(event_id)
             return True
         return STATEMENTS[self._outbox.dialect].cancel(event_id)
@@ -151,7 +151,9 @@ class EventBuffer:
         write = STATEMENTS[self._outbox.dialect].write
         statements: list[Statement] = []
         cancelled = {entry for entry in self._entries if isinstance(entry, str)}
-        kept = [entry for entry in self._entries if isinstance(entry, _Entry) and entry.event.id not in cancelled]
+        kept = [
+            entry for entry in self._entries if isinstance(entry, _BufferedEvent) and entry.event.id not in cancelled
+        ]
         for event, due_ms in sorted(kept, key=_stream) if len(kept) > 1 else kept:
             statements += write(event, due_ms)
         return tuple(statements)
@@ -162,7 +164,7 @@ class EventBuffer:
             tell()
 
 
-def _stream(entry: _Entry) -> bytes:
+def _stream(entry: _BufferedEvent) -> bytes:
     return entry.event.stream or b""
 
 

@@ -24,7 +24,7 @@ from onefold._policy.outcome import Outcome, Verdict, verdict
 from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Situation, Stop, cost, may_differ
 
 
-class Host:
+class HostHealth:
     """What is known of one host: what its successes have earned, and whether it fails nearly always."""
 
     __slots__ = ("_told", "breaker", "budget", "draw", "layered", "limiter", "name", "policy", "troubled")
@@ -64,7 +64,12 @@ class Attempts:
     )  # fmt: skip
 
     def __init__(
-        self, host: Host, deadline_at: float, method: str = "", has_key: bool = True, attempts_max: int | None = None
+        self,
+        host: HostHealth,
+        deadline_at: float,
+        method: str = "",
+        has_key: bool = True,
+        attempts_max: int | None = None,
     ) -> None:
         self._host = host
         self._method = method

@@ -1,7 +1,7 @@
 """The clients: processes that make calls, each with a host of its own, driven by the machines of `policy`.
 
-Nothing of the policy is imitated here. Every process holds a real `Host`, every call a real `Attempts`; this module
-only does what a transport does: send, wait, and give an attempt up when its time is over.
+Nothing of the policy is imitated here. Every process holds a real `HostHealth`, every call a real `Attempts`; this
+module only does what a transport does: send, wait, and give an attempt up when its time is over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from onefold._policy.attempts import Attempts, Host
+from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Outcome, Unanswered
 from onefold._policy.retry import RetryAfter, RetryPolicy
 from onefold._simulate.counters import Counters
@@ -71,7 +71,7 @@ class Clients:
         # Two sources of chance: independent of what a policy draws, the calls arrive at the same moments and processes.
         self._chance = Random(f"calls {seed}")
         draw = Random(f"clients {seed}").random
-        self._hosts = [Host(policy, draw) for _ in range(processes)]
+        self._hosts = [HostHealth(policy, draw) for _ in range(processes)]
         self._timeout_s = timeout_s
         self._rps_at = rps_at
         self._until = float(counters.seconds)

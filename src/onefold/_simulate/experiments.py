@@ -19,7 +19,7 @@ from math import inf
 from onefold._http.shedding.settings import Shedding
 from onefold._simulate.counters import Counters
 from onefold._simulate.entrants import Entrant
-from onefold._simulate.scenarios import WARM_UP_S, Scenario, flip
+from onefold._simulate.scenarios import WARM_UP_S, ServerScenario, flip
 from onefold._simulate.servers import ServerConfig
 
 FAILURES = (0.01, 0.1, 1 / 3, 0.5)
@@ -94,7 +94,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class ServerStall:
     """A server that stood still: one policy, one server, so long, so many processes. The worst of all seeds."""
 
     policy: str
@@ -133,7 +133,7 @@ class Storm:
     seed: int
     effort: Effort
     failures: Sequence[Failures]
-    stalls: Sequence[Stall]
+    stalls: Sequence[ServerStall]
     overloads: Sequence[Overload]
 
 
@@ -161,9 +161,9 @@ def failures(entrant: Entrant, failure: float, rps: float, seed: int, effort: Ef
 
 def stall(
     entrant: Entrant, server: ServerConfig, processes: int, seed: int, effort: Effort, stall_s: int = USUAL_STALL_S
-) -> Stall:
+) -> ServerStall:
     """Run one cell, for all its seeds."""
-    scenario = Scenario(server=server, processes=processes, trouble_s=stall_s, after_s=effort.after_stall_s)
+    scenario = ServerScenario(server=server, processes=processes, trouble_s=stall_s, after_s=effort.after_stall_s)
     over = round(scenario.over_at)
     ledgers = [
         scenario.run(entrant.policy, f"{seed} stall {server.name} {stall_s} {processes} {number}")
@@ -171,7 +171,7 @@ def stall(
     ]
     found = [recovery_s(counters, over) for counters in ledgers]
     slowest = max(found, key=lambda seconds: inf if seconds is None else seconds)
-    return Stall(
+    return ServerStall(
         policy=entrant.name,
         server=server.name,
         stall_s=stall_s,
@@ -188,7 +188,7 @@ def stall(
 
 def overload(entrant: Entrant, server: ServerConfig, seed: int) -> Overload:
     """Run one cell."""
-    scenario = Scenario(
+    scenario = ServerScenario(
         server=server, processes=USUAL_PROCESSES, trouble_s=OVERLOAD_S, peak_rps=OVERLOAD_RPS, after_s=60
     )
     counters = scenario.run(entrant.policy, f"{seed} overload {server.name}")
@@ -222,7 +222,7 @@ def run(
     tell: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Storm:
     """Run all experiments. `tell` hears what is begun: how many cells are done, of how many, and which comes."""
-    found: list[Failures | Stall | Overload] = []
+    found: list[Failures | ServerStall | Overload] = []
     cells = list(_cells(entrants, seed, effort))
     for number, (what, cell) in enumerate(cells):
         tell(number, len(cells), what)
@@ -231,14 +231,14 @@ def run(
         seed=seed,
         effort=effort,
         failures=[cell for cell in found if isinstance(cell, Failures)],
-        stalls=[cell for cell in found if isinstance(cell, Stall)],
+        stalls=[cell for cell in found if isinstance(cell, ServerStall)],
         overloads=[cell for cell in found if isinstance(cell, Overload)],
     )
 
 
 def _cells(
     entrants: Sequence[Entrant], seed: int, effort: Effort
-) -> Iterator[tuple[str, Callable[[], Failures | Stall | Overload]]]:
+) -> Iterator[tuple[str, Callable[[], Failures | ServerStall | Overload]]]:
     for entrant in entrants:
         for rps, failure in product(effort.rates_rps, FAILURES):
             yield f"{entrant.name}, failures", partial(failures, entrant, failure, rps, seed, effort)

@@ -18,7 +18,7 @@ WARM_UP_S = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class ServerScenario:
     """What happens to a server, in seconds since the beginning."""
 
     server: ServerConfig = field(default_factory=ServerConfig)

@@ -12,7 +12,7 @@ from onefold._simulate.experiments import (
     PROCESSES,
     USUAL_PROCESSES,
     USUAL_STALL_S,
-    Stall,
+    ServerStall,
     Storm,
 )
 
@@ -123,7 +123,7 @@ def names(storm: Storm) -> Sequence[str]:
     return list(dict.fromkeys(cell.policy for cell in storm.failures))
 
 
-def recovery(cell: Stall) -> str:
+def recovery(cell: ServerStall) -> str:
     """Seconds, as a table says them."""
     return "never" if cell.recovery_s is None else str(cell.recovery_s)
 

@@ -15,7 +15,7 @@ from math import sqrt
 from onefold._policy.budget import BudgetConfig
 from onefold._policy.retry import RetryPolicy
 from onefold._simulate.entrants import NO_RETRIES, Entrant
-from onefold._simulate.experiments import LOOK_S, WELL, Failures, Overload, Stall, Storm
+from onefold._simulate.experiments import LOOK_S, WELL, Failures, Overload, ServerStall, Storm
 
 RECOVERY_MOST = 6.0
 """In lengths of the stall. Clients without retries need four behind a queue that is served in order."""
@@ -127,7 +127,7 @@ def _overloads(entrant: Entrant, storm: Storm, plain: Mapping[str, Overload]) ->
         )
 
 
-def advice(policy: RetryPolicy, cell: Failures | Stall | Overload) -> str:
+def advice(policy: RetryPolicy, cell: Failures | ServerStall | Overload) -> str:
     """What to change first."""
     budget, breaker = policy.budget, policy.breaker
     if breaker is not None and isinstance(cell, Failures):
@@ -135,7 +135,7 @@ def advice(policy: RetryPolicy, cell: Failures | Stall | Overload) -> str:
             f"its breaker takes chance for an outage: raise failure_share={breaker.failure_share:g} or "
             f"calls_least={breaker.calls_least}"
         )
-    if breaker is not None and isinstance(cell, Stall) and cell.kept_back:
+    if breaker is not None and isinstance(cell, ServerStall) and cell.kept_back:
         return f"its breaker keeps the calls back long after: lower open_max_s={breaker.open_max_s:g}"
     if budget is None and policy.attempts_max > 1:
         return f"up to {policy.attempts_max - 1} retries per call, and no budget: set budget=BudgetConfig()"

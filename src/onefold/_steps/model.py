@@ -7,7 +7,7 @@ A work is in one of these states, seen from a process that wants to do it:
     never seen, or forgotten              Held                  Held
     being done, its lease runs            Busy                  Differs
     given up: its lease has run out       Held, with its steps  Differs
-    parked for a person                   Parked                Differs
+    parked for a person                   WaitsForPerson        Differs
     finished, and remembered              Done, with its steps  Differs
 
 Held is a lease: it is renewed while the work is done, and a process that takes it over raises its fence. What is
@@ -104,7 +104,7 @@ class Differs:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class WaitsForPerson:
     """The work waits for a person."""
 
     reason: str
@@ -120,4 +120,4 @@ class Done:
     """Of its finish, as it is stored. None: it had none."""
 
 
-WorkClaim: TypeAlias = Held | Busy | Differs | Parked | Done
+WorkClaim: TypeAlias = Held | Busy | Differs | WaitsForPerson | Done

@@ -88,7 +88,7 @@ def step_options(given: str | StepOptions) -> StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunPoint:
     """It has no record: run it, and record it at this position. `marked`: commit that it was started, before."""
 
     position: int
@@ -97,7 +97,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedResult:
     """It is recorded: this is its result."""
 
     recorded: Recorded
@@ -110,7 +110,7 @@ class Unknown:
     recorded: Recorded
 
 
-Next: TypeAlias = Run | Answer | Unknown
+Next: TypeAlias = RunPoint | RecordedResult | Unknown
 
 
 class Points:
@@ -125,7 +125,7 @@ class Points:
         self._names: set[str] = set()
         #: Of the next step.
         self._position = 0
-        self._at: Run | None = None
+        self._at: RunPoint | None = None
         self._running: tuple[StepKind, StepOptions] | None = None
         #: The step that was asked for last, where it raised: it may be asked for again.
         self._failed: tuple[StepKind, StepOptions] | None = None
@@ -150,13 +150,13 @@ class Points:
         self._failed = None
         self._position = position + 1
         if record is not None and record.state == "done":
-            return Answer(record)
+            return RecordedResult(record)
         if record is not None and not options.replayable:
             self._failed = (kind, options)
             return Unknown(record)
         name = options.name if record is None else record.name
         self._running = (kind, options)
-        self._at = Run(position, name, marked=not options.replayable and kind == "call")
+        self._at = RunPoint(position, name, marked=not options.replayable and kind == "call")
         return self._at
 
     def started(self) -> None:

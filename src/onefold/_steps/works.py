@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Row, Step
-from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, Parked, WorkAsk, WorkClaim
+from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.model import Step as RecordedStep
 from onefold._steps.sql import STATEMENTS
 from onefold.errors import RequiredValueMissing, StoreBusy, UniqueViolated
@@ -92,7 +92,7 @@ class Works:
         if not ask.has_input_of(digest, bytes(fingerprint)):
             return Differs()
         if parked is not None:
-            return Parked(parked)
+            return WaitsForPerson(parked)
         if live and not finished:
             return Busy()
         steps = read_steps(await Fetch(self.sql.steps(digest)))

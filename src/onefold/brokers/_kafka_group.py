@@ -34,7 +34,7 @@ _NEVER: Final = 2**63
 
 
 @dataclass(slots=True)
-class Health:
+class ClusterHealth:
     """What the client says of the cluster, on whichever thread it says so."""
 
     down: bool = False
@@ -97,7 +97,7 @@ class KafkaSubscription:
         self._topics = [topic_prefix + topic for topic in topics]
         self._topic_prefix = topic_prefix
         self._patience_s = patience_s
-        self._health = Health()
+        self._health = ClusterHealth()
         self._shares: dict[tuple[str, int], _Share] = {}
         self._ready: deque[_Arrival] = deque()
         self._joined = False
@@ -328,7 +328,7 @@ def made(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
         raise ConfigurationError(f"Kafka's client does not take its settings: {error.args[0]}") from error
 
 
-def ask(client: Producer | Consumer, health: Health, patience_s: float) -> None:
+def ask(client: Producer | Consumer, health: ClusterHealth, patience_s: float) -> None:
     try:
         client.list_topics(timeout=patience_s)
     except KafkaException as error:

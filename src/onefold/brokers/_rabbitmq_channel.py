@@ -33,7 +33,7 @@ _TELLING: Final = (AuthenticationError, ProbableAuthenticationError, InvalidFram
 UNFIT: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 
 
-class Line:
+class RabbitmqConnection:
     """One connection, made when it is needed and again when it was lost."""
 
     def __init__(self, url: str, patience_s: float) -> None:

@@ -17,7 +17,7 @@ from aiormq.abc import AbstractChannel as Channel
 
 from onefold._kernel.messages import Delivery, Origin, received
 from onefold._kernel.topics import MORE
-from onefold.brokers._rabbitmq_channel import UNFIT, Line, declare_exchange, end, said, translated
+from onefold.brokers._rabbitmq_channel import UNFIT, RabbitmqConnection, declare_exchange, end, said, translated
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 PREFIX: Final = "cloudEvents_"
@@ -71,7 +71,14 @@ class RabbitSubscription:
     """A consumer's queue, fetched from ahead of time. Made by `RabbitBroker.subscribe`."""
 
     def __init__(
-        self, line: Line, *, exchange: str, queue: str, queue_type: QueueType, topics: Sequence[str], prefetch: int
+        self,
+        line: RabbitmqConnection,
+        *,
+        exchange: str,
+        queue: str,
+        queue_type: QueueType,
+        topics: Sequence[str],
+        prefetch: int,
     ) -> None:
         self._line = line
         self._exchange = exchange

@@ -30,7 +30,7 @@ from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
 from onefold._policy.ranges import require
-from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, Health, KafkaSubscription, ask, made
+from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, ClusterHealth, KafkaSubscription, ask, made
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
 __all__ = ["KafkaBroker", "Setting"]
@@ -110,7 +110,7 @@ class KafkaBroker:
         self._topic_prefix = topic_prefix
         self._confirm_s = confirm_s
         self._redelivery_s = redelivery_s
-        self._sender: _Sender | None = None
+        self._sender: _PolledProducer | None = None
         self._closed = False
         self._starting = asyncio.Lock()
         self._subscriptions: set[KafkaSubscription] = set()
@@ -179,7 +179,7 @@ class KafkaBroker:
         if sender is not None:
             await sender.close()
 
-    async def _live_sender(self) -> _Sender:
+    async def _live_sender(self) -> _PolledProducer:
         """The producer; another one where the last has had an error that it cannot get over."""
         if self._closed:
             raise _over()
@@ -188,15 +188,15 @@ class KafkaBroker:
                 sender, self._sender = self._sender, None
                 await sender.close()
             if self._sender is None:
-                self._sender = _Sender(self._settings, self._confirm_s)
+                self._sender = _PolledProducer(self._settings, self._confirm_s)
             return self._sender
 
 
-class _Sender:
+class _PolledProducer:
     """A producer, and the thread that polls it. Delivery reports come to the loop in bunches."""
 
     def __init__(self, settings: Mapping[str, Any], confirm_s: float) -> None:
-        self.health = Health()
+        self.health = ClusterHealth()
         self._loop = asyncio.get_running_loop()
         self._settled: list[tuple[asyncio.Future[Confirm], Confirm]] = []
         self._producer: Producer | None = made(

@@ -33,7 +33,7 @@ from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.ports import SubscriptionSeen
 from onefold._policy.ranges import require
 from onefold.brokers._addresses import check_address
-from onefold.brokers._rabbitmq_channel import PORTS, Line, declare_exchange, end, said, translated
+from onefold.brokers._rabbitmq_channel import PORTS, RabbitmqConnection, declare_exchange, end, said, translated
 from onefold.brokers._rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
 
@@ -77,8 +77,8 @@ class RabbitBroker:
         self._prefetch = prefetch
         self._confirm_s = confirm_s
         self._redelivery_s = redelivery_s
-        self._out = Line(url, confirm_s)
-        self._in = Line(url, confirm_s)
+        self._out = RabbitmqConnection(url, confirm_s)
+        self._in = RabbitmqConnection(url, confirm_s)
         self._outlet: _Outlet | None = None
         self._opening = asyncio.Lock()
         self._flying: dict[str, asyncio.Event] = {}

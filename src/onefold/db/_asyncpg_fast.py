@@ -59,7 +59,7 @@ def may_be_used() -> bool:
 _UNLOCK = Statement("SELECT pg_advisory_unlock_all()")
 
 
-class Reset(NamedTuple):
+class SessionReset(NamedTuple):
     """What the pool would send to a session that comes back to it, in a round trip of its own."""
 
     first: tuple[Statement, ...] = ()
@@ -69,10 +69,10 @@ class Reset(NamedTuple):
     """All of it, one by one."""
 
 
-NO_RESET = Reset()
+NO_RESET = SessionReset()
 
 
-class Session:
+class PooledSession:
     """What outlives a request on a connection of the pool."""
 
     __slots__ = ("_ends", "connection", "copies", "passed", "prepared", "prepares", "reset", "resets_as_usual")
@@ -90,7 +90,7 @@ class Session:
         reset: str = connection.get_reset_query() if self.resets_as_usual else ""
         rest = reset.removeprefix(_UNLOCK.sql)
         first = () if rest == reset else (_UNLOCK,)
-        self.reset = Reset(first, rest, (*first, *(text.strip() for text in rest.split(";") if text.strip())))
+        self.reset = SessionReset(first, rest, (*first, *(text.strip() for text in rest.split(";") if text.strip())))
         #: The last statements of bound batches, as asyncpg knows them.
         self._ends: dict[str, PreparedStatementState] = {}
         #: How often COPY was begun, which asyncpg does not count among its queries.
@@ -117,7 +117,7 @@ class FastPool(FairPool):
     def __init__(self, pool: Pool, *, patience_s: float) -> None:
         super().__init__(pool, patience_s=patience_s)
         #: By the id of the connection.
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, PooledSession] = {}
         self.preparer = Preparer()
         self.binder = Binder(self.preparer.mark)
         self.prepares = True
@@ -153,7 +153,7 @@ class FastPool(FairPool):
         session = self._sessions.get(id(connection))
         if session is None or session.connection() is not connection:
             gone = partial(self._forget, id(connection))
-            session = self._sessions[id(connection)] = Session(connection, gone, self.pool)
+            session = self._sessions[id(connection)] = PooledSession(connection, gone, self.pool)
         return FastConnection(self, proxy, session, schema)
 
     def _forget(self, number: int, gone: ref[Any]) -> None:
@@ -212,7 +212,7 @@ class FastConnection:
         "_broken", "_connection", "_copies", "_executed", "_pool", "_proxy", "_pure", "_sent", "_session", "schema",
     )  # fmt: skip
 
-    def __init__(self, pool: FastPool, proxy: Any, session: Session, schema: str | None) -> None:
+    def __init__(self, pool: FastPool, proxy: Any, session: PooledSession, schema: str | None) -> None:
         self._pool = pool
         self._proxy = proxy
         # The proxy forgets its connection as soon as that is lost.
@@ -281,7 +281,7 @@ class FastConnection:
 
     # What follows returns what asyncpg makes to be awaited: every coroutine in between is paid for by every request.
 
-    def _send(self, steps: Sequence[Step], reset: Reset, new: set[str]) -> Awaitable[str]:
+    def _send(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
         """As one simple query, with the values in it."""
         if self._prepares:
             query, unknown = self._pool.preparer.query((*steps, *reset.first), self._session.prepared, self.schema)
@@ -291,7 +291,7 @@ class FastConnection:
             query = unprepared((*steps, *reset.first), self.schema)
         return self._execute(f"{query};{reset.rest}" if reset.rest else query)
 
-    def _send_bound(self, steps: Sequence[Step], reset: Reset, new: set[str]) -> Awaitable[str]:
+    def _send_bound(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
         """With the values beside the text. asyncpg can send no two statements at once, but it can send one for many
         arguments, which it asks for when it is free to send: then our messages go out in front of its last one."""
         connection, session, schema = self._connection, self._session, self.schema
@@ -306,7 +306,7 @@ class FastConnection:
         sent: Awaitable[str] = connection._protocol.bind_execute_many(end, arguments, "", None, False)
         return sent
 
-    async def _send_one_by_one(self, steps: Sequence[Step], reset: Reset) -> str:
+    async def _send_one_by_one(self, steps: Sequence[Step], reset: SessionReset) -> str:
         """Where nothing can be prepared for later: a round trip for each statement that has values."""
         status = ""
         for step in (*steps, *reset.first):

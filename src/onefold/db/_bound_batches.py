@@ -71,11 +71,11 @@ class Binder:
     def __init__(self, mark: str) -> None:
         self._mark = mark
         #: By their texts: batches come in as many shapes as there are numbers of events, but have few of these.
-        self._named: dict[tuple[str | None, str | Step], Named] = {}
+        self._named: dict[tuple[str | None, str | Step], NamedStatement] = {}
 
     def bind(
         self, steps: Sequence[Step], after: tuple[Step | str, ...], prepared: set[str], schema: str | None
-    ) -> tuple[bytes, Collection[str], Named]:
+    ) -> tuple[bytes, Collection[str], NamedStatement]:
         """The steps, and what follows each time, for a session that has `prepared` some: the messages of all but the
         last one, the names of the statements that they parse first, and the last one, which has no values and is sent
         by the driver itself."""
@@ -102,14 +102,14 @@ class Binder:
         del parts[-1]
         return b"".join(parts), new, it
 
-    def _name(self, step: Step | str, text: Step | str, schema: str | None) -> Named:
+    def _name(self, step: Step | str, text: Step | str, schema: str | None) -> NamedStatement:
         if len(self._named) >= _STATEMENTS_MAX:
             self._named.clear()
         it = self._named[schema, text] = _name(step, self._mark, schema)
         return it
 
 
-class Named(NamedTuple):
+class NamedStatement(NamedTuple):
     """A statement as a session knows it."""
 
     name: str
@@ -119,7 +119,7 @@ class Named(NamedTuple):
     """How a Bind of it begins, up to the number of its values; where it has none: all of it, and its Execute."""
 
 
-def _name(step: Step | str, mark: str, schema: str | None) -> Named:
+def _name(step: Step | str, mark: str, schema: str | None) -> NamedStatement:
     sql = placed(step.sql, schema) if isinstance(step, Statement) else step if isinstance(step, str) else crossing(step)
     name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
     count = len(step.values) if isinstance(step, Statement) else 0
@@ -127,7 +127,7 @@ def _name(step: Step | str, mark: str, schema: str | None) -> Named:
     if not count:
         head = _message(b"B", head + _INT16(0) * 2) + _EXECUTE
     parse = _message(b"P", name.encode() + b"\0" + sql.encode() + b"\0" + _INT16(0))
-    return Named(name, sql, parse, head)
+    return NamedStatement(name, sql, parse, head)
 
 
 def _message(kind: bytes, payload: bytes) -> bytes:

@@ -26,7 +26,7 @@ from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Valu
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold.db._bound_batches import encoded, has_secrets
 from onefold.db._postgres import crossing, placed, rendered, script
-from onefold.db._psycopg_handle import C, HandedOut, NoSession, refuse
+from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_public import (
     DEFAULTS,
     AnyConnection,
@@ -87,7 +87,7 @@ def loop_of(pool: AsyncConnectionPool[Any]) -> asyncio.AbstractEventLoop | None:
 # --- connections ----------------------------------------------------------------------------------------------
 
 
-class _Copied(HandedOut[C]):
+class _Copied(LentCopy[C]):
     """A copy with the same prepared statements."""
 
     __slots__ = ()

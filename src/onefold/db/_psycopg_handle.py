@@ -32,7 +32,7 @@ C = TypeVar("C", Connection[Any], AsyncConnection[Any])
 _LEFT_S = 5.0
 
 
-class HandedOut(Generic[C]):
+class LentCopy(Generic[C]):
     """The copy of one connection that is with a handler, as long as it is valid."""
 
     __slots__ = ("_before", "connection", "handle", "patience_s", "waits")
@@ -41,7 +41,7 @@ class HandedOut(Generic[C]):
         self.connection: C = connection
         #: How long the end of its transaction waits for what was left inside.
         self.patience_s = END_S
-        self.waits = _Waits(connection.wait)
+        self.waits = _NotedWait(connection.wait)
         pgconn = connection.pgconn
         self._before = pgconn.notice_handler, pgconn.notify_handler
         self.handle: C = self.copy(connection)
@@ -92,7 +92,7 @@ class HandedOut(Generic[C]):
         close_unlocked(self.waits.inside, lambda: hang_up(self.connection), close, driver="psycopg")
 
 
-class _Copy:
+class _CopyOfConnection:
     """What the class of a copy has in place of its original's."""
 
     @property
@@ -111,7 +111,7 @@ class _Copy:
 
 @lru_cache(maxsize=100)
 def _copied(kind: Any) -> Any:
-    return type(kind.__name__, (_Copy, kind), {"__module__": kind.__module__})
+    return type(kind.__name__, (_CopyOfConnection, kind), {"__module__": kind.__module__})
 
 
 def _both(first: Callable[[Any], object] | None, second: Callable[[Any], object] | None) -> Callable[[Any], None]:
@@ -125,7 +125,7 @@ def _both(first: Callable[[Any], object] | None, second: Callable[[Any], object]
     return tell
 
 
-def unless_over(handed_out: HandedOut[C] | None, steps: Sequence[Step] | None = None) -> HandedOut[C] | None:
+def unless_over(handed_out: LentCopy[C] | None, steps: Sequence[Step] | None = None) -> LentCopy[C] | None:
     """What the handler has, unless these steps come after it, or (None) everything ends: then it is void."""
     if handed_out is not None and (steps is None or is_end(steps)):
         handed_out.void()
@@ -133,7 +133,7 @@ def unless_over(handed_out: HandedOut[C] | None, steps: Sequence[Step] | None = 
     return handed_out
 
 
-def check_left(handed_out: HandedOut[Connection[Any]] | None, steps: Sequence[Step] | None = None) -> None:
+def check_left(handed_out: LentCopy[Connection[Any]] | None, steps: Sequence[Step] | None = None) -> None:
     """In front of steps that come after a handler, or (None) of a statement: what it has left on a thread is waited
     for, within limits. A `stream()` that it keeps would hold the connection for ever."""
     if handed_out is None or not _is_held_up(handed_out, steps):
@@ -143,7 +143,7 @@ def check_left(handed_out: HandedOut[Connection[Any]] | None, steps: Sequence[St
 
 
 async def check_left_by_tasks(
-    handed_out: HandedOut[AsyncConnection[Any]] | None, steps: Sequence[Step] | None = None
+    handed_out: LentCopy[AsyncConnection[Any]] | None, steps: Sequence[Step] | None = None
 ) -> None:
     """The same, for what it has left in tasks."""
     if handed_out is not None and _is_held_up(handed_out, steps) and handed_out.handle.lock.locked():
@@ -154,7 +154,7 @@ async def check_left_by_tasks(
             raise handed_out.left_inside(steps) from None
 
 
-async def hang_up_tasks(handed_out: HandedOut[AsyncConnection[Any]] | None) -> None:
+async def hang_up_tasks(handed_out: LentCopy[AsyncConnection[Any]] | None) -> None:
     """Have the tasks that wait for the server leave, before their socket is closed: its number goes to the next
     connection, and they would take its answers away from that one."""
     if handed_out is None:
@@ -166,7 +166,7 @@ async def hang_up_tasks(handed_out: HandedOut[AsyncConnection[Any]] | None) -> N
         await asyncio.wait(tasks, timeout=_LEFT_S)
 
 
-def _is_held_up(handed_out: HandedOut[Any], steps: Sequence[Step] | None) -> bool:
+def _is_held_up(handed_out: LentCopy[Any], steps: Sequence[Step] | None) -> bool:
     """Whether the steps have to wait for what is under way. If they come after the handler, nothing begins from now
     on: it would keep us out again as soon as we have looked."""
     if steps is None:
@@ -177,7 +177,7 @@ def _is_held_up(handed_out: HandedOut[Any], steps: Sequence[Step] | None) -> boo
     return False
 
 
-class _Waits:
+class _NotedWait:
     """The connection's own `wait`, which notes that it was called, and lets nothing in after the end. The original's,
     which has the same session: a copy that is held by what it holds would be left to the garbage collector."""
 

@@ -31,7 +31,7 @@ from onefold.db._postgres import (
     rendered,
     script,
 )
-from onefold.db._psycopg_handle import C, HandedOut, check_left, check_left_by_tasks, hang_up_tasks, unless_over
+from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, unless_over
 from onefold.errors import OnefoldError
 
 Handle: TypeAlias = psycopg.Connection[Any]
@@ -46,7 +46,7 @@ class _Taken(Generic[C]):
 
     __slots__ = ("_connection", "_handed_out", "_pool", "_schema", "_was_autocommit")
 
-    hands_out: ClassVar[type[HandedOut[Any]]] = HandedOut
+    hands_out: ClassVar[type[LentCopy[Any]]] = LentCopy
 
     def __init__(self, pool: Any, connection: C, schema: str | None) -> None:
         self._pool = pool
@@ -54,7 +54,7 @@ class _Taken(Generic[C]):
         self._was_autocommit = connection.autocommit
         #: Where our tables are.
         self._schema = schema
-        self._handed_out: HandedOut[C] | None = None
+        self._handed_out: LentCopy[C] | None = None
 
     @property
     def handle(self) -> C:

@@ -70,7 +70,7 @@ class FaultProxy:
         self._latency_s = 0.0
         self._traffic = Traffic()
         self._cut: tuple[Direction, int] | None = None
-        self._links: dict[asyncio.Task[None], _Link] = {}
+        self._links: dict[asyncio.Task[None], _ProxiedConnection] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._rim: _Rim | None = None
 
@@ -198,7 +198,7 @@ class FaultProxy:
             while True:
                 client, _ = await asyncio.get_running_loop().sock_accept(listener)
                 self._traffic = replace(self._traffic, connections=self._traffic.connections + 1)
-                link = _Link(client, dict([self._cut] if self._cut else ()))
+                link = _ProxiedConnection(client, dict([self._cut] if self._cut else ()))
                 if self._mode == "reset":
                     link.close()
                 else:
@@ -207,7 +207,7 @@ class FaultProxy:
                     # Not in the task: one that is cancelled before its first step runs nothing of its own.
                     task.add_done_callback(lambda done: self._links.pop(done).close())
 
-    async def _carry(self, link: _Link) -> None:
+    async def _carry(self, link: _ProxiedConnection) -> None:
         try:
             await self._running.through.wait()
             await asyncio.get_running_loop().sock_connect(link.server, self._target)
@@ -218,7 +218,9 @@ class FaultProxy:
         except* (OSError, _Cut):
             pass  # One end is gone, or never was there. Closing the link will tell the other.
 
-    async def _pump(self, direction: Direction, link: _Link, source: socket.socket, target: socket.socket) -> None:
+    async def _pump(
+        self, direction: Direction, link: _ProxiedConnection, source: socket.socket, target: socket.socket
+    ) -> None:
         loop, through = asyncio.get_running_loop(), self._running.through
         while True:
             await through.wait()
@@ -239,7 +241,7 @@ class FaultProxy:
                 target.shutdown(socket.SHUT_WR)
                 return
 
-    def _allot(self, direction: Direction, link: _Link, chunk: bytes) -> tuple[bytes, bool]:
+    def _allot(self, direction: Direction, link: _ProxiedConnection, chunk: bytes) -> tuple[bytes, bool]:
         """How much of the chunk may pass, and whether the connection is cut after that."""
         left = link.left.get(direction, len(chunk))
         current_request, cut = chunk[:left], left < len(chunk)
@@ -264,7 +266,7 @@ class _Cut(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Link:
+class _ProxiedConnection:
     """One connection through the proxy: both its ends, and how many bytes may still pass before it is cut."""
 
     client: socket.socket

@@ -40,7 +40,7 @@ class NotHandled(OnefoldError):
     """A message could not be handled, and it was not its handler that raised."""
 
 
-class _Broker:
+class _SharedBroker:
     """What both colours share."""
 
     __test__ = False
@@ -140,7 +140,7 @@ class _Broker:
         raise NotImplementedError
 
 
-class MemoryBroker(_Broker):
+class MemoryBroker(_SharedBroker):
     """For `Onefold`. Its handlers run on the thread of the test."""
 
     def publish(
@@ -167,7 +167,7 @@ class MemoryBroker(_Broker):
         return asyncio.run(answer)
 
 
-class AsyncMemoryBroker(_Broker):
+class AsyncMemoryBroker(_SharedBroker):
     """For `AsyncOnefold`. Its handlers run in the task of the test."""
 
     async def publish(

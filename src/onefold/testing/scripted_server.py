@@ -21,13 +21,13 @@ from typing import BinaryIO, Final, Self, TypeAlias
 
 from onefold.errors import ConfigurationError
 
-__all__ = ["Act", "Answer", "Chunks", "Half", "Received", "Reset", "ScriptedServer", "Stall", "Trickle"]
+__all__ = ["Act", "Chunks", "Half", "ReceivedRequest", "Reply", "Reset", "ScriptedServer", "Stall", "Trickle"]
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER, on, for 0 seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """A whole answer, after a while."""
 
     status: int = 200
@@ -57,7 +57,7 @@ class Chunks:
 
     def head(self) -> bytes:
         """What comes before the first chunk."""
-        return Answer(self.status, b"", {"Transfer-Encoding": "chunked", **self.headers}).wire(sized=False)
+        return Reply(self.status, b"", {"Transfer-Encoding": "chunked", **self.headers}).wire(sized=False)
 
     def wire(self) -> bytes:
         """The answer, byte for byte."""
@@ -68,7 +68,7 @@ class Chunks:
 class Half:
     """The first bytes of an answer (by default all but the last), then a close."""
 
-    answer: Answer | Chunks
+    answer: Reply | Chunks
     length: int = -1
 
 
@@ -76,7 +76,7 @@ class Half:
 class Trickle:
     """A whole answer that comes a byte at a time, with a pause before each. `at_once`: so many bytes come without."""
 
-    answer: Answer | Chunks
+    answer: Reply | Chunks
     every_s: float = 0.05
     at_once: int = 0
 
@@ -94,11 +94,11 @@ class Stall:
     """The request is read, and nothing follows until the client hangs up."""
 
 
-Act: TypeAlias = Answer | Half | Chunks | Trickle | Reset | Stall
+Act: TypeAlias = Reply | Half | Chunks | Trickle | Reset | Stall
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedRequest:
     """A request as it came; the names of headers are in lower case."""
 
     method: str
@@ -114,7 +114,7 @@ class ScriptedServer:
         self._script = list(script)
         if not self._script:
             raise ConfigurationError("the script is empty: give the server at least one step, like Answer(200)")
-        self.requests: list[Received] = []
+        self.requests: list[ReceivedRequest] = []
         self.connections = 0
         """How many were ever made."""
         self._taken = 0
@@ -178,7 +178,7 @@ class ScriptedServer:
                     act = self._take()
                     body = _body(stream, head[2], act.body_bytes if isinstance(act, Reset) else None)
                     with self._lock:
-                        self.requests.append(Received(*head, body))
+                        self.requests.append(ReceivedRequest(*head, body))
                     if not self._act(connection, act):
                         return
         except (OSError, EOFError):  # the client is gone, or the server stops
@@ -195,7 +195,7 @@ class ScriptedServer:
     def _act(self, connection: socket.socket, act: Act) -> bool:
         """Do it; True: the connection lives on."""
         match act:
-            case Answer():
+            case Reply():
                 if act.after_s:
                     self._stopping.wait(act.after_s)
                 connection.sendall(act.wire())

@@ -14,7 +14,7 @@ import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.clients import BudgetConfig, options
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted_server import Answer, ScriptedServer, Stall
+from onefold.testing.scripted_server import Reply, ScriptedServer, Stall
 from tests.support.patience import PATIENCE_S
 
 
@@ -274,7 +274,7 @@ def test_a_plain_function_is_refused_where_it_is_decorated() -> None:
 
 @pytest.mark.parametrize("said", ["with the request", "by the block"])
 async def test_httpx_asks_a_late_host_twice_and_only_where_it_reads(said: str) -> None:
-    with ScriptedServer([Stall(), Answer(200, b"second")]) as server:
+    with ScriptedServer([Stall(), Reply(200, b"second")]) as server:
         async with onefold.retrying(httpx.AsyncClient(trust_env=False), RetryPolicy(attempts_max=1)) as client:
             if said == "by the block":
                 with options(hedge_s=0.01):
@@ -282,7 +282,7 @@ async def test_httpx_asks_a_late_host_twice_and_only_where_it_reads(said: str) -
             else:
                 reply = await client.get(server.url, extensions={"hedge_s": 0.01})
     assert (reply.content, len(server.requests)) == (b"second", 2)
-    with ScriptedServer([Answer(200, b"first", after_s=0.2), Answer(200, b"second")]) as server:
+    with ScriptedServer([Reply(200, b"first", after_s=0.2), Reply(200, b"second")]) as server:
         async with onefold.retrying(httpx.AsyncClient(trust_env=False)) as client:
             with options(hedge_s=0.01):
                 assert (await client.put(server.url, content=b"x")).content == b"first"
@@ -290,7 +290,7 @@ async def test_httpx_asks_a_late_host_twice_and_only_where_it_reads(said: str) -
 
 
 async def test_a_body_that_two_attempts_would_share_is_sent_once() -> None:
-    with ScriptedServer([Answer(200, b"first", after_s=0.1), Answer(200, b"second")]) as server:
+    with ScriptedServer([Reply(200, b"first", after_s=0.1), Reply(200, b"second")]) as server:
         async with onefold.retrying(httpx.AsyncClient(trust_env=False)) as client:
             with options(hedge_s=0.0):
                 files = {"question": io.BytesIO(b"what is the price?")}
@@ -302,6 +302,6 @@ async def test_a_body_that_two_attempts_would_share_is_sent_once() -> None:
 def test_clients_for_threads_say_that_they_cannot() -> None:
     client = onefold.retrying(httpx.Client(trust_env=False))
     refused = pytest.raises(ConfigurationError, match="beside the first")
-    with ScriptedServer([Answer(200)]) as server, client, options(hedge_s=0.01), refused:
+    with ScriptedServer([Reply(200)]) as server, client, options(hedge_s=0.01), refused:
         client.get(server.url)
     assert server.requests == []

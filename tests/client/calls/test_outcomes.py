@@ -12,7 +12,7 @@ import requests
 from onefold._client.error_outcomes import outcome_of, outcome_on
 from onefold._policy.outcome import Answered, Outcome, Unanswered
 from onefold.errors import KeyInFlight, SchemaMissing
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 
 HEADERS = {"Retry-After": "7"}
 
@@ -59,7 +59,7 @@ NEVER = b'{"type": "urn:onefold:problem:store-not-migrated", "retryable": false}
 @pytest.mark.parametrize("vendor", ["httpx", "requests"])
 @pytest.mark.parametrize("content_type", ["application/problem+json", "application/json"])
 def test_a_problem_that_no_retry_can_help_is_final_where_it_was_read(vendor: str, content_type: str) -> None:
-    with ScriptedServer([Answer(503, NEVER, {"Content-Type": content_type})]) as server:
+    with ScriptedServer([Reply(503, NEVER, {"Content-Type": content_type})]) as server:
         get: Any = httpx.get if vendor == "httpx" else requests.get
         with pytest.raises((httpx.HTTPStatusError, requests.HTTPError)) as raised:
             get(server.url).raise_for_status()
@@ -70,7 +70,7 @@ def test_a_problem_that_no_retry_can_help_is_final_where_it_was_read(vendor: str
 
 @pytest.mark.parametrize("vendor", ["httpx", "requests"])
 def test_an_answer_that_was_not_read_is_left_unread(vendor: str) -> None:
-    with ScriptedServer([Answer(503, NEVER, {"Content-Type": "application/problem+json"})]) as server:
+    with ScriptedServer([Reply(503, NEVER, {"Content-Type": "application/problem+json"})]) as server:
         asked: Any = httpx.stream("GET", server.url) if vendor == "httpx" else requests.get(server.url, stream=True)
         with asked as response:
             with pytest.raises((httpx.HTTPStatusError, requests.HTTPError)) as raised:

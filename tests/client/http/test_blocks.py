@@ -16,7 +16,7 @@ import tenacity
 import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.errors import IntentReused
-from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.client.http.test_keys import keys, noted
 
@@ -31,7 +31,7 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("generate_keys", [True, False])
 async def test_a_loop_around_a_client_sends_one_key(kind: Kind, patient: RetryPolicy, generate_keys: bool) -> None:
-    with ScriptedServer([*[Answer(503)] * 11, Answer(201)]) as server:
+    with ScriptedServer([*[Reply(503)] * 11, Reply(201)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=generate_keys)) as caller:
             with onefold.call() as key:
                 async for attempt in tenacity.AsyncRetrying(
@@ -48,7 +48,7 @@ async def test_a_loop_around_a_client_sends_one_key(kind: Kind, patient: RetryPo
 
 async def test_without_a_block_every_call_has_a_key_of_its_own(kind: Kind, patient: RetryPolicy) -> None:
     """The control of the test above."""
-    with ScriptedServer([Answer(201)]) as server:
+    with ScriptedServer([Reply(201)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             for _ in range(3):
                 await caller.send("POST", server.url, json={"a": 1})
@@ -56,7 +56,7 @@ async def test_without_a_block_every_call_has_a_key_of_its_own(kind: Kind, patie
 
 
 async def test_every_block_has_a_key_of_its_own(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(201)]) as server:
+    with ScriptedServer([Reply(201)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             given = []
             for _ in range(2):
@@ -69,7 +69,7 @@ async def test_every_block_has_a_key_of_its_own(kind: Kind, patient: RetryPolicy
 
 
 async def test_another_request_in_the_block_is_refused(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(201)]) as server:
+    with ScriptedServer([Reply(201)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             with onefold.call():
                 await caller.send("POST", f"{server.url}/a", content=b"1")
@@ -85,7 +85,7 @@ async def test_what_only_reads_takes_no_key_and_does_not_become_the_call(
     kind: Kind, patient: RetryPolicy, journal: Path, block: str
 ) -> None:
     retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.call() if block == "call" else onefold.intent("pay:1") as key:
                 await caller.send("GET", f"{server.url}/order")
@@ -109,7 +109,7 @@ async def test_a_token_request_in_the_block_does_not_take_the_key(
     kind: Kind, patient: RetryPolicy, journal: Path, block: str, query: str, token: dict[str, dict[str, str]]
 ) -> None:
     retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.call() if block == "call" else onefold.intent("pay:1") as key:
                 await caller.send("POST", f"{server.url}/token{query}", **token)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ async def test_a_payment_that_mentions_a_grant_is_no_token_request(
     kind: Kind, patient: RetryPolicy, journal: Path, query: str
 ) -> None:
     retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1") as key:
                 await caller.send("POST", f"{server.url}/pay{query}", json={"note": "grant_type"})
@@ -148,7 +148,7 @@ async def test_an_answer_that_asks_for_credentials_leaves_the_intent_open(
     kind: Kind, patient: RetryPolicy, journal: Path, status: int
 ) -> None:
     retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(status), Answer(201)]) as server:
+    with ScriptedServer([Reply(status), Reply(201)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url, content=b"1", headers={"Authorization": "old"})
@@ -173,7 +173,7 @@ def test_the_second_request_of_a_digest_authentication_is_retried_under_the_same
     session.trust_env = False
     session.auth = requests.auth.HTTPDigestAuth("ann", "hunter2")
     with (
-        ScriptedServer([Answer(401, headers=DIGEST), Answer(503), Answer(201)]) as server,
+        ScriptedServer([Reply(401, headers=DIGEST), Reply(503), Reply(201)]) as server,
         retrying.around(session),
         onefold.intent("pay:1") if block else nullcontext(),
     ):
@@ -189,7 +189,7 @@ async def test_the_key_of_the_block_stands_in_for_the_one_that_an_sdk_sets(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
     retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(503), Answer(201)]) as server:
+    with ScriptedServer([Reply(503), Reply(201)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.call() as key:
                 for number in range(2):
@@ -206,7 +206,7 @@ async def test_a_key_that_was_handed_over_is_the_one_of_the_journal_after_a_rest
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
     handed = []
-    with ScriptedServer([*[Answer(503)] * 4, Answer(201)]) as server:
+    with ScriptedServer([*[Reply(503)] * 4, Reply(201)]) as server:
         for _ in range(2):
             retrying = Retrying(patient, journal=journal)
             async with kind.opened(retrying) as caller:
@@ -222,7 +222,7 @@ async def test_an_intent_that_no_call_used_is_a_warning(
     kind: Kind, patient: RetryPolicy, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     retrying = Retrying(patient, journal=journal)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:used"):
                 await caller.send("POST", server.url)
@@ -251,7 +251,7 @@ async def test_a_thread_that_is_not_handed_the_context_is_told_of(
 ) -> None:
     retrying = Retrying(patient, journal=journal)
     transport = retrying.around(httpx.HTTPTransport())
-    with ScriptedServer([Answer(200)]) as server, httpx.Client(transport=transport, trust_env=False) as client:
+    with ScriptedServer([Reply(200)]) as server, httpx.Client(transport=transport, trust_env=False) as client:
         with onefold.intent("pay:1"):
             thread = threading.Thread(target=client.post, args=(server.url,))
             thread.start()
@@ -268,7 +268,7 @@ async def test_a_thread_that_is_not_handed_the_context_is_told_of(
 @pytest.mark.parametrize("status", [307, 308])
 async def test_a_redirect_keeps_the_key_of_its_call(kind: Kind, patient: RetryPolicy, status: int) -> None:
     with ScriptedServer(
-        [Answer(status, headers={"Location": "/n%C3%A9w?q=1#x"}), Answer(503), Answer(201), Answer(201)]
+        [Reply(status, headers={"Location": "/n%C3%A9w?q=1#x"}), Reply(503), Reply(201), Reply(201)]
     ) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send("POST", f"{server.url}/old", content=b"body", follow=True)
@@ -279,7 +279,7 @@ async def test_a_redirect_keeps_the_key_of_its_call(kind: Kind, patient: RetryPo
 
 
 async def test_a_redirect_that_is_not_followed_gives_its_key_to_no_other_call(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(307, headers={"Location": "/new"}), Answer(201)]) as server:
+    with ScriptedServer([Reply(307, headers={"Location": "/new"}), Reply(201)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("POST", f"{server.url}/old", content=b"body")
             await caller.send("POST", f"{server.url}/new", content=b"another")
@@ -291,7 +291,7 @@ async def test_a_key_that_is_asked_for_first_is_the_journal_s_in_every_life(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
     handed = []
-    with ScriptedServer([*[Answer(503)] * 4, Answer(201)]) as server:
+    with ScriptedServer([*[Reply(503)] * 4, Reply(201)]) as server:
         for _ in range(2):
             retrying = Retrying(patient, journal=journal)
             async with kind.opened(retrying) as caller, retrying.intent("pay:1") as key:

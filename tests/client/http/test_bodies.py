@@ -16,16 +16,16 @@ import pytest
 
 from onefold import Retrying, RetryPolicy
 from onefold.clients import Reason, options, report_of
-from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Received, Reset, ScriptedServer, Trickle
+from onefold.testing.scripted_server import Act, Chunks, Half, ReceivedRequest, Reply, Reset, ScriptedServer, Trickle
 from tests.client.http.clients import Kind, only
 
 LARGE = bytes(range(256)) * 12_000  # 3 MB: more than the buffers between two sockets hold
 MEGABYTE = 1_000_000  # aiohttp warns of more bytes than that: the loop would stand still
-FAILING = (Reset(), Answer(503), Half(Answer(200, b"12345")), Answer(200, b"done"))
-INTERRUPTED = (Reset(body_bytes=1000), Answer(200, b"done"))
+FAILING = (Reset(), Reply(503), Half(Reply(200, b"12345")), Reply(200, b"done"))
+INTERRUPTED = (Reset(body_bytes=1000), Reply(200, b"done"))
 
 
-def unbounded(received: Received) -> bytes:
+def unbounded(received: ReceivedRequest) -> bytes:
     """The body without what a multipart body draws by chance."""
     found = re.search(r"boundary=\"?([^\";]+)", received.headers.get("content-type", ""))
     return received.body.replace(found[1].encode(), b"") if found else received.body
@@ -105,7 +105,7 @@ async def test_a_stream_and_a_long_answer_are_read_while_they_arrive(
 ) -> None:
     gate = threading.Event()
     act = Chunks((first, b"last"), gate, {"Content-Type": content_type})
-    with ScriptedServer([Answer(503), act]) as server:
+    with ScriptedServer([Reply(503), act]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             pieces = caller.pieces(server.url)
             assert first.startswith(await anext(pieces))
@@ -135,8 +135,8 @@ async def test_an_answer_in_chunks_that_breaks_off_is_tried_again(kind: Kind, pa
 
 #: Each takes half a minute, byte by byte, and no client that waits for a byte only would give it up.
 SLOW = {
-    "headers": Trickle(Answer(200, b"late", {"X-Long": "x" * 600})),
-    "body": Trickle(Answer(200, b"late" * 150), at_once=60),
+    "headers": Trickle(Reply(200, b"late", {"X-Long": "x" * 600})),
+    "body": Trickle(Reply(200, b"late" * 150), at_once=60),
     "chunks": Trickle(Chunks((b"late" * 150,)), at_once=60),
 }
 
@@ -157,7 +157,7 @@ async def test_an_answer_that_trickles_in_is_given_up_in_time(kind: Kind, patien
 async def test_a_connection_that_was_used_before_knows_the_limit_of_the_next_attempt(
     kind: Kind, patient: RetryPolicy
 ) -> None:
-    with ScriptedServer([Answer(200, b"ok"), SLOW["headers"]]) as server:
+    with ScriptedServer([Reply(200, b"ok"), SLOW["headers"]]) as server:
         async with kind.opened(Retrying(patient), connections_max=1) as caller:
             assert (await caller.send("GET", server.url)).body == b"ok"
             with options(deadline_s=0.4, attempts_max=1), pytest.raises(kind.no_time):
@@ -168,10 +168,10 @@ async def test_a_connection_that_was_used_before_knows_the_limit_of_the_next_att
 @pytest.mark.parametrize(
     "act",
     [
-        Answer(200, b"short"),
-        Answer(200, LARGE),
+        Reply(200, b"short"),
+        Reply(200, LARGE),
         Chunks((b"one", b"two")),
-        Answer(200, gzip.compress(b"short"), {"Content-Encoding": "gzip"}),
+        Reply(200, gzip.compress(b"short"), {"Content-Encoding": "gzip"}),
         Chunks((gzip.compress(LARGE),), headers={"Content-Encoding": "gzip"}),
     ],
     ids=["short", "long", "chunks", "packed", "packed chunks"],
@@ -186,12 +186,10 @@ async def test_an_answer_reads_the_same_whole_and_in_pieces(kind: Kind, patient:
 
 @pytest.mark.parametrize(
     ("method", "answer"),
-    [("HEAD", Answer(200, headers={"Content-Length": "500"})), ("GET", Answer(204)), ("GET", Answer(304))],
+    [("HEAD", Reply(200, headers={"Content-Length": "500"})), ("GET", Reply(204)), ("GET", Reply(304))],
     ids=["HEAD", "204", "304"],
 )
-async def test_answers_without_a_body_are_answers(
-    kind: Kind, patient: RetryPolicy, method: str, answer: Answer
-) -> None:
+async def test_answers_without_a_body_are_answers(kind: Kind, patient: RetryPolicy, method: str, answer: Reply) -> None:
     with ScriptedServer([answer]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True), connections_max=1) as caller:
             for _ in range(3):
@@ -206,17 +204,17 @@ async def test_a_pool_of_one_connection_survives_fifty_calls_that_fail_in_betwee
     script: list[Act] = []
     for _ in range(10):
         script += [
-            Answer(503, b"busy"),
-            Answer(200, b"1"),
+            Reply(503, b"busy"),
+            Reply(200, b"1"),
             Reset(),
             Chunks((b"not", b"now"), status=500),
-            Answer(200, b"2"),
-            Half(Answer(200, b"12345")),
-            Answer(200, b"3"),
-            Answer(409, b"{}", {"Content-Type": "application/problem+json"}),
-            Answer(200, LARGE),
+            Reply(200, b"2"),
+            Half(Reply(200, b"12345")),
+            Reply(200, b"3"),
+            Reply(409, b"{}", {"Content-Type": "application/problem+json"}),
+            Reply(200, LARGE),
         ]
-    with ScriptedServer([*script, Answer(200)]) as server:
+    with ScriptedServer([*script, Reply(200)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True), connections_max=1) as caller:
             for _ in range(50):
                 assert (await caller.send("POST", server.url, content=b"x")).status in (200, 409)
@@ -224,7 +222,7 @@ async def test_a_pool_of_one_connection_survives_fifty_calls_that_fail_in_betwee
 
 
 async def test_connections_are_kept_alive_over_retries(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503, b"busy"), Answer(200, b"ok")] * 5) as server:
+    with ScriptedServer([Reply(503, b"busy"), Reply(200, b"ok")] * 5) as server:
         async with kind.opened(Retrying(patient, generate_keys=True), connections_max=1) as caller:
             for _ in range(5):
                 await caller.send("GET", server.url)

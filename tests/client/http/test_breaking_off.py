@@ -16,12 +16,12 @@ from onefold._client.journal.records import ClaimedKey
 from onefold._client.journal_store import JournalStore
 from onefold._client.key_hosts import KeyHosts
 from onefold._kernel.effects import Call, Now, Sleep
-from onefold._policy.attempts import Host
+from onefold._policy.attempts import HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.outcome import Unanswered
 from onefold.clients import BreakerConfig
 from onefold.errors import CallNotMade
-from onefold.testing.scripted_server import Answer, ScriptedServer, Stall
+from onefold.testing.scripted_server import Reply, ScriptedServer, Stall
 from tests.client.http.clients import Kind, only
 from tests.support.patience import PATIENCE_S
 from tests.support.scripts import Really, play
@@ -41,7 +41,7 @@ async def test_an_attempt_can_be_cancelled_and_leaves_nothing(kind: Kind) -> Non
     terms = BreakerConfig(calls_least=1, probes=1, open_s=0.001, open_max_s=0.001)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms, budget=None), generate_keys=True)
     before = asyncio.all_tasks()
-    with ScriptedServer([Answer(500), Stall(), Answer(200)]) as server:
+    with ScriptedServer([Reply(500), Stall(), Reply(200)]) as server:
         async with kind.opened(retrying, connections_max=1) as caller:
             await caller.send("GET", server.url)
             await asyncio.sleep(0.01)
@@ -62,7 +62,7 @@ async def test_a_wait_can_be_cancelled(kind: Kind, patient: RetryPolicy, monkeyp
     retrying = Retrying(
         patient, listener=lambda event: planned.set() if "Planned" in repr(event) else None, generate_keys=True
     )
-    with ScriptedServer([Answer(503, headers={"Retry-After": "20"}), Answer(200)]) as server:
+    with ScriptedServer([Reply(503, headers={"Retry-After": "20"}), Reply(200)]) as server:
         async with kind.opened(retrying, connections_max=1) as caller:
             task = asyncio.create_task(caller.send("GET", server.url))
             async with asyncio.timeout(PATIENCE_S):
@@ -135,7 +135,7 @@ class Backend:
     def __init__(self) -> None:
         terms = BreakerConfig(calls_least=1, probes=1, open_s=1, open_max_s=1)
         policy = RetryPolicy(breaker=terms, budget=None)
-        self.host = Host(policy, lambda: 0.0, "host")
+        self.host = HostHealth(policy, lambda: 0.0, "host")
         breaker = self.breaker = self.host.breaker
         assert breaker is not None
         permit: Any = breaker.admit(0)

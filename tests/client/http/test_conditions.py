@@ -16,12 +16,12 @@ import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.clients import BreakerConfig, HttpAnswer, Reason, options, report_of
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer
+from onefold.testing.scripted_server import Act, Chunks, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 
-PENDING = Answer(200, b'{"state": "pending"}', {"Content-Type": "application/json"})
-DONE = Answer(200, b'{"state": "done"}', {"Content-Type": "application/json"})
-PACKED = Answer(
+PENDING = Reply(200, b'{"state": "pending"}', {"Content-Type": "application/json"})
+DONE = Reply(200, b'{"state": "done"}', {"Content-Type": "application/json"})
+PACKED = Reply(
     200, gzip.compress(b'{"state": "pending"}'), {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 )
 
@@ -73,7 +73,7 @@ async def test_an_error_may_be_final_or_worth_another_attempt(kind: Kind, patien
     assert (len(server.requests), len(seen)) == (1, 1)
     assert isinstance(seen[0], Exception)
     assert type(raised) is type(seen[0])
-    with ScriptedServer([Answer(503), Answer(200)]) as server:
+    with ScriptedServer([Reply(503), Reply(200)]) as server:
         async with kind.opened(Retrying(patient, retry_if=never)) as caller:
             assert (await caller.send("GET", server.url)).status == 503
     assert seen[1].status == 503
@@ -84,7 +84,7 @@ async def test_a_block_may_say_it_for_its_calls(kind: Kind, patient: RetryPolicy
         return 2.0 if isinstance(ended, HttpAnswer) and ended.status == 404 else None
 
     events: list[Any] = []
-    with ScriptedServer([Answer(404), Answer(200), Answer(404)]) as server:
+    with ScriptedServer([Reply(404), Reply(200), Reply(404)]) as server:
         async with kind.opened(Retrying(patient, listener=events.append)) as caller:
             with options(retry_if=in_two_seconds):
                 assert (await caller.send("GET", server.url)).status == 200
@@ -127,7 +127,7 @@ async def test_an_error_that_is_tried_again_in_so_many_seconds_counts_against_th
 NO_SECONDS: tuple[Any, ...] = (nan, inf, -inf, -0.5, -1, "2", b"", [3], timedelta(seconds=1), 2j)
 
 
-@pytest.mark.parametrize("act", [Answer(503, b"busy"), Reset()], ids=["answer", "error"])
+@pytest.mark.parametrize("act", [Reply(503, b"busy"), Reset()], ids=["answer", "error"])
 async def test_what_is_no_number_of_seconds_is_refused_by_name_and_value(
     kind: Kind, patient: RetryPolicy, act: Act
 ) -> None:
@@ -136,7 +136,7 @@ async def test_what_is_no_number_of_seconds_is_refused_by_name_and_value(
     def soon(ended: object) -> Any:
         return wrong
 
-    with ScriptedServer([*[act] * len(NO_SECONDS), Answer(200)]) as server:
+    with ScriptedServer([*[act] * len(NO_SECONDS), Reply(200)]) as server:
         async with kind.opened(Retrying(patient, retry_if=soon), connections_max=1) as caller:
             for wrong in NO_SECONDS:
                 with pytest.raises(ConfigurationError, match=rf"retry_if: .*soon returned {re.escape(repr(wrong))}, "):
@@ -148,7 +148,7 @@ async def test_what_is_no_number_of_seconds_is_refused_by_name_and_value(
 
 @pytest.mark.parametrize("far", [1e300, 10**400], ids=["float", "int"])
 async def test_more_seconds_than_anybody_waits_are_ten_years(kind: Kind, patient: RetryPolicy, far: float) -> None:
-    with ScriptedServer([Answer(503)]) as server:
+    with ScriptedServer([Reply(503)]) as server:
         async with kind.opened(Retrying(patient, retry_if=lambda _: far)) as caller:
             reply = await caller.send("GET", server.url)
     assert reply.report is not None
@@ -159,7 +159,7 @@ async def test_more_seconds_than_anybody_waits_are_ten_years(kind: Kind, patient
 
 @only(lambda kind: kind.has_options)
 async def test_a_request_may_say_it_for_itself(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(404), Answer(200)]) as server:
+    with ScriptedServer([Reply(404), Reply(200)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             reply = await caller.send("GET", server.url, options={"retry_if": lambda _: True, "attempts_max": 2})
     assert (reply.status, len(server.requests)) == (200, 2)
@@ -184,5 +184,5 @@ async def test_a_condition_that_would_have_to_be_awaited_is_refused(patient: Ret
         Retrying().calls("ledger", on=OSError, retry_if=given)
     session = onefold.retrying(requests.Session(), retry_if=hidden)
     refused = pytest.raises(ConfigurationError, match="returned <coroutine")
-    with ScriptedServer([Answer(503)]) as server, session, refused:
+    with ScriptedServer([Reply(503)]) as server, session, refused:
         session.get(server.url)

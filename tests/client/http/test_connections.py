@@ -24,7 +24,7 @@ from onefold import Retrying, RetryPolicy
 from onefold._client.journal.flow import Journal
 from onefold._kernel.effects import Call
 from onefold.clients import Reason, options, report_of
-from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer
+from onefold.testing.scripted_server import Act, Chunks, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.support.patience import PATIENCE_S
 
@@ -46,7 +46,7 @@ async def test_a_call_that_is_cancelled_while_its_end_is_noted_gives_its_connect
 
     monkeypatch.setattr(Journal, "resolve", resolve)
     retrying = Retrying(patient, journal=tmp_path / "journal.db")
-    with ScriptedServer([Answer(200, b"x" * 3_000_000), Answer(200)]) as server:  # more than is read by an attempt
+    with ScriptedServer([Reply(200, b"x" * 3_000_000), Reply(200)]) as server:  # more than is read by an attempt
         async with kind.opened(retrying, connections_max=1) as caller:
 
             async def pay() -> None:
@@ -74,7 +74,7 @@ def test_a_pool_of_requests_that_has_nothing_to_give_is_waited_for_until_the_dea
                 ended.append(error)
 
     # More than is read by an attempt: the first call holds the only connection.
-    with ScriptedServer([Answer(200, b"x" * 3_000_000)]) as server, requests.Session() as session:
+    with ScriptedServer([Reply(200, b"x" * 3_000_000)]) as server, requests.Session() as session:
         session.mount("http://", Retrying(patient).around(HTTPAdapter(pool_maxsize=1, pool_block=True)))
         with session.get(server.url, stream=True):
             waiting = threading.Thread(target=ask, daemon=True)
@@ -86,7 +86,7 @@ def test_a_pool_of_requests_that_has_nothing_to_give_is_waited_for_until_the_dea
 
 
 async def test_errors_in_chunks_leave_their_connection_to_the_next_attempt(kind: Kind, patient: RetryPolicy) -> None:
-    script: list[Act] = [*[Chunks(PIECES, status=503)] * 3, Answer(200, b"done")]
+    script: list[Act] = [*[Chunks(PIECES, status=503)] * 3, Reply(200, b"done")]
     with ScriptedServer(script) as server:
         async with kind.opened(Retrying(patient)) as caller:
             assert (await caller.send("GET", server.url)).body == b"done"
@@ -190,7 +190,7 @@ async def test_a_host_that_cannot_prove_who_it_is_is_not_asked_again(
 async def test_a_wait_beyond_the_cap_is_reported_and_not_waited_for(
     kind: Kind, patient: RetryPolicy, asked: str
 ) -> None:
-    with ScriptedServer([Answer(503, headers={"Retry-After": asked})]) as server:
+    with ScriptedServer([Reply(503, headers={"Retry-After": asked})]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             reply = await caller.send("GET", server.url)
     assert len(server.requests) == 1

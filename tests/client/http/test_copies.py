@@ -13,7 +13,7 @@ from requests.adapters import HTTPAdapter
 
 import onefold
 from onefold import Retrying, RetryPolicy
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.client.http.test_keys import keys
 
@@ -27,7 +27,7 @@ def opened(kind: Kind, retrying: Retrying) -> Any:
 
 @only(lambda kind: kind.has_options)
 async def test_a_request_of_httpx_is_not_changed(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503), Answer(201)]) as server:
+    with ScriptedServer([Reply(503), Reply(201)]) as server:
         client = opened(kind, Retrying(patient, generate_keys=True))
         request = client.build_request(
             "POST", server.url, json={"a": 1}, timeout=40, extensions={"deadline_s": 20, "mine": 1}
@@ -68,7 +68,7 @@ def test_a_prepared_request_of_requests_can_be_sent_again_with_another_body(pati
     session = requests.Session()
     session.trust_env = False
     session.mount("http://", Retrying(patient, generate_keys=True).around(HTTPAdapter()))
-    with ScriptedServer([Answer(503), Answer(201)]) as server, session:
+    with ScriptedServer([Reply(503), Reply(201)]) as server, session:
         prepared = session.prepare_request(requests.Request("POST", server.url, data=b"1"))
         before = dict(prepared.headers)
         session.send(prepared)
@@ -88,7 +88,7 @@ async def test_a_middleware_of_aiohttp_can_send_its_request_again_with_another_b
         return await handler(request)
 
     middlewares: list[aiohttp.ClientMiddlewareType] = [twice, Retrying(patient, generate_keys=True).middleware]
-    with ScriptedServer([Answer(503), Answer(201)]) as server:
+    with ScriptedServer([Reply(503), Reply(201)]) as server:
         async with aiohttp.ClientSession(middlewares=middlewares) as session:
             (await session.post(server.url, data=b"1")).release()
     first, second, third = keys(server.requests)
@@ -101,7 +101,7 @@ def test_a_file_is_sent_again_from_its_beginning(patient: RetryPolicy, tmp_path:
     place.write_bytes(b"x" * 200_000)
     transport = Retrying(patient, generate_keys=True, journal=tmp_path / "journal.db").around(httpx.HTTPTransport())
     with (
-        ScriptedServer([Answer(503), Answer(201)]) as server,
+        ScriptedServer([Reply(503), Reply(201)]) as server,
         httpx.Client(transport=transport) as client,
         place.open("rb") as file,
     ):

@@ -11,34 +11,34 @@ import pytest
 
 from onefold import Retrying, RetryPolicy
 from onefold.clients import Backoff, Reason, report_of
-from onefold.testing.scripted_server import Act, Answer, Chunks, Half, Reset, ScriptedServer, Stall
+from onefold.testing.scripted_server import Act, Chunks, Half, Reply, Reset, ScriptedServer, Stall
 from tests.client.http.clients import Kind, only
 
 IN_FLIGHT = b'{"type": "https://onefold.dev/problems/key-in-flight"}'
 PROBLEM = {"Content-Type": "application/problem+json"}
-OK = Answer(200, b"done")
+OK = Reply(200, b"done")
 
 #: What comes first, and how many attempts a GET then makes.
 TABLE: dict[str, tuple[Act, int]] = {
     "reset": (Reset(), 2),
-    "half a body": (Half(Answer(200, b"x" * 100)), 2),
+    "half a body": (Half(Reply(200, b"x" * 100)), 2),
     "half a status line": (Half(OK, 8), 2),
-    **{f"{status}": (Answer(status, b"no"), 2) for status in (408, 425, 429, 500, 502, 503, 504)},
+    **{f"{status}": (Reply(status, b"no"), 2) for status in (408, 425, 429, 500, 502, 503, 504)},
     **{
-        f"{status} and seconds": (Answer(status, headers={"Retry-After": "2"}), 2)
+        f"{status} and seconds": (Reply(status, headers={"Retry-After": "2"}), 2)
         for status in (408, 425, 429, 500, 502, 503, 504)
     },
-    "malformed Retry-After": (Answer(503, headers={"Retry-After": "soon, I hope"}), 2),
-    "negative Retry-After": (Answer(503, headers={"Retry-After": "-5"}), 2),
-    "in flight": (Answer(409, IN_FLIGHT, PROBLEM), 2),
-    "in flight, packed": (Answer(409, gzip.compress(IN_FLIGHT), {**PROBLEM, "Content-Encoding": "gzip"}), 2),
+    "malformed Retry-After": (Reply(503, headers={"Retry-After": "soon, I hope"}), 2),
+    "negative Retry-After": (Reply(503, headers={"Retry-After": "-5"}), 2),
+    "in flight": (Reply(409, IN_FLIGHT, PROBLEM), 2),
+    "in flight, packed": (Reply(409, gzip.compress(IN_FLIGHT), {**PROBLEM, "Content-Encoding": "gzip"}), 2),
     "in flight, in chunks": (Chunks((IN_FLIGHT[:9], IN_FLIGHT[9:]), status=409, headers=PROBLEM), 2),
-    "another conflict": (Answer(409, b'{"type": "about:blank"}', PROBLEM), 1),
-    "a conflict that is no JSON": (Answer(409, b"key-in-flight", PROBLEM), 1),
-    "a conflict of another type": (Answer(409, IN_FLIGHT, {"Content-Type": "application/json"}), 1),
-    **{f"{status}": (Answer(status, b"no"), 1) for status in (300, 400, 401, 404, 410, 422, 501)},
-    "304": (Answer(304), 1),
-    "422 and Retry-After": (Answer(422, headers={"Retry-After": "1"}), 1),
+    "another conflict": (Reply(409, b'{"type": "about:blank"}', PROBLEM), 1),
+    "a conflict that is no JSON": (Reply(409, b"key-in-flight", PROBLEM), 1),
+    "a conflict of another type": (Reply(409, IN_FLIGHT, {"Content-Type": "application/json"}), 1),
+    **{f"{status}": (Reply(status, b"no"), 1) for status in (300, 400, 401, 404, 410, 422, 501)},
+    "304": (Reply(304), 1),
+    "422 and Retry-After": (Reply(422, headers={"Retry-After": "1"}), 1),
 }
 
 
@@ -57,7 +57,7 @@ async def test_what_may_end_differently_is_tried_again(
     if attempts == 2:
         assert (reply.status, reply.body) == (200, b"done")
     else:
-        assert isinstance(first, Answer)
+        assert isinstance(first, Reply)
         assert reply.status == first.status
 
 
@@ -87,7 +87,7 @@ async def test_a_server_that_always_resets_sees_as_many_requests_as_the_policy_a
     assert "onefold" not in type(raised.value).__module__
 
 
-@pytest.mark.parametrize("act", [Reset(), Stall(), Answer(503), Answer(409, IN_FLIGHT, PROBLEM)], ids=repr)
+@pytest.mark.parametrize("act", [Reset(), Stall(), Reply(503), Reply(409, IN_FLIGHT, PROBLEM)], ids=repr)
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_without_a_key_a_post_is_sent_once(kind: Kind, act: Act, method: str) -> None:
     policy = RetryPolicy(deadline_s=0.4 if isinstance(act, Stall) else 30, budget=None, breaker=None)
@@ -121,7 +121,7 @@ def date(moment: datetime) -> str:
 async def test_a_date_is_measured_against_the_date_of_its_own_answer(kind: Kind, patient: RetryPolicy) -> None:
     long_ago = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # the server's clock, or the client's, is wrong by decades
     headers = {"Date": date(long_ago), "Retry-After": date(long_ago + timedelta(seconds=600))}
-    with ScriptedServer([Answer(503, b"later", headers)]) as server:
+    with ScriptedServer([Reply(503, b"later", headers)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             before = time.time()
             reply = await caller.send("GET", server.url)
@@ -134,7 +134,7 @@ async def test_a_date_is_measured_against_the_date_of_its_own_answer(kind: Kind,
 
 
 async def test_what_is_too_long_to_wait_for_is_reported_and_not_shortened(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(429, headers={"Retry-After": "86400"})]) as server:
+    with ScriptedServer([Reply(429, headers={"Retry-After": "86400"})]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             before = time.time()
             reply = await caller.send("POST", server.url)
@@ -148,7 +148,7 @@ async def test_what_is_too_long_to_wait_for_is_reported_and_not_shortened(kind: 
 
 async def test_a_wait_that_ends_past_the_deadline_is_not_begun(kind: Kind) -> None:
     policy = RetryPolicy(deadline_s=5, budget=None, breaker=None)
-    with ScriptedServer([Answer(503, headers={"Retry-After": "10"})]) as server:
+    with ScriptedServer([Reply(503, headers={"Retry-After": "10"})]) as server:
         async with kind.opened(Retrying(policy, generate_keys=True)) as caller:
             reply = await caller.send("GET", server.url)
     assert len(server.requests) == 1
@@ -197,7 +197,7 @@ async def test_an_attempt_that_must_not_be_repeated_and_the_last_one_have_all_th
 @pytest.mark.parametrize(("statuses", "attempts"), [(RetryPolicy.STATUSES | {404}, 2), ({503}, 1)])
 async def test_the_statuses_that_are_tried_again_may_be_said(kind: Kind, statuses: set[int], attempts: int) -> None:
     policy = RetryPolicy(statuses=statuses, backoff=Backoff(transient_base_s=0))
-    with ScriptedServer([Answer(404) if attempts == 2 else Answer(500), OK]) as server:
+    with ScriptedServer([Reply(404) if attempts == 2 else Reply(500), OK]) as server:
         async with kind.opened(Retrying(policy)) as caller:
             await caller.send("GET", server.url)
     assert len(server.requests) == attempts

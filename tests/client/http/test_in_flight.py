@@ -13,7 +13,7 @@ import pytest
 from onefold import Retrying, RetryPolicy
 from onefold.clients import LimiterConfig, Reason, report_of
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted_server import Answer, Chunks, Reset, ScriptedServer
+from onefold.testing.scripted_server import Chunks, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 from tests.support.patience import PATIENCE_S
 
@@ -40,7 +40,7 @@ def calling(kind: Kind, retrying: Retrying, url: str) -> asyncio.Task[Any]:
 async def test_one_call_more_than_may_be_is_refused_at_once_and_has_room_later(kind: Kind) -> None:
     gate = threading.Event()
     retrying = Retrying(RetryPolicy(in_flight=2))
-    with ScriptedServer([Chunks((b"a", b"b"), gate), Chunks((b"a", b"b"), gate), Answer(200)]) as server:
+    with ScriptedServer([Chunks((b"a", b"b"), gate), Chunks((b"a", b"b"), gate), Reply(200)]) as server:
         running = [calling(kind, retrying, server.url) for _ in range(2)]
         await asyncio.to_thread(wait_for, lambda: len(server.requests) == 2)
         async with kind.opened(retrying) as caller:
@@ -59,7 +59,7 @@ async def test_one_call_more_than_may_be_is_refused_at_once_and_has_room_later(k
 
 async def test_whatever_an_attempt_ends_with_it_leaves_its_place(kind: Kind, closed_port: int) -> None:
     policy = RetryPolicy(in_flight=1, budget=None, breaker=None)
-    with ScriptedServer([Reset(), Answer(503), Answer(404), Answer(200)]) as server:
+    with ScriptedServer([Reset(), Reply(503), Reply(404), Reply(200)]) as server:
         async with kind.opened(Retrying(policy)) as caller:
             for expected in (404, 200):
                 assert (await caller.send("GET", server.url)).status == expected

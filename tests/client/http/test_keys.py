@@ -22,10 +22,10 @@ from onefold._kernel.runners import run
 from onefold.clients import Reason, report_of
 from onefold.db._connect import sync_database
 from onefold.errors import BodyNotReplayable, ConfigurationError, IntentReused, StoreError
-from onefold.testing.scripted_server import Answer, Received, Reset, ScriptedServer
+from onefold.testing.scripted_server import ReceivedRequest, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only
 
-FAILING_TWICE = (Reset(), Answer(503), Answer(201, b"{}"))
+FAILING_TWICE = (Reset(), Reply(503), Reply(201, b"{}"))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def noted(journal: Path) -> dict[str, IntentView]:
         database.close()
 
 
-def keys(requests: list[Received]) -> list[str | None]:
+def keys(requests: list[ReceivedRequest]) -> list[str | None]:
     return [request.headers.get("idempotency-key") for request in requests]
 
 
@@ -51,7 +51,7 @@ HOSTS: dict[str, Any] = {"host": {"127.0.0.1"}, "HOST": ["LOCALHOST", "127.0.0.1
 
 @pytest.mark.parametrize("hosts", HOSTS)
 async def test_a_key_is_generated_for_hosts_that_were_named(kind: Kind, patient: RetryPolicy, hosts: str) -> None:
-    with ScriptedServer([Reset(), Answer(201)]) as server:
+    with ScriptedServer([Reset(), Reply(201)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=HOSTS[hosts])) as caller:
             await caller.send("POST", server.url, json={"a": 1})
         first, second = keys(server.requests)
@@ -67,7 +67,7 @@ async def test_elsewhere_a_post_that_may_have_arrived_is_not_repeated(
 ) -> None:
     """A lost answer: the mail was sent, and must not be sent again."""
     settings = {} if hosts is None else {"generate_keys": hosts}
-    with ScriptedServer([Reset(), Answer(200)]) as server:
+    with ScriptedServer([Reset(), Reply(200)]) as server:
         async with kind.opened(Retrying(patient, **settings)) as caller:
             with pytest.raises(Exception, match=r".") as raised:
                 await caller.send("POST", f"{server.url}/mail", json={"to": "ann"})
@@ -128,7 +128,7 @@ async def test_keys_can_be_quoted(kind: Kind, patient: RetryPolicy, journal: Pat
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
 async def test_what_is_idempotent_by_itself_gets_no_key(kind: Kind, patient: RetryPolicy, method: str) -> None:
-    with ScriptedServer([Reset(), Answer(503), Answer(204)]) as server:
+    with ScriptedServer([Reset(), Reply(503), Reply(204)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send(method, server.url)
     assert reply.status == 204
@@ -137,7 +137,7 @@ async def test_what_is_idempotent_by_itself_gets_no_key(kind: Kind, patient: Ret
 
 async def test_an_intent_has_the_same_key_after_a_restart(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
     lives: list[IntentView] = []
-    with ScriptedServer([*[Answer(503)] * 4, Reset(), Answer(201)]) as server:
+    with ScriptedServer([*[Reply(503)] * 4, Reset(), Reply(201)]) as server:
         for _ in range(2):
             retrying = Retrying(patient, journal=journal, generate_keys=True)
             async with kind.opened(retrying) as caller:
@@ -156,7 +156,7 @@ async def test_an_intent_has_the_same_key_after_a_restart(kind: Kind, patient: R
 @pytest.mark.parametrize("status", [200, 201, 303, 400, 404, 422, 501])
 async def test_a_final_answer_resolves_an_intent(kind: Kind, patient: RetryPolicy, journal: Path, status: int) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(status)]) as server:
+    with ScriptedServer([Reply(status)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url)
@@ -191,7 +191,7 @@ CHANGES: dict[str, tuple[str, str, bytes]] = {
 async def test_an_intent_names_one_call_only(kind: Kind, patient: RetryPolicy, journal: Path, change: str) -> None:
     method, path, body = CHANGES[change]
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", f"{server.url}/a?q=1", content=b"body")
@@ -207,7 +207,7 @@ async def test_the_boundary_of_a_multipart_body_is_no_part_of_the_call(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("upload:1"):
                 for _ in range(2):
@@ -222,7 +222,7 @@ async def test_the_boundary_of_a_multipart_body_is_no_part_of_the_call(
 @only(lambda kind: kind.has_options)
 async def test_an_intent_can_be_an_option_of_the_request(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             await caller.send("POST", server.url, options={"intent": "pay:1"})
     await retrying.aclose()
@@ -235,7 +235,7 @@ async def test_a_journal_that_cannot_be_written_keeps_the_call_from_being_made(
     place = tmp_path / "journal.db"
     place.write_bytes(b"this is no database, and never was one" * 100)
     retrying = Retrying(patient, journal=place, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"), pytest.raises(StoreError):
                 await caller.send("POST", server.url)
@@ -247,7 +247,7 @@ async def test_an_end_that_cannot_be_noted_does_not_cost_the_answer(
     kind: Kind, patient: RetryPolicy, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200, b"1"), Answer(200, b"2")]) as server:
+    with ScriptedServer([Reply(200, b"1"), Reply(200, b"2")]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url)
@@ -269,7 +269,7 @@ async def test_an_end_that_cannot_be_noted_does_not_cost_the_answer(
 
 async def test_a_redirect_keeps_key_and_intent(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(307, headers={"Location": "/new"}), Answer(503), Answer(201)]) as server:
+    with ScriptedServer([Reply(307, headers={"Location": "/new"}), Reply(503), Reply(201)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 reply = await caller.send("POST", f"{server.url}/old", content=b"body", follow=True)
@@ -288,7 +288,7 @@ async def test_a_call_that_was_answered_elsewhere_can_be_looked_at_there(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(303, headers={"Location": "/made"}), Answer(200, b"it")]) as server:
+    with ScriptedServer([Reply(303, headers={"Location": "/made"}), Reply(200, b"it")]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 reply = await caller.send("POST", server.url, content=b"body", follow=True)
@@ -323,7 +323,7 @@ async def test_a_body_that_can_be_sent_once_is_refused_before_anything_happens(
 ) -> None:
     pieces = Pieces()
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             for method in ("PUT", "POST"):
                 with onefold.intent("upload:1"), pytest.raises(BodyNotReplayable, match="can be sent only once"):
@@ -337,7 +337,7 @@ async def test_a_body_that_can_be_sent_once_is_refused_before_anything_happens(
 
 async def test_a_body_that_can_be_sent_once_is_sent_once_where_nothing_is_retried(kind: Kind) -> None:
     never = RetryPolicy(attempts_max=1)
-    with ScriptedServer([Answer(503), Answer(200)]) as server:
+    with ScriptedServer([Reply(503), Reply(200)]) as server:
         async with kind.opened(Retrying(never, generate_keys=True)) as caller:
             reply = await caller.send("PUT", server.url, content=piecewise(kind, Pieces()))
         async with kind.opened(Retrying()) as caller:
@@ -348,7 +348,7 @@ async def test_a_body_that_can_be_sent_once_is_sent_once_where_nothing_is_retrie
 
 async def test_another_amount_is_another_call(kind: Kind, patient: RetryPolicy, journal: Path) -> None:
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url, json={"amount": 1})
@@ -372,7 +372,7 @@ async def test_a_journal_is_made_without_holding_up_the_loop(
 
     monkeypatch.setattr(JournalStore, "make_ready", watched)
     retrying = Retrying(patient, journal=journal, generate_keys=True)
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             with onefold.intent("pay:1"):
                 await caller.send("POST", server.url, content=b"1")
@@ -383,7 +383,7 @@ async def test_a_journal_is_made_without_holding_up_the_loop(
 async def test_the_journal_keeps_neither_the_password_nor_the_query_of_a_url(
     kind: Kind, patient: RetryPolicy, journal: Path
 ) -> None:
-    with ScriptedServer((Answer(201, b"{}"),)) as server:
+    with ScriptedServer((Reply(201, b"{}"),)) as server:
         base = server.url
         address = base.replace("//", "//ann:hunter2@") + "/payments?token=hunter2#hunter2"
         async with kind.opened(Retrying(patient, journal=journal, generate_keys=True)) as caller:

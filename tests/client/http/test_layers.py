@@ -16,7 +16,7 @@ from onefold import Retrying, RetryPolicy, retrying
 from onefold.clients import report_of
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.testing.no_waiting import no_waiting
-from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 
 
@@ -85,11 +85,11 @@ class Passing(httpx.BaseTransport):
         self._inner.close()
 
 
-@pytest.mark.parametrize("act", [Reset(), Answer(503)], ids=["no answer", "503"])
+@pytest.mark.parametrize("act", [Reset(), Reply(503)], ids=["no answer", "503"])
 @pytest.mark.parametrize("how", ["as it is", "as another error"])
 @pytest.mark.parametrize("shared", [False, True], ids=["two", "one"])
 def test_two_layers_with_a_wrapper_between_them_do_not_multiply(
-    patient: RetryPolicy, act: Reset | Answer, how: str, shared: bool, caplog: pytest.LogCaptureFixture
+    patient: RetryPolicy, act: Reset | Reply, how: str, shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = Retrying(patient)
     outer = inner if shared else Retrying(patient)
@@ -118,7 +118,7 @@ def test_an_error_that_a_mock_raises_again_is_no_sign_of_a_second_layer(patient:
 
 async def test_two_retrying_middlewares_in_one_session_are_refused(patient: RetryPolicy) -> None:
     both = [Retrying(patient, generate_keys=True).middleware, Retrying(patient, generate_keys=True).middleware]
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with aiohttp.ClientSession(middlewares=both) as session:
             with pytest.raises(ProgrammerError, match="attempts would multiply"):
                 await session.get(server.url)

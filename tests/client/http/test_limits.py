@@ -19,14 +19,14 @@ from onefold import Retrying, RetryPolicy
 from onefold.clients import BreakerConfig, Reason, options, report_of
 from onefold.errors import CallNotMade, ConfigurationError
 from onefold.telemetry import AttemptEnded, BreakerMoved, CallEnded, Event, RetryPlanned
-from onefold.testing.scripted_server import Act, Answer, Chunks, Reset, ScriptedServer, Stall, Trickle
+from onefold.testing.scripted_server import Act, Chunks, Reply, Reset, ScriptedServer, Stall, Trickle
 from tests.client.http.clients import Kind, only
 
 NO_BREAKER = RetryPolicy(breaker=None)
 
 
 async def test_a_process_that_has_just_started_has_all_its_retries(kind: Kind) -> None:
-    with ScriptedServer([Answer(503), Answer(503), Answer(503), Answer(200)]) as server:
+    with ScriptedServer([Reply(503), Reply(503), Reply(503), Reply(200)]) as server:
         async with kind.opened(Retrying()) as caller:
             reply = await caller.send("GET", server.url)
     assert reply.status == 200
@@ -34,7 +34,7 @@ async def test_a_process_that_has_just_started_has_all_its_retries(kind: Kind) -
 
 
 async def test_a_host_that_always_fails_sees_no_more_retries_than_its_budget(kind: Kind) -> None:
-    with ScriptedServer([*[Answer(200)] * 20, Answer(500)]) as server:
+    with ScriptedServer([*[Reply(200)] * 20, Reply(500)]) as server:
         async with kind.opened(Retrying(NO_BREAKER, generate_keys=True)) as caller:
             for _ in range(20):
                 await caller.send("GET", server.url)
@@ -48,7 +48,7 @@ async def test_a_host_that_always_fails_sees_no_more_retries_than_its_budget(kin
 
 @pytest.mark.parametrize(
     ("act", "left"),
-    [(Answer(503), 5.0), (Reset(), 4.0), (Stall(), 2.0), (Trickle(Chunks((b"late" * 150,)), at_once=60), 2.0)],
+    [(Reply(503), 5.0), (Reset(), 4.0), (Stall(), 2.0), (Trickle(Chunks((b"late" * 150,)), at_once=60), 2.0)],
     ids=["503", "broken", "no answer in time", "no whole answer in time"],
 )
 async def test_a_retry_costs_more_where_the_request_may_still_wait_in_the_server(
@@ -66,7 +66,7 @@ async def test_a_retry_costs_more_where_the_request_may_still_wait_in_the_server
 
 async def test_without_a_budget_the_same_host_sees_them_all(kind: Kind) -> None:
     """The control of the test above."""
-    with ScriptedServer([Answer(500)]) as server:
+    with ScriptedServer([Reply(500)]) as server:
         async with kind.opened(Retrying(RetryPolicy(budget=None, breaker=None), generate_keys=True)) as caller:
             for _ in range(5):
                 await caller.send("GET", server.url)
@@ -74,7 +74,7 @@ async def test_without_a_budget_the_same_host_sees_them_all(kind: Kind) -> None:
 
 
 async def test_an_open_breaker_refuses_with_an_error_of_the_vendor_and_for_its_host_only(kind: Kind) -> None:
-    with ScriptedServer([Answer(500)]) as sick, ScriptedServer([Answer(200)]) as well:
+    with ScriptedServer([Reply(500)]) as sick, ScriptedServer([Reply(200)]) as well:
         async with kind.opened(Retrying(generate_keys=True)) as caller:
             for _ in range(5):
                 with contextlib.suppress(CallNotMade):
@@ -97,7 +97,7 @@ async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
     events: list[Event] = []
     terms = BreakerConfig(open_s=0.05, open_max_s=0.05)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), listener=events.append, generate_keys=True)
-    with ScriptedServer([*[Answer(500)] * 5, Answer(200)]) as server:
+    with ScriptedServer([*[Reply(500)] * 5, Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
             for _ in range(5):
                 await caller.send("GET", server.url)
@@ -108,7 +108,7 @@ async def test_a_breaker_comes_back_after_three_good_probes(kind: Kind) -> None:
 
 
 async def test_what_is_left_is_told_to_the_server_and_only_shrinks(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503, after_s=0.01)]) as server:
+    with ScriptedServer([Reply(503, after_s=0.01)]) as server:
         async with kind.opened(Retrying(replace(patient, deadline_s=4.0, attempt_s=4.0), generate_keys=True)) as caller:
             await caller.send("POST", server.url)
             with onefold.deadline(2):
@@ -124,7 +124,7 @@ async def test_what_is_left_is_told_to_the_server_and_only_shrinks(kind: Kind, p
 @pytest.mark.parametrize("vendor", [httpx, httpx2])
 def test_an_attempt_tells_how_long_it_waits_itself_where_that_is_less(vendor: Any) -> None:
     transport = onefold.retrying(vendor.HTTPTransport())
-    with ScriptedServer([Answer(200)]) as server, vendor.Client(transport=transport, timeout=1.5) as client:
+    with ScriptedServer([Reply(200)]) as server, vendor.Client(transport=transport, timeout=1.5) as client:
         client.post(server.url)
     assert server.requests[0].headers["request-timeout-ms"] == "1500"
 
@@ -147,7 +147,7 @@ def test_an_answer_that_trickles_in_is_given_up_on_threads_too(vendor: Any) -> N
 
 
 async def test_who_only_reads_and_set_no_deadline_tells_none_at_first(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503), Answer(200)]) as server:
+    with ScriptedServer([Reply(503), Reply(200)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("GET", server.url)
     assert ["request-timeout-ms" in request.headers for request in server.requests] == [False, True]
@@ -171,7 +171,7 @@ async def test_a_deadline_around_the_call_bounds_it(kind: Kind, patient: RetryPo
 async def test_a_request_may_have_a_deadline_and_a_number_of_attempts_of_its_own(
     kind: Kind, patient: RetryPolicy
 ) -> None:
-    with ScriptedServer([Answer(503)]) as server:
+    with ScriptedServer([Reply(503)]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             await caller.send("GET", server.url, options={"attempts_max": 2, "deadline_s": 7.0})
             await caller.send("GET", server.url, options={"attempts_max": 6})
@@ -186,7 +186,7 @@ async def test_a_request_may_have_a_deadline_and_a_number_of_attempts_of_its_own
 
 async def test_events_tell_effective_from_actual_success(kind: Kind, patient: RetryPolicy) -> None:
     events: list[Event] = []
-    script = [Answer(503, headers={"Retry-After": "1"}), Answer(500), Answer(200), Answer(200), Answer(404)]
+    script = [Reply(503, headers={"Retry-After": "1"}), Reply(500), Reply(200), Reply(200), Reply(404)]
     with ScriptedServer(script) as server:
         async with kind.opened(Retrying(patient, listener=events.append, generate_keys=True)) as caller:
             for _ in range(3):
@@ -222,7 +222,7 @@ async def test_events_tell_effective_from_actual_success(kind: Kind, patient: Re
 async def test_a_half_open_breaker_lets_three_through_at_once(kind: Kind) -> None:
     terms = BreakerConfig(open_s=0.01, open_max_s=0.01)
     retrying = Retrying(RetryPolicy(attempts_max=1, breaker=terms), generate_keys=True)
-    with ScriptedServer([*[Answer(500)] * 5, Answer(200, after_s=0.3)]) as server:
+    with ScriptedServer([*[Reply(500)] * 5, Reply(200, after_s=0.3)]) as server:
         async with kind.opened(retrying) as caller:
             for _ in range(5):
                 await caller.send("GET", server.url)

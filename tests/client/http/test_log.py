@@ -8,7 +8,7 @@ import pytest
 
 from onefold import Retrying, RetryPolicy
 from onefold.errors import CallNotMade
-from onefold.testing.scripted_server import Act, Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Act, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 
 
@@ -21,7 +21,7 @@ async def test_a_host_that_has_to_be_asked_again_is_logged_once_and_once_more_wh
     kind: Kind, patient: RetryPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "onefold")
-    script: list[Act] = [Reset(), Answer(503), Answer(200), Answer(503), Answer(200), Answer(200), Answer(200)]
+    script: list[Act] = [Reset(), Reply(503), Reply(200), Reply(503), Reply(200), Reply(200), Reply(200)]
     with ScriptedServer(script) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             for _ in range(4):
@@ -36,7 +36,7 @@ async def test_a_host_that_has_to_be_asked_again_is_logged_once_and_once_more_wh
 
 async def test_a_breaker_that_opens_is_logged_once(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "onefold")
-    with ScriptedServer([Answer(500)]) as server:
+    with ScriptedServer([Reply(500)]) as server:
         async with kind.opened(Retrying(RetryPolicy(attempts_max=1), generate_keys=True)) as caller:
             refused = 0
             for _ in range(100):

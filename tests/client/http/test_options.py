@@ -9,12 +9,12 @@ import pytest
 from onefold import Retrying, RetryPolicy
 from onefold.clients import options
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 from tests.client.http.clients import Kind
 
 
 async def test_a_block_says_how_often_its_requests_are_tried(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503)]) as server:
+    with ScriptedServer([Reply(503)]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             with options(attempts_max=3, deadline_s=20):
                 await caller.send("GET", server.url)
@@ -29,7 +29,7 @@ async def test_a_block_says_how_often_its_requests_are_tried(kind: Kind, patient
 
 
 async def test_hosts_may_have_policies_of_their_own(kind: Kind, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503)]) as one, ScriptedServer([Answer(503)]) as other:
+    with ScriptedServer([Reply(503)]) as one, ScriptedServer([Reply(503)]) as other:
         own = {one.url.partition("//")[2]: RetryPolicy(attempts_max=1)}
         async with kind.opened(Retrying(patient, hosts=own)) as caller:
             await caller.send("GET", one.url)

@@ -17,7 +17,7 @@ from onefold import Retrying, RetryPolicy
 from onefold.clients import BreakerConfig, report_of
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import CallNotMade, ConfigurationError
-from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind
 from tests.client.http.test_keys import keys
 
@@ -65,7 +65,7 @@ def test_a_session_with_our_adapters_can_be_sent(patient: RetryPolicy, tmp_path:
     retrying = Retrying(patient, journal=tmp_path / "journal.db", generate_keys=["127.0.0.1"], quoted=True)
     session.mount("http://", retrying.around(HTTPAdapter()))
     other = sent(session)
-    with ScriptedServer([Answer(503), Answer(201)]) as server, other:
+    with ScriptedServer([Reply(503), Reply(201)]) as server, other:
         assert other.post(server.url).status_code == 201
         with onefold.intent("pay:1"):
             other.post(server.url)

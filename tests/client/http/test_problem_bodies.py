@@ -16,7 +16,7 @@ from onefold._client.journal.queries import counts
 from onefold._client.outgoing_request import UNSIZED_BYTES_MAX
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.testing.scripted_server import Act, Answer, Chunks, ScriptedServer
+from onefold.testing.scripted_server import Act, Chunks, Reply, ScriptedServer
 from tests.client.http.clients import Kind, only
 from tests.client.http.test_bodies import collected
 
@@ -52,15 +52,15 @@ async def test_a_long_problem_is_handed_on_while_it_arrives(kind: Kind, patient:
 @pytest.mark.parametrize(
     "act",
     [
-        Answer(409, IN_FLIGHT, PROBLEM),
+        Reply(409, IN_FLIGHT, PROBLEM),
         Chunks((IN_FLIGHT[:10], IN_FLIGHT[10:]), headers=PROBLEM, status=409),
-        Answer(409, gzip.compress(IN_FLIGHT), PACKED),
+        Reply(409, gzip.compress(IN_FLIGHT), PACKED),
         Chunks((gzip.compress(IN_FLIGHT),), headers=PACKED, status=409),
     ],
     ids=["whole", "chunks", "packed", "packed chunks"],
 )
 async def test_a_short_problem_decides_however_it_arrives(kind: Kind, patient: RetryPolicy, act: Act) -> None:
-    with ScriptedServer([act, Answer(201, b"done")]) as server:
+    with ScriptedServer([act, Reply(201, b"done")]) as server:
         async with kind.opened(Retrying(patient, generate_keys=True)) as caller:
             reply = await caller.send("POST", server.url, json={})
     assert (reply.status, reply.body) == (201, b"done")
@@ -69,11 +69,11 @@ async def test_a_short_problem_decides_however_it_arrives(kind: Kind, patient: R
 @pytest.mark.parametrize(
     "act",
     [
-        Answer(503, NEVER, PROBLEM),
-        Answer(503, NEVER, {**PROBLEM, "Retry-After": "1"}),
+        Reply(503, NEVER, PROBLEM),
+        Reply(503, NEVER, {**PROBLEM, "Retry-After": "1"}),
         Chunks((NEVER[:10], NEVER[10:]), headers=PROBLEM, status=500),
-        Answer(429, gzip.compress(NEVER), PACKED),
-        Answer(409, json.dumps({**json.loads(IN_FLIGHT), "retryable": False}).encode(), PROBLEM),
+        Reply(429, gzip.compress(NEVER), PACKED),
+        Reply(409, json.dumps({**json.loads(IN_FLIGHT), "retryable": False}).encode(), PROBLEM),
     ],
     ids=["whole", "with Retry-After", "chunks", "packed", "in flight"],
 )
@@ -90,18 +90,18 @@ async def test_a_problem_that_no_retry_can_help_is_handed_on(kind: Kind, patient
 @pytest.mark.parametrize(
     "act",
     [
-        Answer(503, refusal(True), PROBLEM),
-        Answer(503, refusal("false"), PROBLEM),
-        Answer(503, refusal(0), PROBLEM),
-        Answer(503, b'{"type": "about:blank"}', PROBLEM),
-        Answer(503, b"[false]", PROBLEM),
-        Answer(503, NEVER, {"Content-Type": "application/json"}),
-        Answer(503, NEVER, {**PROBLEM, "Stripe-Should-Retry": "true"}),
+        Reply(503, refusal(True), PROBLEM),
+        Reply(503, refusal("false"), PROBLEM),
+        Reply(503, refusal(0), PROBLEM),
+        Reply(503, b'{"type": "about:blank"}', PROBLEM),
+        Reply(503, b"[false]", PROBLEM),
+        Reply(503, NEVER, {"Content-Type": "application/json"}),
+        Reply(503, NEVER, {**PROBLEM, "Stripe-Should-Retry": "true"}),
     ],
     ids=["true", "text", "a number", "absent", "a list", "other JSON", "a header says so"],
 )
 async def test_any_other_problem_is_tried_again(kind: Kind, patient: RetryPolicy, act: Act) -> None:
-    with ScriptedServer([act, Answer(200, b"done")]) as server:
+    with ScriptedServer([act, Reply(200, b"done")]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             assert (await caller.send("GET", server.url)).body == b"done"
     assert len(server.requests) == 2
@@ -110,7 +110,7 @@ async def test_any_other_problem_is_tried_again(kind: Kind, patient: RetryPolicy
 @only(lambda kind: kind.name != "requests")  # which has read it, because its caller wants it whole
 async def test_a_problem_that_is_too_long_to_be_read_is_tried_again(kind: Kind, patient: RetryPolicy) -> None:
     long = Chunks((refusal(False, detail="x" * UNSIZED_BYTES_MAX),), headers=PROBLEM, status=503)
-    with ScriptedServer([long, Answer(200, b"done")]) as server:
+    with ScriptedServer([long, Reply(200, b"done")]) as server:
         async with kind.opened(Retrying(patient)) as caller:
             assert (await caller.send("GET", server.url)).body == b"done"
 
@@ -120,7 +120,7 @@ async def test_an_intent_stays_open_where_the_server_cannot_do_it_for_now(
 ) -> None:
     """As a server answers whose operator has to migrate its database first: nobody knows the end of this call."""
     retrying = Retrying(patient, journal=tmp_path / "journal.db")
-    with ScriptedServer([Answer(503, NEVER, PROBLEM), Answer(201)]) as server:
+    with ScriptedServer([Reply(503, NEVER, PROBLEM), Reply(201)]) as server:
         async with kind.opened(retrying) as caller:
             for status, still_open in ((503, 1), (201, 0)):
                 with onefold.intent("pay:1"):
@@ -134,9 +134,9 @@ async def test_an_intent_stays_open_where_the_server_cannot_do_it_for_now(
 @pytest.mark.parametrize(
     "act",
     [
-        Answer(409, DEEP, PROBLEM),
+        Reply(409, DEEP, PROBLEM),
         Chunks((DEEP[:60_000],), headers=PROBLEM, status=409),
-        Answer(409, b"\xff\xfe", PROBLEM),
+        Reply(409, b"\xff\xfe", PROBLEM),
     ],
     ids=["deep", "deep chunks", "no text"],
 )

@@ -17,7 +17,7 @@ from requests.adapters import BaseAdapter, HTTPAdapter
 
 from onefold import Retrying, RetryPolicy
 from onefold._client.outgoing_request import UNSIZED_BYTES_MAX
-from onefold.testing.scripted_server import Act, Answer, Chunks, Half, ScriptedServer
+from onefold.testing.scripted_server import Act, Chunks, Half, Reply, ScriptedServer
 
 SHORT = b'{"title": "not\nfound"}\n'
 #: Longer than what is read within an attempt, also when it is packed.
@@ -30,15 +30,15 @@ def parts(body: bytes) -> tuple[bytes, ...]:
 
 
 ACTS: dict[str, Act] = {
-    "short": Answer(404, SHORT),
-    "long": Answer(404, LONG),
+    "short": Reply(404, SHORT),
+    "long": Reply(404, LONG),
     "chunks": Chunks(parts(SHORT), status=404),
     "long chunks": Chunks(parts(LONG), status=404),
-    "packed": Answer(404, gzip.compress(SHORT), GZIP),
-    "long packed": Answer(404, gzip.compress(LONG), GZIP),
+    "packed": Reply(404, gzip.compress(SHORT), GZIP),
+    "long packed": Reply(404, gzip.compress(LONG), GZIP),
     "packed chunks": Chunks(parts(gzip.compress(SHORT)), headers=GZIP, status=404),
     "long packed chunks": Chunks(parts(gzip.compress(LONG)), headers=GZIP, status=404),
-    "nothing": Answer(404),
+    "nothing": Reply(404),
     "no chunks": Chunks((), status=404),
 }
 
@@ -97,7 +97,7 @@ def test_an_error_reads_as_it_does_without_us(act: str, patient: RetryPolicy) ->
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_an_error_without_a_body_has_none(method: str, patient: RetryPolicy) -> None:
-    act = Answer(404, b"", {"Content-Length": "500"} if method == "HEAD" else {})
+    act = Reply(404, b"", {"Content-Length": "500"} if method == "HEAD" else {})
     with ScriptedServer([act]) as server, requests.Session() as session:
         session.mount("http://", Retrying(patient).around(HTTPAdapter(pool_maxsize=1, pool_block=True)))
         for _ in range(2):
@@ -131,7 +131,7 @@ def test_an_error_in_chunks_is_handed_on_as_it_arrives(patient: RetryPolicy) -> 
 
 
 def test_an_error_that_breaks_off_while_it_is_read_is_told_as_the_vendor_tells_it(patient: RetryPolicy) -> None:
-    with ScriptedServer([Half(Answer(404, LONG))]) as server, requests.Session() as session:
+    with ScriptedServer([Half(Reply(404, LONG))]) as server, requests.Session() as session:
         session.mount("http://", Retrying(patient).around(HTTPAdapter()))
         for read in (READS["iter_content"], READS["content"]):
             with (
@@ -164,7 +164,7 @@ def test_an_answer_from_elsewhere_is_left_unread(patient: RetryPolicy) -> None:
 
 
 def test_the_cookies_of_an_error_are_kept(patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(403, b"no", {"Set-Cookie": "seen=1"})]) as server, requests.Session() as session:
+    with ScriptedServer([Reply(403, b"no", {"Set-Cookie": "seen=1"})]) as server, requests.Session() as session:
         session.mount("http://", Retrying(patient).around(HTTPAdapter()))
         session.get(server.url, stream=True).close()
         assert session.cookies.get_dict() == {"seen": "1"}

@@ -17,7 +17,7 @@ import onefold
 from onefold import Retrying, RetryPolicy
 from onefold.clients import report_of
 from onefold.errors import ConfigurationError
-from onefold.testing.scripted_server import Answer, Reset, ScriptedServer
+from onefold.testing.scripted_server import Reply, Reset, ScriptedServer
 from tests.client.http.h2_server import H2Server
 from tests.client.http.test_keys import keys
 
@@ -105,7 +105,7 @@ def test_a_wsgi_application_is_retried(vendor: Any, patient: RetryPolicy) -> Non
 
 @VENDORS
 async def test_a_call_through_a_proxy_is_retried(vendor: Any, patient: RetryPolicy) -> None:
-    with ScriptedServer([Reset(), Answer(503), Answer(201)]) as proxy:
+    with ScriptedServer([Reset(), Reply(503), Reply(201)]) as proxy:
         transport = onefold.retrying(vendor.HTTPTransport(proxy=proxy.url), patient, generate_keys=True)
         with vendor.Client(transport=transport) as client:
             assert client.post("http://host.invalid/a").status_code == 201
@@ -122,7 +122,7 @@ async def test_a_proxy_of_the_environment_is_kept_where_a_client_is_wrapped(
 ) -> None:
     for name in ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with ScriptedServer([Answer(503), Answer(201)]) as proxy:
+    with ScriptedServer([Reply(503), Reply(201)]) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         with onefold.retrying(vendor.Client(), patient, generate_keys=True) as client:
             assert client.post("http://host.invalid/a").status_code == 201
@@ -134,7 +134,7 @@ async def test_a_proxy_of_the_environment_is_kept_where_a_client_is_wrapped(
 
 @VENDORS
 async def test_a_client_that_was_made_already_is_made_to_retry(vendor: Any, patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503), Answer(201), Answer(503), Answer(201)]) as server:
+    with ScriptedServer([Reply(503), Reply(201), Reply(503), Reply(201)]) as server:
         made = vendor.Client(headers={"X-Mine": "1"}, base_url=server.url, trust_env=False)
         with onefold.retrying(made, patient, generate_keys=True) as client:
             assert client is made
@@ -170,7 +170,7 @@ def test_a_client_that_hides_its_transports_is_refused(vendor: Any) -> None:
 
 
 def test_a_session_that_was_made_already_is_made_to_retry(patient: RetryPolicy) -> None:
-    with ScriptedServer([Answer(503), Answer(201)]) as server:
+    with ScriptedServer([Reply(503), Reply(201)]) as server:
         made = requests.Session()
         made.trust_env = False
         with onefold.retrying(made, patient, generate_keys=True) as session:

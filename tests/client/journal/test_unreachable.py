@@ -15,7 +15,7 @@ import onefold
 from onefold import Retrying
 from onefold.clients import options
 from onefold.errors import StoreBusy
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 from tests.client.http.clients import KINDS, Kind
 
 
@@ -46,7 +46,7 @@ async def journal_of(given: str, kind: Kind, mute: str) -> AsyncIterator[Any]:
 @pytest.mark.parametrize("given", ["address", "pool"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "httpx2" not in kind.name], ids=str)
 async def test_a_call_waits_for_its_journal_no_longer_than_its_deadline(kind: Kind, given: str, mute: str) -> None:
-    with ScriptedServer([Answer(200)]) as server:
+    with ScriptedServer([Reply(200)]) as server:
         async with journal_of(given, kind, mute) as journal, kind.opened(Retrying(journal=journal)) as caller:
             refused = pytest.raises(StoreBusy, match="no connection to the key journal")
             with options(deadline_s=0.3), onefold.intent("pay:1"), refused:

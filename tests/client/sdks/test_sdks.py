@@ -17,7 +17,7 @@ from onefold import Retrying, RetryPolicy
 from onefold.errors import ConfigurationError
 from onefold.telemetry import RetryPlanned
 from onefold.testing.no_waiting import no_waiting
-from onefold.testing.scripted_server import Answer, Reset, ScriptedServer, Stall
+from onefold.testing.scripted_server import Reply, Reset, ScriptedServer, Stall
 from tests.client.http.test_keys import keys, noted
 from tests.client.sdks.customer import (
     ANSWERS,
@@ -34,7 +34,7 @@ from tests.client.sdks.customer import (
 from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
-BUSY = Answer(503, b"{}", JSON)
+BUSY = Reply(503, b"{}", JSON)
 ONCE = RetryPolicy(attempts_max=1, budget=None, breaker=None)
 
 
@@ -45,7 +45,7 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_intent_has_one_key_whatever_key_the_sdk_sets(way: str, journal: Path) -> None:
-    with ScriptedServer([Reset(), BUSY, Answer(200, ANSWERS[way], JSON)]) as server, no_waiting():
+    with ScriptedServer([Reset(), BUSY, Reply(200, ANSWERS[way], JSON)]) as server, no_waiting():
         assert WAYS[way](server.url, str(journal)) in ("pi_1", "c_1")
     view = noted(journal)["pay:42"]
     assert keys(server.requests) == [view.key] * 3
@@ -56,7 +56,7 @@ def test_an_intent_has_one_key_whatever_key_the_sdk_sets(way: str, journal: Path
 def test_it_has_the_same_key_after_a_kill_and_a_restart(way: str, journal: Path) -> None:
     processes = fork_server("import openai, requests, stripe")
     command = ("-m", "tests.client.sdks.customer", way)
-    with ScriptedServer([Stall(), Answer(200, ANSWERS[way], JSON)]) as server:
+    with ScriptedServer([Stall(), Reply(200, ANSWERS[way], JSON)]) as server:
         with closing(processes.start_with_pipes(*command, server.url, str(journal))) as victim:
             give_up_at = time.monotonic() + PATIENCE_S
             while not server.requests:
@@ -76,7 +76,7 @@ def test_it_has_the_same_key_after_a_kill_and_a_restart(way: str, journal: Path)
 def test_the_retries_of_stripe_keep_the_key_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stripe.RequestsClient, "_sleep_time_seconds", lambda *_: 0)
     with (
-        ScriptedServer([BUSY, BUSY, Answer(200, PAID, JSON)]) as server,
+        ScriptedServer([BUSY, BUSY, Reply(200, PAID, JSON)]) as server,
         onefold.retrying(requests.Session(), ONCE) as session,
         onefold.call() as key,
     ):
@@ -87,7 +87,7 @@ def test_the_retries_of_stripe_keep_the_key_of_the_block(monkeypatch: pytest.Mon
 
 def test_the_retries_of_openai_keep_the_key_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai.OpenAI, "_calculate_retry_timeout", lambda *_: 0)
-    with ScriptedServer([Reset(), BUSY, BUSY, Answer(200, TALKED, JSON)]) as server, no_waiting():
+    with ScriptedServer([Reset(), BUSY, BUSY, Reply(200, TALKED, JSON)]) as server, no_waiting():
         two = RetryPolicy(attempts_max=2, budget=None, breaker=None)
         with onefold.retrying(openai.DefaultHttpxClient(trust_env=False), two) as client, onefold.call() as key:
             talk(openai_client(server.url, client, retries=2))
@@ -96,7 +96,7 @@ def test_the_retries_of_openai_keep_the_key_of_the_block(monkeypatch: pytest.Mon
 
 async def test_so_do_those_of_openai_on_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai.AsyncOpenAI, "_calculate_retry_timeout", lambda *_: 0)
-    with ScriptedServer([BUSY, BUSY, Answer(200, TALKED, JSON)]) as server, no_waiting():
+    with ScriptedServer([BUSY, BUSY, Reply(200, TALKED, JSON)]) as server, no_waiting():
         transport: Any = onefold.retrying(openai.DefaultAsyncHttpxClient(trust_env=False), ONCE)
         async with transport as client:
             sdk = openai.AsyncOpenAI(api_key="sk-1", base_url=server.url, http_client=client, max_retries=2)
@@ -108,16 +108,16 @@ async def test_so_do_those_of_openai_on_asyncio(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("first", "requests_made"),
     [
-        pytest.param(Answer(409, b"{}", JSON | {"Stripe-Should-Retry": "true"}), 2, id="a conflict, again"),
-        pytest.param(Answer(503, b"{}", JSON | {"Stripe-Should-Retry": "false"}), 1, id="a failure, not again"),
-        pytest.param(Answer(400, b"{}", JSON | {"Stripe-Should-Retry": "maybe"}), 1, id="neither"),
-        pytest.param(Answer(503, b"{}", JSON | {"Stripe-Should-Retry": "maybe"}), 2, id="as without it"),
-        pytest.param(Answer(409, b"{}", JSON | {"x-should-retry": "true"}), 2, id="in other words"),
+        pytest.param(Reply(409, b"{}", JSON | {"Stripe-Should-Retry": "true"}), 2, id="a conflict, again"),
+        pytest.param(Reply(503, b"{}", JSON | {"Stripe-Should-Retry": "false"}), 1, id="a failure, not again"),
+        pytest.param(Reply(400, b"{}", JSON | {"Stripe-Should-Retry": "maybe"}), 1, id="neither"),
+        pytest.param(Reply(503, b"{}", JSON | {"Stripe-Should-Retry": "maybe"}), 2, id="as without it"),
+        pytest.param(Reply(409, b"{}", JSON | {"x-should-retry": "true"}), 2, id="in other words"),
     ],
 )
-def test_what_stripe_says_about_trying_again_is_obeyed(first: Answer, requests_made: int) -> None:
+def test_what_stripe_says_about_trying_again_is_obeyed(first: Reply, requests_made: int) -> None:
     with (
-        ScriptedServer([first, Answer(200, PAID, JSON)]) as server,
+        ScriptedServer([first, Reply(200, PAID, JSON)]) as server,
         onefold.retrying(requests.Session(), POLICY, generate_keys={"127.0.0.1"}) as session,
         no_waiting(),
     ):
@@ -150,7 +150,7 @@ def test_waits_in_milliseconds_are_kept(headers: dict[str, str], wait_s: float) 
     patient = RetryPolicy(attempts_max=2, deadline_s=90, budget=None, breaker=None)
     retrying = Retrying(patient, generate_keys=True, listener=hear, draw=lambda: 0.0)
     with (
-        ScriptedServer([Answer(503, b"{}", JSON | headers), Answer(200, TALKED, JSON)]) as server,
+        ScriptedServer([Reply(503, b"{}", JSON | headers), Reply(200, TALKED, JSON)]) as server,
         retrying.around(openai.DefaultHttpxClient(trust_env=False)) as client,
         no_waiting(),
     ):
@@ -163,7 +163,7 @@ async def test_stripe_on_asyncio_sends_through_the_client_that_it_has(journal: P
     retrying = Retrying(POLICY, journal=journal)
     http: Any = stripe.HTTPXClient()
     retrying.around(http._client_async)
-    with ScriptedServer([Reset(), BUSY, Answer(200, PAID, JSON)]) as server, no_waiting():
+    with ScriptedServer([Reset(), BUSY, Reply(200, PAID, JSON)]) as server, no_waiting():
         client = stripe.StripeClient("sk_test_1", http_client=http, base_addresses={"api": server.url})
         with onefold.intent("pay:42") as key:
             await client.v1.payment_intents.create_async(params={"amount": 500, "currency": "eur"})

@@ -15,7 +15,7 @@ import pytest
 
 from onefold.errors import ConfigurationError, ResultNotSerializable
 from onefold.sagas import Compensated, HistoryEntry, SagaEngine, SagaMismatch, SagaStatus, SagaUnknown
-from onefold.testing.scripted_server import Answer, ScriptedServer
+from onefold.testing.scripted_server import Reply, ScriptedServer
 from tests.saga.conformance.sagas import (
     WORLD,
     Parcel,
@@ -283,7 +283,7 @@ async def the_history_has_every_step_and_error(engine: SagaEngine, saga_id: str)
 
 
 async def a_client_sends_the_key_of_the_step(engine: SagaEngine, saga_id: str) -> None:
-    with ScriptedServer([Answer(503), Answer(201), Answer(201)]) as server:
+    with ScriptedServer([Reply(503), Reply(201), Reply(201)]) as server:
         await engine.start(calling, saga_id, {"url": f"{server.url}/charges"})
         assert await engine.result(saga_id, timeout_s=PATIENCE_S) == [201, 201]
         sent = {request.headers["idempotency-key"].strip('"') for request in server.requests}

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, actor_name
 from onefold._cli.output import answer, moment, print_table, say
-from onefold._cli.session import Session, ask, session
+from onefold._cli.session import CommandSession, ask, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, list_audit, preview, redrive
@@ -105,7 +105,7 @@ def cancel_command(
     _print_job(job, as_json=as_json)
 
 
-def _waited(place: Session, job: Job) -> Job:
+def _waited(place: CommandSession, job: Job) -> Job:
     say(
         f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
         "`onefold dlq cancel`"

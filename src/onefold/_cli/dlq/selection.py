@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import typer
 
-from onefold._cli.session import Session
+from onefold._cli.session import CommandSession
 from onefold._inbox.failed_messages import count_failed, list_failed
 from onefold._inbox.stored_message import FailedMessage
 from onefold.errors import ConfigurationError
@@ -23,11 +23,11 @@ UNTIL = typer.Option("--until", help="Only those that died before this time.")
 PAGE: Final = 100
 
 
-def consumers_with_failed_messages(session: Session) -> list[str]:
+def consumers_with_failed_messages(session: CommandSession) -> list[str]:
     return sorted({tally.consumer for tally in session.ask(count_failed(session.dialect))})
 
 
-def consumer_of(session: Session, given: str) -> str:
+def consumer_of(session: CommandSession, given: str) -> str:
     """The consumer that was named, or the only one that can be meant."""
     if given:
         return given
@@ -42,7 +42,7 @@ def consumer_of(session: Session, given: str) -> str:
 
 
 def failed_messages(
-    session: Session,
+    session: CommandSession,
     consumer: str,
     *,
     state: Literal["waiting", "dead"] | None = None,
@@ -58,7 +58,7 @@ def failed_messages(
         after = page[-1].id
 
 
-def failed_message_of(session: Session, consumer: str, message_id: str) -> FailedMessage | None:
+def failed_message_of(session: CommandSession, consumer: str, message_id: str) -> FailedMessage | None:
     """One failed message. Its id without the last character comes before it in every collation, and not long before."""
     for failed_message in failed_messages(session, consumer, after=message_id[:-1]):
         if failed_message.id == message_id:

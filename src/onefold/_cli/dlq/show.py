@@ -19,7 +19,7 @@ from onefold._cli.dlq.selection import (
 )
 from onefold._cli.options import DATABASE, JSON, TOPIC
 from onefold._cli.output import answer, harmless, moment, print_table
-from onefold._cli.session import Session, session
+from onefold._cli.session import CommandSession, session
 from onefold._cli.times import moment_of
 from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
@@ -77,7 +77,7 @@ def list_command(
         )
 
 
-def _waiting(place: Session, consumer: str, topic: str) -> int:
+def _waiting(place: CommandSession, consumer: str, topic: str) -> int:
     """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
     return sum(
         tally.failed_messages

@@ -60,7 +60,7 @@ def _generate_key() -> str:
     return new_id(wall_ms())
 
 
-class _Busy:
+class _BusyWait:
     """How long a journal that is busy is asked again: until the call's deadline, and no longer than so many seconds
     from the first refusal on."""
 
@@ -110,7 +110,7 @@ class Journal:
         """
         check_intent(intent)
         asked = (check_fingerprint(fingerprint), one_line(target, TARGET_CHARS_MAX))
-        busy = _Busy(until, CLAIM_S_MAX)
+        busy = _BusyWait(until, CLAIM_S_MAX)
         while True:
             try:
                 found = await with_connection(lambda: self._claim(intent, key or self._new_key(), *asked, until=until))
@@ -205,7 +205,7 @@ class Journal:
         return None
 
     async def _note(self, change: Statement, until: float) -> None:
-        busy = _Busy(until, BUSY_S_MAX)
+        busy = _BusyWait(until, BUSY_S_MAX)
         while True:
             try:
                 locked = await self._bound_lock_waits(until, BUSY_S_MAX)

@@ -58,14 +58,14 @@ class SheddingMiddleware:
             return await send_whole(problem(error), send)
         ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
         if ticket is None:
-            return await self._run(_Answer(admission.place(now, deadline), send, deadline), scope, receive)
-        line = _Line(admission, ticket, receive, scope.get(GUARDED))
+            return await self._run(_WatchedResponse(admission.place(now, deadline), send, deadline), scope, receive)
+        line = _QueuedRequest(admission, ticket, receive, scope.get(GUARDED))
         verdict = await line.verdict()
         if verdict == "gone":
             return None
         if verdict != "enter":
             return await send_whole(admission.refusal(verdict, priority), send)
-        answer = _Answer(admission.place(admission.clock(), deadline), send, deadline)
+        answer = _WatchedResponse(admission.place(admission.clock(), deadline), send, deadline)
         if line.aside is not None:
             try:
                 instead = await run_async(line.aside.step_back(), line.aside.executor)
@@ -77,7 +77,7 @@ class SheddingMiddleware:
                 return await send_whole(instead, send)
         return await self._run(answer, scope, line)
 
-    async def _run(self, answer: _Answer, scope: MutableMapping[str, Any], receive: Receive) -> None:
+    async def _run(self, answer: _WatchedResponse, scope: MutableMapping[str, Any], receive: Receive) -> None:
         token = None if answer.granted is None else deadlines.begin(answer.granted)
         try:
             await self._app(scope, receive, answer)
@@ -90,7 +90,7 @@ class SheddingMiddleware:
         answer.place.leave()
 
 
-class _Answer:
+class _WatchedResponse:
     """What the application sends, when its place is free, and when its caller's deadline has no meaning any more."""
 
     __slots__ = ("_send", "granted", "place")
@@ -115,7 +115,7 @@ class _Answer:
             place.leave()
 
 
-class _Line:
+class _QueuedRequest:
     """A request in the queue; afterwards it is what the application receives."""
 
     __slots__ = ("_ahead", "_gone", "_guarded", "_receive", "_reception", "_ticket", "aside")

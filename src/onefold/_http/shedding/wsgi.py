@@ -89,7 +89,7 @@ class SheddingMiddleware:
                 place.leave()
             return start_response(status, headers) if exc_info is None else start_response(status, headers, exc_info)
 
-        answer = _Answer(place, deadline)
+        answer = _WatchedResponse(place, deadline)
         chunks = answer.step(lambda: self._app(environ, start))
         if isinstance(chunks, list | tuple):  # servers read its length
             answer.lift()
@@ -111,7 +111,7 @@ def _step_back(place: Admission, guarded: GuardedRequest[ThreadExecutor[Any]]) -
     return instead
 
 
-class _Answer:
+class _WatchedResponse:
     """What the application sends, and when its place is free. The handler may be a generator, and run only now."""
 
     def __init__(self, place: Admission, deadline: float | None) -> None:
@@ -124,7 +124,7 @@ class _Answer:
         self._whole = chunks
         self._chunks = self.step(lambda: iter(chunks))
 
-    def __iter__(self) -> _Answer:
+    def __iter__(self) -> _WatchedResponse:
         return self
 
     def __next__(self) -> bytes:

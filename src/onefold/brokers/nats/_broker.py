@@ -28,9 +28,9 @@ from onefold._kernel.ports import SubscriptionSeen
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import find_fault, is_pattern
 from onefold.brokers._addresses import check_address
-from onefold.brokers.nats._connection import OPEN, TROUBLE, Call, Link
+from onefold.brokers.nats._connection import OPEN, TROUBLE, NatsConnection, PublishCall
 from onefold.brokers.nats._durables import remove, subscriptions, unsubscribe
-from onefold.brokers.nats._publish import SUBJECT, Outgoing, encode
+from onefold.brokers.nats._publish import SUBJECT, EncodedMessage, encode
 from onefold.brokers.nats._stream import check, covers, is_ours, wanted
 from onefold.brokers.nats._subscription import NatsSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
@@ -99,7 +99,7 @@ class NatsBroker:
                 raise ConfigurationError(f"NatsBroker({redact(address)!r}) names no server: write nats://host:4222")
         self._options = dict(options or {})
         self._connecting = asyncio.Lock()
-        self._link: Link | None = None
+        self._link: NatsConnection | None = None
         self._closed = True
 
     async def open(self) -> None:
@@ -166,7 +166,7 @@ class NatsBroker:
     def unavailable(self, reason: object) -> BrokerUnavailable:
         return BrokerUnavailable(f"NATS at {', '.join(map(redact, self._servers))}: {reason or type(reason).__name__}")
 
-    async def link(self) -> Link:
+    async def link(self) -> NatsConnection:
         """The connection, a new one if the last one is gone."""
         async with self._connecting:
             if self._closed:
@@ -175,7 +175,7 @@ class NatsBroker:
                 if self._link is not None:
                     await self._link.close()
                 self._link = None
-                link = Link()
+                link = NatsConnection()
                 try:
                     async with asyncio.timeout(self.confirm_s):
                         await link.connect(self._servers, self._options)
@@ -187,7 +187,7 @@ class NatsBroker:
                 self._link = link
             return self._link
 
-    async def _find_or_make(self, link: Link) -> StreamConfig:
+    async def _find_or_make(self, link: NatsConnection) -> StreamConfig:
         try:
             async with asyncio.timeout(self.confirm_s):
                 try:
@@ -201,8 +201,8 @@ class NatsBroker:
         except TROUBLE as error:
             raise self.unavailable(error) from error
 
-    async def _send(self, link: Link, messages: Sequence[Message]) -> list[Confirm]:
-        call = Call(len(messages))
+    async def _send(self, link: NatsConnection, messages: Sequence[Message]) -> list[Confirm]:
+        call = PublishCall(len(messages))
         inbox = link.begin(call)
         reason: object = "the connection was lost"
         try:
@@ -219,8 +219,8 @@ class NatsBroker:
             answers = [unrouted if answer is _UNROUTED else answer for answer in answers]
         return answers
 
-    async def _write(self, link: Link, call: Call, inbox: str, messages: Sequence[Message]) -> None:
-        batch: list[Outgoing] = []
+    async def _write(self, link: NatsConnection, call: PublishCall, inbox: str, messages: Sequence[Message]) -> None:
+        batch: list[EncodedMessage] = []
         size = 0
         for index, message in enumerate(messages):
             try:
@@ -247,7 +247,7 @@ class NatsBroker:
         text = f"the stream {self.stream!r} answered {error.get('err_code')}: {error.get('description')}"
         return MessageRefused(text) if error.get("err_code") == _TOO_LARGE else self.unavailable(text)
 
-    async def _unrouted(self, link: Link) -> MessageRefused | BrokerUnavailable:
+    async def _unrouted(self, link: NatsConnection) -> MessageRefused | BrokerUnavailable:
         """No stream has the subject: ours is not there, or it has no leader at this moment."""
         try:
             async with asyncio.timeout(self.confirm_s):

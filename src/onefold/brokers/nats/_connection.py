@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from onefold.brokers.nats import _fast_publish, _publish
-from onefold.brokers.nats._publish import Outgoing, Refusals
+from onefold.brokers.nats._publish import EncodedMessage, Refusals
 
 #: How late a lost connection is noticed where nothing tells of it.
 LOOK_S: Final = 0.5
@@ -31,7 +31,7 @@ OPEN: Final = object()
 TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
 
 
-class Call:
+class PublishCall:
     """The answers that one call to `publish` waits for."""
 
     def __init__(self, count: int) -> None:
@@ -50,14 +50,14 @@ class Call:
         for index, answer in answers:
             self.settle(index, answer)
 
-    async def wait(self, link: Link) -> None:
+    async def wait(self, link: NatsConnection) -> None:
         """Until all are there, or the connection is not."""
         while self._left and link.alive:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all.wait(), LOOK_S)
 
 
-class Link:
+class NatsConnection:
     """One connection, never renewed, and the inbox that collects the confirms of everything sent over it."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Link:
         self.jetstream = self.client.jetstream()
         self._send = _fast_publish.send if _fast_publish.works_with(self.client) else _publish.send
         self._inbox = ""
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, PublishCall] = {}
         self._numbers = itertools.count()
         self._closing: asyncio.Task[None] | None = None
 
@@ -88,7 +88,7 @@ class Link:
     def alive(self) -> bool:
         return self.client.is_connected
 
-    def begin(self, call: Call) -> str:
+    def begin(self, call: PublishCall) -> str:
         """Where the confirms of this call are to go; each adds the index of its message."""
         inbox = f"{self._inbox}.{next(self._numbers)}"
         self._calls[inbox] = call
@@ -97,7 +97,7 @@ class Link:
     def end(self, inbox: str) -> None:
         del self._calls[inbox]
 
-    async def send(self, batch: Sequence[Outgoing]) -> Refusals:
+    async def send(self, batch: Sequence[EncodedMessage]) -> Refusals:
         """Write these out and give the loop a turn, to read confirms. The messages that the client itself refuses are
         returned, and the others sent."""
         if not self.alive:

@@ -27,7 +27,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, 
 
 from onefold._kernel.ports import SubscriptionSeen
 from onefold._kernel.topics import widest
-from onefold.brokers.nats._connection import TROUBLE, Link
+from onefold.brokers.nats._connection import TROUBLE, NatsConnection
 from onefold.errors import BrokerUnavailable
 
 #: After so long a lock ends whose holder does nothing more. A change that takes half of that is given up.
@@ -48,7 +48,7 @@ class Source(Protocol):
     ack_wait_s: float
     duplicate_window_s: float
 
-    async def link(self) -> Link: ...
+    async def link(self) -> NatsConnection: ...
     def trims(self, config: StreamConfig) -> bool: ...
     def unavailable(self, reason: object) -> BrokerUnavailable: ...
 
@@ -74,7 +74,7 @@ def asked_of(config: ConsumerConfig) -> list[str]:
     return asked if is_whole and set(widest(asked)) == set(filters) else filters
 
 
-async def widen(broker: Source, link: Link, consumer: str, subjects: Sequence[str]) -> None:
+async def widen(broker: Source, link: NatsConnection, consumer: str, subjects: Sequence[str]) -> None:
     """Have a durable with these subjects, and with those that it has: another process of the consumer may have asked
     for more (a deployment under way). Most often it is there already."""
 
@@ -141,7 +141,7 @@ async def remove(broker: Source, consumer: str) -> int | None:
 
 
 @asynccontextmanager
-async def alone(broker: Source, link: Link, consumer: str) -> AsyncIterator[None]:
+async def alone(broker: Source, link: NatsConnection, consumer: str) -> AsyncIterator[None]:
     """Hold the lock of a consumer's durable. Waits for it until its caller's time is over."""
     lock = ConsumerConfig(
         durable_name=durable_name(consumer) + _LOCK,
@@ -163,14 +163,14 @@ async def alone(broker: Source, link: Link, consumer: str) -> AsyncIterator[None
                 await link.jetstream.delete_consumer(broker.stream, durable_name(consumer) + _LOCK)
 
 
-async def _obtain(broker: Source, link: Link, lock: ConsumerConfig) -> None:
+async def _obtain(broker: Source, link: NatsConnection, lock: ConsumerConfig) -> None:
     for wait_s in itertools.chain((0.02, 0.05), itertools.repeat(0.1)):
         if await _created(broker, link, lock):
             return
         await asyncio.sleep(wait_s)
 
 
-async def _created(broker: Source, link: Link, config: ConsumerConfig) -> bool:
+async def _created(broker: Source, link: NatsConnection, config: ConsumerConfig) -> bool:
     """Make a durable, unless there is another of that name: the client's own `add_consumer` would change that one."""
     request = {"stream_name": broker.stream, "config": config.as_dict(), "action": "create"}
     subject = f"$JS.API.CONSUMER.DURABLE.CREATE.{broker.stream}.{config.durable_name}"
@@ -181,7 +181,7 @@ async def _created(broker: Source, link: Link, config: ConsumerConfig) -> bool:
     return error is None
 
 
-async def _find(broker: Source, link: Link, consumer: str) -> ConsumerConfig | None:
+async def _find(broker: Source, link: NatsConnection, consumer: str) -> ConsumerConfig | None:
     try:
         info: ConsumerInfo = await link.jetstream.consumer_info(broker.stream, durable_name(consumer))
     except nats.js.errors.NotFoundError:
@@ -189,7 +189,7 @@ async def _find(broker: Source, link: Link, consumer: str) -> ConsumerConfig | N
     return info.config
 
 
-async def _narrow(broker: Source, link: Link, consumer: str, subjects: Collection[str]) -> None:
+async def _narrow(broker: Source, link: NatsConnection, consumer: str, subjects: Collection[str]) -> None:
     config = await _find(broker, link, consumer)
     if config is None:
         return

@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 
 from onefold._kernel.public_drivers import may_use_private_names
-from onefold.brokers.nats._publish import Outgoing, Refusals
+from onefold.brokers.nats._publish import EncodedMessage, Refusals
 
 #: Minor versions of nats-py; tests/packaging/test_lower_bounds.py runs with each of them.
 TESTED: Final = tuple((2, minor) for minor in range(7, 17))
@@ -27,7 +27,7 @@ def works_with(client: Client) -> bool:
     )
 
 
-async def send(client: Client, batch: Sequence[Outgoing]) -> Refusals:
+async def send(client: Client, batch: Sequence[EncodedMessage]) -> Refusals:
     parts: list[bytes] = []
     for each in batch:
         size = len(each.head)

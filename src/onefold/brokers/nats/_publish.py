@@ -29,7 +29,7 @@ _REFUSALS: Final = tuple(
 )
 
 
-class Outgoing(NamedTuple):
+class EncodedMessage(NamedTuple):
     """A message that NATS can carry, the `number`-th of its call. `head` are its headers as they are on the wire."""
 
     number: int
@@ -44,7 +44,7 @@ class Outgoing(NamedTuple):
 Refusals = Sequence[tuple[int, MessageRefused]]
 
 
-def encode(message: Message, number: int, prefix: str, reply: str, bytes_max: int) -> Outgoing:
+def encode(message: Message, number: int, prefix: str, reply: str, bytes_max: int) -> EncodedMessage:
     """Raises MessageRefused."""
     if not SUBJECT.fullmatch(message.topic):
         raise MessageRefused(
@@ -60,10 +60,10 @@ def encode(message: Message, number: int, prefix: str, reply: str, bytes_max: in
     size = len(head) + len(message.data)
     if size > bytes_max:
         raise MessageRefused(f"the message {message.id} has {size} bytes; NATS takes max_payload={bytes_max}")
-    return Outgoing(number, f"{prefix}.{message.topic}", reply, headers, head, message.data)
+    return EncodedMessage(number, f"{prefix}.{message.topic}", reply, headers, head, message.data)
 
 
-async def send(client: Client, batch: Sequence[Outgoing]) -> Refusals:
+async def send(client: Client, batch: Sequence[EncodedMessage]) -> Refusals:
     """Hand each message to the client, which writes them out at the loop's next turn."""
     refused: list[tuple[int, MessageRefused]] = []
     for each in batch:

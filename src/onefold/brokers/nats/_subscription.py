@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from onefold._kernel.messages import Delivery, Origin, received
 from onefold._kernel.topics import overlap, widest
-from onefold.brokers.nats._connection import LOOK_S, TROUBLE, Link
+from onefold.brokers.nats._connection import LOOK_S, TROUBLE, NatsConnection
 from onefold.brokers.nats._durables import Source, durable_name, filters_of, widen
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
@@ -37,7 +37,7 @@ class NatsSubscription:
         self._subjects = subjects
         self._consumer = consumer
         self._name = durable_name(consumer)
-        self._link: Link | None = None
+        self._link: NatsConnection | None = None
         self._inbox: Any = None
         self._replies = ""
         self._came = asyncio.Event()
@@ -48,7 +48,7 @@ class NatsSubscription:
         self._seen = 0
         self._floors: tuple[float, dict[str, int]] | None = None
 
-    async def prepare(self) -> Link:
+    async def prepare(self) -> NatsConnection:
         """The connection, with our inbox on it, and the consumer there."""
         link = await self._broker.link()
         if self._link is not link:
@@ -112,7 +112,7 @@ class NatsSubscription:
         with suppress(*TROUBLE):
             await self._inbox.unsubscribe()
 
-    async def _pull(self, link: Link, batch: int, wait_s: float) -> None:
+    async def _pull(self, link: NatsConnection, batch: int, wait_s: float) -> None:
         """Ask for so many, and wait until they are here or the server says that there are no more."""
         reply = f"{self._replies}.{next(self._numbers)}"
         request: dict[str, object] = (
@@ -200,7 +200,7 @@ class NatsSubscription:
                         await link.jetstream.purge_stream(self._broker.stream, seq=acknowledged + 1, subject=subject)
                 self._floors = (now, floors)
 
-    async def _acknowledged(self, link: Link) -> dict[str, int]:
+    async def _acknowledged(self, link: NatsConnection) -> dict[str, int]:
         """Per subject of ours, the stream's sequence up to which every consumer is done with it. None where the stream
         is not to be trimmed, or where a consumer came or went while they were listed: one may have been left out."""
         stream = await link.jetstream.stream_info(self._broker.stream)

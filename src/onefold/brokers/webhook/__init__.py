@@ -10,7 +10,15 @@ signed as in Standard Webhooks (webhook-id, webhook-timestamp, webhook-signature
 from __future__ import annotations
 
 from onefold.brokers.webhook._broker import WebhookBroker
-from onefold.brokers.webhook._sender import Answer, HttpxSender, Sender
+from onefold.brokers.webhook._sender import EndpointAnswer, HttpxSender, Sender
 from onefold.brokers.webhook._signature import SECRET_PREFIX, read_webhook, verify_webhook
 
-__all__ = ["SECRET_PREFIX", "Answer", "HttpxSender", "Sender", "WebhookBroker", "read_webhook", "verify_webhook"]
+__all__ = [
+    "SECRET_PREFIX",
+    "EndpointAnswer",
+    "HttpxSender",
+    "Sender",
+    "WebhookBroker",
+    "read_webhook",
+    "verify_webhook",
+]

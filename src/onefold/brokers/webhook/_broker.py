@@ -15,7 +15,7 @@ from onefold._policy.outcome import Answered
 from onefold._policy.ranges import require
 from onefold.brokers._endpoints import checked_topics, wanted
 from onefold.brokers.webhook._endpoint_table import Directory, Endpoint, made
-from onefold.brokers.webhook._sender import Answer, HttpxSender, Sender
+from onefold.brokers.webhook._sender import EndpointAnswer, HttpxSender, Sender
 from onefold.brokers.webhook._signature import read_keys, sign
 from onefold.errors import BrokerUnavailable, ConfigurationError, KeyInFlight, MessageRefused, StoreError
 
@@ -191,7 +191,7 @@ class WebhookBroker:
         return self._own
 
 
-def _verdict(where: str, answer: Answer) -> Confirm:
+def _verdict(where: str, answer: EndpointAnswer) -> Confirm:
     status = answer.status
     if 200 <= status < 300:
         return None
@@ -201,7 +201,7 @@ def _verdict(where: str, answer: Answer) -> Confirm:
     return MessageRefused(said)
 
 
-def _in_flight(answer: Answer) -> bool:
+def _in_flight(answer: EndpointAnswer) -> bool:
     """A 409 that says the same request is being worked on right now: the answer to it is not known yet."""
     if answer.status != KeyInFlight.status:
         return False

@@ -34,7 +34,7 @@ _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EndpointAnswer:
     """What an endpoint answered. Of a long body the beginning is enough."""
 
     status: int
@@ -48,7 +48,7 @@ class Sender(Protocol):
 
     async def __call__(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Answer: ...
+    ) -> EndpointAnswer: ...
 
 
 class HttpxSender:
@@ -64,7 +64,7 @@ class HttpxSender:
 
     async def __call__(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Answer:
+    ) -> EndpointAnswer:
         asked = {**headers, "accept-encoding": "identity"}
         try:
             async with self._client.stream(method, url, headers=asked, content=body, timeout=timeout_s) as response:
@@ -77,7 +77,7 @@ class HttpxSender:
             raise TimeoutError(str(error)) from error
         except httpx.HTTPError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
-        return Answer(status=response.status_code, headers=dict(response.headers), body=start[:_BODY_READ_MAX])
+        return EndpointAnswer(status=response.status_code, headers=dict(response.headers), body=start[:_BODY_READ_MAX])
 
     async def close(self) -> None:
         await self._client.aclose()

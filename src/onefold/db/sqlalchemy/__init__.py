@@ -32,7 +32,7 @@ from onefold.db.sqlalchemy._engine_events import watch
 from onefold.db.sqlalchemy._errors import not_connected
 from onefold.db.sqlalchemy._foreign_commits import Guard, guard_engine
 from onefold.db.sqlalchemy._pools import PoolOfLoop, PoolOfProcess
-from onefold.db.sqlalchemy._sessions import Factory, Sessions, tx_of
+from onefold.db.sqlalchemy._sessions import Factory, SqlalchemySessions, tx_of
 from onefold.db.sqlalchemy._sqlite import OverSqlite
 from onefold.db.sqlite._locks import lock_file
 from onefold.db.sqlite._version import check_version
@@ -65,9 +65,9 @@ class SqlalchemyDatabase:
         self._pool = PoolOfProcess(engine)
         watch(engine)
 
-    def sessions(self, factory: Factory | None) -> Sessions:
+    def sessions(self, factory: Factory | None) -> SqlalchemySessions:
         """The application's sessions, by its factory where it gave one."""
-        return Sessions(self._engine, factory)
+        return SqlalchemySessions(self._engine, factory)
 
     def guard(self, operation: Guard) -> None:
         """Refuse writes past the transaction of a request: see `_foreign_commits`."""
@@ -96,9 +96,9 @@ class AsyncSqlalchemyDatabase:
         watch(engine.sync_engine)
         self._errands = Shielded()
 
-    def sessions(self, factory: Factory | None) -> Sessions:
+    def sessions(self, factory: Factory | None) -> SqlalchemySessions:
         """The application's sessions, by its factory where it gave one."""
-        return Sessions(self._engine, factory)
+        return SqlalchemySessions(self._engine, factory)
 
     def guard(self, operation: Guard) -> None:
         """Refuse writes past the transaction of a request: see `_foreign_commits`."""

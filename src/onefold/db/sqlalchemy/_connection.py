@@ -16,8 +16,8 @@ from onefold.db._left_running import close_when_left, hang_up, is_end
 from onefold.db._postgres import LEVELS, as_ourselves, crossing, placed
 from onefold.db.sqlalchemy._engine_events import let_go, take
 from onefold.db.sqlalchemy._errors import ENDED, mapped
-from onefold.db.sqlalchemy._handle import HandedOut
-from onefold.db.sqlalchemy._isolation import Level
+from onefold.db.sqlalchemy._handle import LentConnection
+from onefold.db.sqlalchemy._isolation import ConnectionIsolation
 from onefold.errors import ConnectionLost, TransactionAborted, TransactionEnded, TransactionMisused
 
 _PLACEHOLDER = re.compile(r"[$?](\d+)")
@@ -43,7 +43,7 @@ class SqlalchemyConnection:
         self._begun: RootTransaction | None = None
         #: Whether a statement of ours is under way that commits by itself.
         self._alone = False
-        self.handed_out = HandedOut(connection)
+        self.handed_out = LentConnection(connection)
         with self._turn():
             take(connection, self)
             self._set_up()
@@ -210,7 +210,7 @@ class SqlalchemyConnection:
         return as_ourselves(steps) if self.handed else steps
 
     def _set_up(self) -> None:
-        self._level = Level(self._connection)
+        self._level = ConnectionIsolation(self._connection)
 
     def _rest(self, *, keep: bool) -> None:
         """The end of our turn. What was done outside a transaction is over: nothing of ours stays open."""

@@ -30,10 +30,10 @@ _STATEMENT = "_execute_context"
 _GUARDED = (_STATEMENT, "begin", "begin_nested", "commit", "rollback", "close")
 
 #: Whose turn it is in this task or thread, while it is one of ours.
-_turn: ContextVar[HandedOut | None] = ContextVar("onefold_turn", default=None)
+_turn: ContextVar[LentConnection | None] = ContextVar("onefold_turn", default=None)
 
 
-class HandedOut:
+class LentConnection:
     """One connection in a handler's hands, until `end`."""
 
     def __init__(self, connection: Connection) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from onefold.errors import ConfigurationError
 
 
-class Level:
+class ConnectionIsolation:
     """Knows how the connection came, and what it has been set to since."""
 
     __slots__ = ("_autocommit", "_came", "_current", "_dialect", "_driver", "_session")

@@ -60,7 +60,7 @@ def is_joined(session: Session) -> bool:
     return _JOINED in session.info
 
 
-class Sessions:
+class SqlalchemySessions:
     """Sessions of one application: by its factory, or plain ones where it gave none."""
 
     def __init__(self, engine: Engine | AsyncEngine, factory: Factory | None) -> None:
@@ -156,7 +156,7 @@ class JoinedSession:
         inner.info[_JOINED] = self
         event.listen(inner, "after_commit", _ignore)  # so that the session has listeners of its own to be held back
         self._after_commit: Any = inner.dispatch.after_commit
-        setattr(inner.dispatch, "after_commit", _HeldBack(self._after_commit, self._committed))  # noqa: B010
+        setattr(inner.dispatch, "after_commit", _HeldListeners(self._after_commit, self._committed))  # noqa: B010
         self._get_bind: Any = inner.get_bind
         setattr(inner, "get_bind", self._bind)  # noqa: B010
         self._close: Any = inner.close
@@ -361,7 +361,7 @@ def _part_undone(session: Session, part: SessionTransaction) -> None:
         joined.part_undone(part)
 
 
-class _HeldBack:
+class _HeldListeners:
     """Stands before a session's `after_commit` listeners: those who listen are added, and not called."""
 
     def __init__(self, listeners: Any, called: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from onefold._kernel.savepoints import UNDO_S_MAX
 from onefold.db._threaded import ConnectionThread, ThreadedDatabase, call_until_done
 from onefold.db.sqlite._connection import SqliteConnection
 from onefold.db.sqlite._errors import error_for
-from onefold.db.sqlite._file import Link, Shared, make_private
+from onefold.db.sqlite._file import Shared, SqliteFile, make_private
 from onefold.db.sqlite._guarded_connection import GuardedConnection
 from onefold.db.sqlite._interruptible import Interruptible
 from onefold.db.sqlite._locks import KeyLocks, lock_file
@@ -87,11 +87,11 @@ class SqliteDatabase:
         self._process.keep(self._shared)
         self._shared = Shared()
 
-    def _connection(self, link: Link) -> SqliteConnection:
+    def _connection(self, link: SqliteFile) -> SqliteConnection:
         return SqliteConnection(link, self._here, self._busy_timeout_s)
 
-    def _new_link(self) -> Link:
-        return Link(self._open(), self._open_light, KeyLocks(self.path))
+    def _new_link(self) -> SqliteFile:
+        return SqliteFile(self._open(), self._open_light, KeyLocks(self.path))
 
     def _open(self) -> GuardedConnection:
         make_private(self.path)

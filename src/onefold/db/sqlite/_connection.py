@@ -11,7 +11,7 @@ from itertools import chain, repeat
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
-from onefold.db.sqlite._file import Link, Shared, keep_open
+from onefold.db.sqlite._file import Shared, SqliteFile, keep_open
 from onefold.db.sqlite._guarded_connection import LOST, OVER, trespassed
 from onefold.db.sqlite._savepoints import Parts
 from onefold.errors import OnefoldError, StoreBusy, TransactionEnded, TransactionMisused
@@ -47,8 +47,8 @@ class SqliteConnection:
         "term",
     )
 
-    def __init__(self, link: Link, shared: Shared, busy_timeout_s: float) -> None:
-        self._lent: Link | None = link
+    def __init__(self, link: SqliteFile, shared: Shared, busy_timeout_s: float) -> None:
+        self._lent: SqliteFile | None = link
         link.connection.executed = False
         self._shared = shared
         self._busy_timeout_s = busy_timeout_s
@@ -139,7 +139,7 @@ class SqliteConnection:
         link, self._lent = self._link, None  # first: a thread of the handler's may be on its way to `handle`
         link.when_left(partial(self._give_back, link))
 
-    def _give_back(self, link: Link) -> None:
+    def _give_back(self, link: SqliteFile) -> None:
         link.connection.trespass = None
         try:
             # A task left behind would write into another request's transaction; what was changed would be found there.
@@ -150,7 +150,7 @@ class SqliteConnection:
         finally:
             self._let_go()
 
-    def _put_back(self, link: Link) -> None:
+    def _put_back(self, link: SqliteFile) -> None:
         try:
             with link as connection:
                 link.rollback()
@@ -199,7 +199,7 @@ class SqliteConnection:
         else:
             link.when_left(partial(self._throw_away, link))
 
-    def _throw_away(self, link: Link) -> None:
+    def _throw_away(self, link: SqliteFile) -> None:
         try:
             self._close(link)
         except sqlite3.Error as error:
@@ -207,14 +207,14 @@ class SqliteConnection:
         finally:
             self._let_go()
 
-    def _close(self, link: Link) -> None:
+    def _close(self, link: SqliteFile) -> None:
         try:
             link.close()
         finally:
             link.locks.release()
 
     @property
-    def _link(self) -> Link:
+    def _link(self) -> SqliteFile:
         if self._lent is None:
             raise TransactionMisused(OVER)
         if self._lent.is_a_parents:

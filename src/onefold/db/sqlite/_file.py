@@ -40,17 +40,17 @@ class Shared:
     __slots__ = ("idle", "writer")
 
     def __init__(self) -> None:
-        self.idle: list[Link] = []
+        self.idle: list[SqliteFile] = []
         #: Writers queue here, because SQLite's busy handler polls with growing sleeps.
         self.writer = threading.Lock()
 
 
 #: What was out when a parent forked. SQLite forbids the child to use it, and to close it, as sqlite3 does with what it
 #: frees.
-_kept_open: list[Link] = []
+_kept_open: list[SqliteFile] = []
 
 
-def keep_open(opened: Link) -> None:
+def keep_open(opened: SqliteFile) -> None:
     """Never use it again, and never let go of it."""
     _kept_open.append(opened)
 
@@ -62,7 +62,7 @@ def make_private(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-class Link:
+class SqliteFile:
     """An open file and what outlives a request: whose turn it is, the keys it has locked, and the second connection for
     short work."""
 
@@ -184,14 +184,14 @@ class Link:
         return sqlite3.SQLITE_OK if self.connection.in_transaction else sqlite3.SQLITE_DENY
 
 
-class _Sample:
+class _LoneConnection:
     """Holds a connection alone, to count the references that sqlite3 itself keeps."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", factory=GuardedConnection)
 
 
-def _references(holder: Link | _Sample) -> int:
+def _references(holder: SqliteFile | _LoneConnection) -> int:
     """How many there are to the connection, counted as we count them here. Where Python does not count: too many."""
     return sys.getrefcount(holder.connection) if hasattr(sys, "getrefcount") else sys.maxsize
 
@@ -199,7 +199,7 @@ def _references(holder: Link | _Sample) -> int:
 @cache
 def _least() -> int:
     """How many references there are to a connection that is in use nowhere: sqlite3 keeps some itself."""
-    sample = _Sample()
+    sample = _LoneConnection()
     try:
         return min(_references(sample), sys.maxsize - 1)
     finally:
