@@ -29,6 +29,11 @@ FOREIGN_BUT_ALLOWED = {
     "_idempotency/encryption.py": frozenset({"cryptography"}),
     # FastAPI needs the session's type when it reads the dependency.
     "_http/fastapi_sessions.py": frozenset({"sqlalchemy"}),
+    # DBOS keeps its journal by SQLAlchemy, and takes the user's database as one of its engines.
+    **{
+        f"_engines/dbos/{name}.py": frozenset({"sqlalchemy"})
+        for name in ("dbos_engine", "executor_locks", "saga_context", "saga_database", "takeover")
+    },
 }
 
 DRIVERS = frozenset(

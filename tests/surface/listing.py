@@ -28,6 +28,7 @@ MODULES: Final = (
     "onefold.clients",
     "onefold.policies",
     "onefold.sagas",
+    "onefold.sagas.dbos",
     "onefold.shedding",
     "onefold.telemetry",
     "onefold.errors",

@@ -1,0 +1,292 @@
+"""The engine `Dbos`: opens DBOS in this process, runs sagas in it, and closes it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from onefold._engines.dbos.saga_database import SagaDatabase
+from onefold._kernel.arguments import named_arguments
+from onefold._kernel.clock import wall_ms
+from onefold._kernel.extras import missing_extra
+from onefold._kernel.ids import new_id
+from onefold._policy.ranges import require
+from onefold._saga.definition import AnySaga, Start
+from onefold._saga.engine import SagaEngine
+from onefold._saga.execution import run_saga
+from onefold._saga.saga_errors import EngineFault, SagaUnknown
+from onefold._saga.saga_names import check_name, check_saga_id
+from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
+from onefold._saga.saga_values import Json
+from onefold.errors import ConfigurationError
+
+try:
+    from dbos import (
+        DBOS,
+        AsyncSQLAlchemyDatasource,
+        DBOSConfig,
+        DBOSPortableJSONSerializer,
+        SetWorkflowID,
+        SQLAlchemyDatasource,
+        WorkflowStatus,
+    )
+    from dbos import error as dbos_errors
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "dbos") from None
+
+from onefold._engines.dbos.executor_locks import ExecutorLocks, open_locks
+from onefold._engines.dbos.saga_context import CANCEL, STOPPED, TOPIC, SagaContext, outside
+from onefold._engines.dbos.saga_records import history_of, outcome_of, start_of, status_of
+from onefold._engines.dbos.takeover import Takeover, queue_of, resume
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_log = logging.getLogger("onefold.saga")
+
+#: How soon a waiting saga notices a signal on SQLite, which cannot tell it.
+_NOTICE_S: Final = 0.1
+#: How often a result is looked for: soon at first.
+_LOOK_S: Final = 0.02
+_LOOK_S_MAX: Final = 0.5
+#: How soon a saga runs that is resumed.
+_QUEUE_S: Final = 0.5
+_PAGE: Final = 200
+
+
+class Dbos(SagaEngine):
+    """Sagas on DBOS, in this process: `async with Dbos("sqlite:///sagas.db", sagas=[order]) as engine`.
+
+    `database` is a SQLAlchemy Engine or AsyncEngine of your own, for `s.tx(...)`. `name` keeps applications apart that
+    share a PostgreSQL database. Sagas of processes that died are looked for every `takeover_s`. A process has one: DBOS
+    is one per process, and its sagas run on the event loop that opened it.
+    """
+
+    _open: Dbos | None = None
+
+    @named_arguments("Dbos")
+    def __init__(
+        self,
+        url: str,
+        *,
+        sagas: Sequence[AnySaga],
+        database: Engine | AsyncEngine | None = None,
+        name: str = "onefold",
+        takeover_s: float = 5.0,
+    ) -> None:
+        super().__init__(sagas)
+        if database is not None and not isinstance(database, Engine | AsyncEngine):
+            raise ConfigurationError(f"database={database!r} of Dbos must be a SQLAlchemy Engine or AsyncEngine")
+        require("takeover_s", takeover_s, least=0.05, most=86_400)
+        self._url = url
+        self._user_database = database
+        self._name = check_name(name, "name of the application")
+        self._takeover_s = takeover_s
+        self._database: SagaDatabase | None = None
+        self._locks: ExecutorLocks | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._workflows: dict[str, Any] = {}
+        SagaDatabase(url).close()  # a wrong address is told here
+
+    async def __aenter__(self) -> Self:
+        if Dbos._open is not None:
+            raise ConfigurationError(
+                "this process has an open Dbos, and DBOS is one per process: give that one all sagas, or end its block"
+            )
+        Dbos._open = self
+        try:
+            await self._launch()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _launch(self) -> None:
+        executor = f"{socket.gethostname()}-{os.getpid()}-{new_id(wall_ms())}"
+        self._database = SagaDatabase(self._url)
+        self._locks = open_locks(self._database, executor)
+        config: DBOSConfig = {
+            "name": self._name,
+            "system_database_url": self._url,
+            "system_database_engine": self._database.engine,
+            # Not a hash of the code: any edit would strand what runs. Each saga has a version of its own.
+            "application_version": f"{self._name}-sagas",
+            "executor_id": executor,
+            "serializer": DBOSPortableJSONSerializer(),
+            "notification_listener_polling_interval_sec": _NOTICE_S,
+            "log_level": "ERROR",
+        }
+        DBOS(config=config)
+        for workflow, definition in self._sagas.items():
+            self._workflows[workflow] = DBOS.workflow(name=workflow)(self._runner(definition))
+        await self._open_datasource()
+        DBOS.listen_queues([queue_of(workflow) for workflow in self._sagas])
+        # Before anything is run under its name: a saga of an executor without a lock counts as one of a dead process.
+        await asyncio.to_thread(self._locks.hold)
+        # Here, on the loop: DBOS runs what it resumes on the loop that it was launched from.
+        DBOS.launch()
+        await outside(self._register_queues)
+        takeover = Takeover(self._locks, own=executor, workflows=self._sagas, every_s=self._takeover_s)
+        self._looking = asyncio.get_running_loop().create_task(takeover.run())
+
+    async def _register_queues(self) -> None:
+        for workflow in self._sagas:
+            await DBOS.register_queue_async(queue_of(workflow), polling_interval_sec=_QUEUE_S)
+
+    async def _open_datasource(self) -> None:
+        serializer = DBOSPortableJSONSerializer()
+        match self._user_database:
+            case AsyncEngine() as engine:
+                url = engine.url.render_as_string(hide_password=False)
+                self._datasource = await AsyncSQLAlchemyDatasource.create(url, engine=engine, serializer=serializer)
+            case Engine() as engine:
+                url = engine.url.render_as_string(hide_password=False)
+                self._datasource = await asyncio.to_thread(
+                    lambda: SQLAlchemyDatasource.create(url, engine=engine, serializer=serializer)
+                )
+            case None:
+                self._datasource = None
+
+    async def _close(self) -> None:
+        """Stop where we are: what runs is resumed by another process, or by the next of this name."""
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in (self._looking, *self._running) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._looking = None
+        try:
+            await asyncio.to_thread(DBOS.destroy, destroy_registry=True)
+        finally:
+            # DBOS has put its own, which is shut down now.
+            loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+            if self._locks is not None:
+                self._locks.close()
+            if self._database is not None:
+                self._database.close()
+            self._locks = self._database = None
+            Dbos._open = None
+
+    def _runner(self, definition: AnySaga) -> Any:
+        async def run(data: Json) -> Json:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.add(task)
+            start = Start.from_json(data)
+            try:
+                return await run_saga(definition, start, SagaContext(start.saga_id, self._datasource))
+            except EngineFault as fault:
+                _log.error("%s", fault)
+                text = str(fault)
+                await outside(lambda: DBOS.update_workflow_attributes_async(start.saga_id, {STOPPED: text}, merge=True))
+                raise
+            finally:
+                self._running.discard(task)
+
+        return run
+
+    async def _submit(self, start: Start) -> Start | None:
+        workflow = self._workflows[f"{start.saga}@{start.version}"]
+
+        async def work() -> Start | None:
+            try:
+                with SetWorkflowID(start.saga_id, workflow_id_reuse_policy="reject"):
+                    await DBOS.start_workflow_async(workflow, start.to_json())
+            except dbos_errors.DBOSWorkflowIDInUseError:
+                return start_of(await self._find(start.saga_id))
+            return None
+
+        self._check_open()
+        return await outside(work)
+
+    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
+        look_s = _LOOK_S
+        async with asyncio.timeout(timeout_s):
+            while (outcome := outcome_of(await self._find(saga_id))) is None:
+                await asyncio.sleep(look_s)
+                look_s = min(look_s * 1.5, _LOOK_S_MAX)
+        return outcome
+
+    async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
+        await self._find(saga_id)
+        await self._send(saga_id, {"signal": signal, "data": data}, signal_id)
+
+    async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
+        found = await self._find(check_saga_id(saga_id))
+        if outcome_of(found) is not None:
+            return False
+        if (found.attributes or {}).get(CANCEL) is None:
+            await outside(lambda: DBOS.update_workflow_attributes_async(saga_id, {CANCEL: reason}, merge=True))
+        # For a saga that waits or sleeps. Sent again by a repetition: the process may have died in between.
+        await self._send(saga_id, {"cancel": reason}, "onefold.cancel")
+        return True
+
+    async def retry(self, saga_id: str) -> bool:
+        found = await self._find(check_saga_id(saga_id))
+        if outcome_of(found) is not None:
+            return False
+        if found.status == "ERROR":
+            raise ConfigurationError(f"saga {saga_id!r} has ended with an error in DBOS itself: {found.error}")
+        await outside(lambda: resume([found]))
+        return True
+
+    async def status(self, saga_id: str) -> SagaStatus:
+        found = await self._find(check_saga_id(saga_id))
+        return status_of(found, await self._history(saga_id))
+
+    async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
+        await self._find(check_saga_id(saga_id))
+        return await self._history(saga_id)
+
+    async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
+        listed: list[SagaStatus] = []
+        offset = 0
+        while len(listed) < limit:
+            page = await self._page(offset)
+            for each in page:
+                # Only what runs has to be looked into: it may compensate, or be stuck.
+                history = [] if outcome_of(each) is not None else await self._history(each.workflow_id)
+                status = status_of(each, history)
+                if state in (None, status.state):
+                    listed.append(status)
+            if len(page) < _PAGE:
+                break
+            offset += _PAGE
+        return listed[:limit]
+
+    async def _page(self, offset: int) -> list[WorkflowStatus]:
+        self._check_open()
+        names = list(self._sagas)
+        return await outside(lambda: DBOS.list_workflows_async(name=names, sort_desc=True, limit=_PAGE, offset=offset))
+
+    async def _history(self, saga_id: str) -> list[HistoryEntry]:
+        return history_of(await outside(lambda: DBOS.list_workflow_steps_async(saga_id)))
+
+    async def _find(self, saga_id: str) -> WorkflowStatus:
+        self._check_open()
+        found = await outside(lambda: DBOS.list_workflows_async(workflow_ids=[saga_id]))
+        if not found:
+            raise SagaUnknown(f"there is no saga {saga_id!r} in {self._name!r}: was it started, and in this database?")
+        return found[0]
+
+    async def _send(self, saga_id: str, message: Json, message_id: str | None) -> None:
+        idempotency_key = None if message_id is None else f"{saga_id}:{message_id}"
+        await outside(lambda: DBOS.send_async(saga_id, message, TOPIC, idempotency_key=idempotency_key))
+
+    def _check_open(self) -> None:
+        if Dbos._open is not self:
+            raise ConfigurationError("this Dbos is not open: use it inside of `async with Dbos(...) as engine`")

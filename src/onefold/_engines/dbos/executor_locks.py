@@ -1,0 +1,115 @@
+"""Which processes are alive: each holds a lock under the name of its executor, for as long as it lives.
+
+A process that dies loses its lock with its file descriptors or its session, however it dies; no clock is involved. A
+peer that gets the lock may resume its sagas. A lock that is lost by mistake (a server that was restarted, a session
+that was ended) is taken again; until then a peer may have resumed sagas that still run here. That is not wrong, only
+wasted: DBOS lets the older execution write nothing more, and its steps have keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from hashlib import blake2b
+from typing import Protocol
+
+import sqlalchemy as sa
+
+from onefold._engines.dbos.saga_database import SagaDatabase
+from onefold.db.sqlite._locks import LockFile
+
+_log = logging.getLogger("onefold.saga")
+
+
+class ExecutorLocks(Protocol):
+    """Called from threads, one at a time."""
+
+    def hold(self) -> None:
+        """Have the lock of this process, or have it again."""
+        ...
+
+    def take(self, executor: str) -> bool:
+        """Whether the process of this executor is dead: its lock is free, and ours until `give_back`."""
+        ...
+
+    def give_back(self, executor: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def number_of(executor: str) -> int:
+    """The number that a lock has for databases: 63 bits, so that both kinds take it."""
+    return int.from_bytes(blake2b(executor.encode(), digest_size=8, person=b"onefold executor").digest()) >> 1
+
+
+class FileLocks:
+    """For SQLite: bytes of a file beside the database, locked by the operating system."""
+
+    def __init__(self, database: SagaDatabase, own: str) -> None:
+        self._file = LockFile(f"{database.path}-executors")
+        self._own = own
+
+    def hold(self) -> None:
+        self._file.try_lock(number_of(self._own), self)
+
+    def take(self, executor: str) -> bool:
+        return self._file.try_lock(number_of(executor), self)
+
+    def give_back(self, executor: str) -> None:
+        self._file.unlock(self, [number_of(executor)])
+
+    def close(self) -> None:
+        self._file.unlock(self, [number_of(self._own)])
+        self._file.rest()
+
+
+class SessionLocks:
+    """For PostgreSQL: advisory locks of one session."""
+
+    def __init__(self, database: SagaDatabase, own: str) -> None:
+        self._engine = database.connect()
+        self._own = own
+        self._connection: sa.Connection | None = None
+
+    def hold(self) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.execute(sa.text("SELECT 1"))
+            except sa.exc.DBAPIError as error:
+                _log.warning(
+                    "executor %s lost the session that holds its lock (%s); it takes the lock again",
+                    self._own,
+                    error.orig,
+                )
+                self._drop()
+            else:
+                return
+        self._connection = self._engine.connect()
+        if not self.take(self._own):
+            # A peer is about to resume our sagas, or the server has not noticed yet that the old session is gone.
+            self._drop()
+            raise sa.exc.InvalidRequestError(f"the lock of executor {self._own} is held by another session")
+
+    def take(self, executor: str) -> bool:
+        return bool(self._ask("SELECT pg_try_advisory_lock(:number)", executor))
+
+    def give_back(self, executor: str) -> None:
+        self._ask("SELECT pg_advisory_unlock(:number)", executor)
+
+    def close(self) -> None:
+        self._drop()
+        self._engine.dispose()
+
+    def _ask(self, statement: str, executor: str) -> object:
+        if self._connection is None:
+            raise sa.exc.InvalidRequestError(f"executor {self._own} has no session for locks")
+        return self._connection.execute(sa.text(statement), {"number": number_of(executor)}).scalar()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+
+
+def open_locks(database: SagaDatabase, own: str) -> ExecutorLocks:
+    return FileLocks(database, own) if database.is_sqlite else SessionLocks(database, own)

@@ -1,0 +1,219 @@
+"""One running saga on DBOS: what its flow asks for, as steps and messages of a workflow.
+
+A step is one step of DBOS, which holds all attempts at it: what DBOS records is the record, never an exception. A
+request to cancel is looked for in each attempt, so that what a replay sees is what was recorded.
+
+Signals and requests to cancel come as messages under one topic, for DBOS waits for one topic at a time: so a wait for
+a signal, and a pause, end when the saga is cancelled. Messages that were not waited for are kept in memory, which a
+replay fills in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import sqlalchemy as sa
+from dbos import DBOS, AsyncSQLAlchemyDatasource, PortableWorkflowError, SQLAlchemyDatasource
+
+from onefold._saga.saga_errors import Abort, CancelRequested
+from onefold._saga.saga_values import Json
+from onefold._saga.step_call import StepCall, describe
+from onefold._saga.step_keys import running
+from onefold.errors import ConfigurationError
+
+T = TypeVar("T")
+
+TOPIC: Final = "onefold"
+CANCEL: Final = "onefold.cancel"
+STOPPED: Final = "onefold.stopped"
+
+#: What waits for ever, waits for so long.
+FOREVER_S: Final = 10 * 365 * 86_400.0
+
+NOW: Final = "onefold:now"
+
+
+async def outside(work: Callable[[], Awaitable[T]]) -> T:
+    """Have DBOS do something that belongs to no workflow, whatever asks for it: it would be recorded as a step."""
+
+    async def run() -> T:
+        return await work()
+
+    return await asyncio.get_running_loop().create_task(run(), context=contextvars.Context())
+
+
+async def cancel_reason(saga_id: str) -> str | None:
+    """Why the saga is asked to cancel, now; None: it is not."""
+    found = await outside(
+        lambda: DBOS.list_workflows_async(workflow_ids=[saga_id], load_input=False, load_output=False)
+    )
+    reason: str | None = (found[0].attributes or {}).get(CANCEL) if found else None
+    return reason
+
+
+class TransactionFailed(Exception):
+    """A step in a transaction has failed and was rolled back. DBOS stores `data`, and gives it to a replay."""
+
+    def __init__(self, text: str, *, aborted: bool) -> None:
+        super().__init__(text)
+        self.data = {"error": text, "aborted": aborted}
+
+
+class SagaContext:
+    """One run of a saga."""
+
+    def __init__(self, saga_id: str, datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource | None) -> None:
+        self._saga_id = saga_id
+        self._datasource = datasource
+        self._signals: defaultdict[str, deque[Json]] = defaultdict(deque)
+        self._shielded = False
+
+    async def run_step(self, call: StepCall) -> Json:
+        async def attempts() -> Json:
+            for number in range(1, call.retry.attempts_max + 1):
+                if not call.undo and (reason := await cancel_reason(self._saga_id)) is not None:
+                    return {"cancelled": reason}
+                try:
+                    return await call.attempt(last=number == call.retry.attempts_max)
+                except Exception:
+                    await asyncio.sleep(_pause_s(call, number))
+            raise AssertionError("the last attempt gives a record")
+
+        return self._read(await DBOS.run_step_async({"name": call.journal_name}, attempts))
+
+    async def run_tx(self, call: StepCall) -> Json:
+        if self._datasource is None:
+            raise ConfigurationError(
+                f"s.tx({call.step!r}, ...) needs your database: Dbos(..., database=engine), with a SQLAlchemy Engine "
+                "or AsyncEngine; s.step(...) needs none"
+            )
+        call.failures = []
+        for number in range(1, call.retry.attempts_max + 1):
+            name = call.journal_name if number == 1 else f"{call.journal_name}#{number}"
+            try:
+                return self._read(await self._transaction(self._datasource, name, call))
+            except (TransactionFailed, PortableWorkflowError, sa.exc.DBAPIError) as error:
+                text, aborted = _failure_of(error)
+            if not call.failures:
+                call.failures = [text]  # of a replay
+            if aborted or number == call.retry.attempts_max:
+                return call.failure(text, aborted=aborted)
+            await DBOS.sleep_async(call.retry.backoff.ceiling_s(number, throttled=False))
+        raise AssertionError("the last attempt gives a record")
+
+    async def sleep(self, seconds: float) -> None:
+        if self._shielded:
+            await DBOS.sleep_async(seconds)
+        else:
+            await self._receive(None, seconds)
+
+    async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
+        if self._signals[signal]:
+            return {"data": self._signals[signal].popleft()}
+        return await self._receive(signal, timeout_s)
+
+    async def cancel_requested(self) -> bool:
+        return await cancel_reason(self._saga_id) is not None
+
+    def shield(self) -> None:
+        self._shielded = True
+
+    async def _receive(self, signal: str | None, timeout_s: float | None) -> Json:
+        """Take messages until the right one is there, the time is over, or the saga is asked to cancel."""
+        left_s = FOREVER_S if timeout_s is None else timeout_s
+        # Recorded: a replay must wait for what is left, and take the same messages in the same calls.
+        until = await _recorded_now() + left_s
+        while True:
+            message = await DBOS.recv_async(TOPIC, timeout_seconds=left_s)
+            if message is None:
+                return None
+            if "cancel" in message:
+                raise CancelRequested(message["cancel"])
+            if message["signal"] == signal:
+                return {"data": message["data"]}
+            self._signals[message["signal"]].append(message["data"])
+            left_s = max(0.0, until - await _recorded_now())
+
+    async def _transaction(
+        self, datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource, name: str, call: StepCall
+    ) -> Json:
+        reason = None if call.undo else await cancel_reason(self._saga_id)
+        args = call.arguments(after=1)
+
+        def failed(error: Exception) -> Exception:
+            call.failures.append(describe(error))
+            if isinstance(error, sa.exc.DBAPIError):
+                return error  # DBOS runs the transaction again where the database asks for it
+            return TransactionFailed(describe(error), aborted=isinstance(error, Abort))
+
+        if isinstance(datasource, AsyncSQLAlchemyDatasource):
+            _check_colour(call, asynchronous=True)
+
+            async def work() -> Json:
+                if reason is not None:
+                    return {"cancelled": reason}
+                try:
+                    with running(call.keys):
+                        value = await call.function(datasource.sql_session(), *args)
+                        await datasource.sql_session().flush()
+                except Exception as error:
+                    raise failed(error) from error
+                return call.record(value)
+
+            return await datasource.run_tx_step_async({"name": name}, work)
+        _check_colour(call, asynchronous=False)
+
+        def work_in_thread() -> Json:
+            if reason is not None:
+                return {"cancelled": reason}
+            try:
+                with running(call.keys):
+                    value = call.function(datasource.sql_session(), *args)
+                    datasource.sql_session().flush()
+            except Exception as error:
+                raise failed(error) from error
+            return call.record(value)
+
+        return await asyncio.to_thread(lambda: datasource.run_tx_step({"name": name}, work_in_thread))
+
+    def _read(self, record: Json) -> Json:
+        if "cancelled" in record:
+            raise CancelRequested(record["cancelled"])
+        return record
+
+
+async def _recorded_now() -> float:
+    async def now() -> float:
+        return time.time()
+
+    return await DBOS.run_step_async({"name": NOW}, now)
+
+
+def _failure_of(error: TransactionFailed | PortableWorkflowError | sa.exc.DBAPIError) -> tuple[str, bool]:
+    """What a transaction failed with, from its own run or from the journal. An error of the database that is of no
+    statement of the user is the engine's, and raised."""
+    if isinstance(error, sa.exc.DBAPIError):
+        if error.connection_invalidated:
+            raise error
+        return describe(error), False
+    data = error.data if isinstance(error.data, dict) else {}
+    return str(data.get("error", error)), bool(data.get("aborted"))
+
+
+def _pause_s(call: StepCall, number: int) -> float:
+    return call.retry.backoff.wait_s(number, throttled=False, draw=random.random)
+
+
+def _check_colour(call: StepCall, *, asynchronous: bool) -> None:
+    if inspect.iscoroutinefunction(call.function) != asynchronous:
+        needed = (
+            "an `async def`, for database= is an AsyncEngine" if asynchronous else "a `def`, for database= is an Engine"
+        )
+        raise ConfigurationError(f"step {call.journal_name!r}: {call.function.__qualname__} must be {needed}")

@@ -1,0 +1,82 @@
+"""What DBOS has of a saga, as a status and a history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from dbos import StepInfo, WorkflowStatus
+
+from onefold._engines.dbos.saga_context import CANCEL, NOW, STOPPED
+from onefold._saga.definition import Start
+from onefold._saga.saga_status import HistoryEntry, SagaStatus, entry_of, judge
+from onefold._saga.saga_values import Json
+
+#: DBOS calls a saga's end SUCCESS, whether it completed or was compensated: that is in its outcome.
+ENDED: Final = "SUCCESS"
+#: Waiting, or at work.
+OPEN: Final = ("PENDING", "ENQUEUED", "DELAYED")
+
+_FOREIGN = "DBOS has it as {} ({}), which is not onefold's doing: nothing is undone. `retry` has it go on where it was"
+
+
+def start_of(workflow: WorkflowStatus) -> Start:
+    """What a saga was started with."""
+    assert workflow.input is not None
+    return Start.from_json(workflow.input["args"][0])
+
+
+def outcome_of(workflow: WorkflowStatus) -> Json:
+    """What the saga ended with; None: it has not ended."""
+    return workflow.output if workflow.status == ENDED else None
+
+
+def status_of(workflow: WorkflowStatus, history: Sequence[HistoryEntry]) -> SagaStatus:
+    start, attributes = start_of(workflow), workflow.attributes or {}
+    outcome = outcome_of(workflow)
+    stopped = attributes.get(STOPPED)
+    if workflow.status not in (*OPEN, ENDED):
+        stopped = _FOREIGN.format(workflow.status, workflow.error)
+    state, error = judge(outcome, history, stopped)
+    return SagaStatus(
+        saga_id=start.saga_id,
+        saga=start.saga,
+        version=start.version,
+        state=state,
+        error=error,
+        cancelled=bool(outcome["cancelled"] if outcome and "cancelled" in outcome else attributes.get(CANCEL)),
+        started_at=moment(workflow.created_at),
+        updated_at=moment(workflow.updated_at),
+    )
+
+
+def history_of(steps: Sequence[StepInfo]) -> list[HistoryEntry]:
+    """Every step, in order. Each attempt of a transaction is a step of its own to DBOS, and an entry here."""
+    entries = [(_entry(step), step) for step in steps]
+    return [
+        replace(entry, started_at=moment(step["started_at_epoch_ms"]), ended_at=moment(step["completed_at_epoch_ms"]))
+        for entry, step in entries
+        if entry is not None
+    ]
+
+
+def _entry(step: StepInfo) -> HistoryEntry | None:
+    name, output, error = step["function_name"], step["output"], step["error"]
+    if name in (NOW, "DBOS.sleep"):
+        return HistoryEntry(kind="sleep", name="sleep") if name != NOW and output is not None else None
+    if name == "DBOS.recv":
+        if not isinstance(output, dict):
+            return HistoryEntry(kind="sleep", name="sleep")
+        if "cancel" in output:
+            return HistoryEntry(kind="signal", name="cancel", result=output["cancel"])
+        return HistoryEntry(kind="signal", name=output["signal"], result=output["data"])
+    if isinstance(output, dict) and "cancelled" in output:
+        return HistoryEntry(kind="signal", name="cancel", result=output["cancelled"])
+    record: Json = output if error is None else {"error": str(error), "attempts": 1, "failures": [str(error)]}
+    return entry_of(name.partition("#")[0], record)
+
+
+def moment(at_ms: int | None) -> datetime | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)

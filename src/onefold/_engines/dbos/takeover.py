@@ -1,0 +1,89 @@
+"""Resumes the sagas of processes that died: DBOS leaves them to a paid service.
+
+Theory of operation. Each process has an executor id of its own, which DBOS writes beside the sagas that it runs, and
+holds the lock of that id. Now and then it looks for running sagas of other executors. Where it gets the lock of one,
+that process is dead; it looks again, under the lock, resumes what it finds by DBOS's own call, and gives the lock back.
+Two that try at once: one gets the lock. A process that is only slow keeps its lock; one that lost it by mistake is
+fenced out by DBOS at its next write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+from dbos import DBOS, WorkflowStatus
+
+from onefold._engines.dbos.executor_locks import ExecutorLocks
+from onefold._engines.dbos.saga_context import STOPPED, outside
+
+_log = logging.getLogger("onefold.saga")
+
+
+def queue_of(workflow: str) -> str:
+    """The queue that only processes with the code of this saga take from."""
+    return f"onefold-{workflow}"
+
+
+async def resume(found: Sequence[WorkflowStatus]) -> None:
+    """Have sagas run again, from their journals, in any process that has their code."""
+    for each in found:
+        if (each.attributes or {}).get(STOPPED) is not None:
+            await DBOS.update_workflow_attributes_async(each.workflow_id, {STOPPED: None}, merge=True)
+        await DBOS.resume_workflow_async(each.workflow_id, queue_name=queue_of(each.name))
+
+
+class Takeover:
+    """Looks for sagas of dead processes, every so often."""
+
+    def __init__(self, locks: ExecutorLocks, *, own: str, workflows: Collection[str], every_s: float) -> None:
+        self._locks = locks
+        self._own = own
+        self._workflows = list(workflows)
+        self._every_s = every_s
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                await self.look()
+            except sa.exc.SQLAlchemyError as error:
+                _log.warning(
+                    "executor %s could not look for sagas of dead processes (%s); it looks again in %g s",
+                    self._own, error, self._every_s,
+                )  # fmt: skip
+            await asyncio.sleep(self._every_s)
+
+    async def look(self) -> int:
+        """Resume the sagas of dead processes; how many."""
+        await asyncio.to_thread(self._locks.hold)
+        executors = {each.executor_id for each in await self._running() if each.executor_id}
+        resumed = 0
+        for executor in sorted(executors - {self._own}):
+            resumed += await self._resume_of(executor)
+        return resumed
+
+    async def _resume_of(self, executor: str) -> int:
+        if not await asyncio.to_thread(self._locks.take, executor):
+            return 0
+        try:
+            # Looked for again: a peer may have resumed them before it gave the lock back.
+            found = await self._running(executor)
+            if found:
+                await outside(lambda: resume(found))
+                _log.warning(
+                    "executor %s resumed %d sagas of executor %s, which is dead: %s",
+                    self._own, len(found), executor, ", ".join(each.workflow_id for each in found[:10]),
+                )  # fmt: skip
+            return len(found)
+        finally:
+            await asyncio.to_thread(self._locks.give_back, executor)
+
+    async def _running(self, executor: str | None = None) -> list[WorkflowStatus]:
+        return await outside(
+            lambda: DBOS.list_workflows_async(
+                status="PENDING", name=self._workflows, executor_id=executor, load_input=False, load_output=False
+            )
+        )
