@@ -36,6 +36,8 @@ ADAPTERS = {
     "onefold._worker.dramatiq": ("dramatiq", "dramatiq"),
     "onefold._worker.arq": ("arq", "arq"),
     "onefold._worker.taskiq": ("taskiq", "taskiq"),
+    "onefold.sagas.restate": ("restate", "restate"),
+    "onefold.sagas.temporal": ("temporalio", "temporal"),
 }
 
 

@@ -29,6 +29,8 @@ MODULES: Final = (
     "onefold.policies",
     "onefold.sagas",
     "onefold.sagas.dbos",
+    "onefold.sagas.restate",
+    "onefold.sagas.temporal",
     "onefold.shedding",
     "onefold.telemetry",
     "onefold.errors",

@@ -1,0 +1,152 @@
+"""What is asked of a Restate server over HTTP: of its ingress to start, signal and await, of its admin API to register,
+look up, cancel and resume.
+
+Every call can be repeated: a start is the same start, a registration the same registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from onefold._kernel.extras import missing_extra
+from onefold._saga.saga_values import Json
+from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "restate") from None
+
+RUN: Final = "run"
+_ANSWER_S_MAX: Final = 30.0
+#: So long one request waits for a result; then it asks again. Proxies cut what says nothing for a minute.
+ATTACH_S: Final = 45.0
+
+
+class RestateApi:
+    """One Restate server, and the service there that runs the sagas."""
+
+    def __init__(self, *, ingress: str, admin: str, service: str) -> None:
+        self._ingress = _address("ingress", ingress)
+        self._admin = _address("admin", admin)
+        self._service = service
+        self._client = httpx.AsyncClient(timeout=_ANSWER_S_MAX)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def register(self, url: str) -> None:
+        """Tell Restate where the service is. The same place again takes the place of what was known of it."""
+        answer = await self._send("POST", f"{self._admin}/deployments", json={"uri": url, "force": True})
+        if answer.is_error:
+            raise ConfigurationError(
+                f"Restate at {self._admin} does not take {url} as the address of the sagas ({answer.status_code}): "
+                f"{answer.text[:500]}; url= must be where the server reaches this process"
+            )
+
+    async def submit(self, saga_id: str, data: Json) -> str | None:
+        """Start a workflow. None: it is new; else the id of the invocation there was."""
+        answer = await self._invoke(saga_id, f"{RUN}/send", data)
+        told = answer.json()
+        return None if told["status"] == "Accepted" else str(told["invocationId"])
+
+    async def call(self, saga_id: str, handler: str, data: Json, *, idempotency_key: str | None = None) -> None:
+        """Have a handler beside the workflow run."""
+        headers = {} if idempotency_key is None else {"idempotency-key": idempotency_key}
+        await self._invoke(saga_id, handler, data, headers)
+
+    async def attach(self, saga_id: str) -> httpx.Response | None:
+        """What the workflow ended with, or None: it has not ended for now."""
+        url = f"{self._ingress}/restate/workflow/{self._service}/{quote(saga_id, safe='')}/attach"
+        try:
+            return await self._client.get(url, timeout=httpx.Timeout(_ANSWER_S_MAX, read=ATTACH_S))
+        except httpx.ReadTimeout:
+            return None
+        except httpx.TransportError as error:
+            raise _unavailable(url, error) from error
+
+    async def invocation(self, saga_id: str) -> Mapping[str, Any] | None:
+        """What Restate knows of a saga's invocation."""
+        found = await self.invocations(f"target_service_key = {_literal(saga_id)}", limit=1)
+        return found[0] if found else None
+
+    async def invocations(self, where: str = "true", *, limit: int) -> Sequence[Mapping[str, Any]]:
+        """The newest invocations of the service."""
+        return await self._query(
+            "SELECT id, target_service_key, status, created_at, modified_at, completed_at, retry_count, last_failure, "
+            "last_failure_error_code, completion_result, completion_failure FROM sys_invocation "
+            f"WHERE target_service_name = {_literal(self._service)} AND target_handler_name = '{RUN}' AND {where} "
+            f"ORDER BY created_at DESC LIMIT {limit:d}"
+        )
+
+    async def journals(self, invocations: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """The entries of their journals, in order."""
+        if not invocations:
+            return []
+        ids = ", ".join(_literal(each) for each in invocations)
+        return await self._query(
+            f"SELECT id, index, entry_json, appended_at FROM sys_journal WHERE id IN ({ids}) ORDER BY id, index"
+        )
+
+    async def change(self, invocation: str, verb: str) -> bool:
+        """Cancel or resume an invocation. False: it has ended, or there is nothing to do."""
+        url = f"{self._admin}/invocations/{invocation}/{verb}"
+        answer = await self._send("PATCH", url)
+        if answer.status_code in (404, 409):
+            return False
+        return bool(_checked(answer))
+
+    async def _invoke(
+        self, saga_id: str, handler: str, data: Json, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        url = f"{self._ingress}/{self._service}/{quote(saga_id, safe='')}/{handler}"
+        answer = await self._send("POST", url, json=data, headers=headers)
+        if answer.status_code == 404:
+            raise ConfigurationError(
+                f"Restate at {self._ingress} has no service {self._service!r}: an engine with listen= registers it"
+            )
+        return _checked(answer)
+
+    async def _query(self, sql: str) -> Sequence[Mapping[str, Any]]:
+        headers = {"accept": "application/json"}
+        answer = await self._send("POST", f"{self._admin}/query", json={"query": sql}, headers=headers)
+        rows: Sequence[Mapping[str, Any]] = _checked(answer).json()["rows"]
+        return rows
+
+    async def _send(
+        self, method: str, url: str, *, json: Json = None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        try:
+            return await self._client.request(method, url, json=json, headers=headers)
+        except httpx.TransportError as error:
+            raise _unavailable(url, error) from error
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_server_error:
+        raise StoreUnavailable(f"Restate answers {answer.url} with {answer.status_code}: {answer.text[:500]}")
+    if answer.is_error:
+        raise OnefoldError(f"Restate refuses {answer.url} with {answer.status_code}: {answer.text[:500]}")
+    return answer
+
+
+def _unavailable(url: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"Restate does not answer {url}: {type(error).__name__} {error}")
+
+
+def _address(name: str, given: str) -> str:
+    try:
+        url = httpx.URL(given)
+    except (TypeError, httpx.InvalidURL):
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError(
+            f"{name}={given!r} must be the address of a Restate server, as 'http://localhost:8080'"
+        )
+    return str(given).rstrip("/")
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

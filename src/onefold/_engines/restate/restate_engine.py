@@ -1,0 +1,194 @@
+"""Sagas on a Restate server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+from onefold._engines.restate.restate_api import RestateApi
+from onefold._engines.restate.restate_context import CANCEL
+from onefold._engines.restate.restate_journal import SagaJournal, end_without_outcome, read_journals, status_of
+from onefold._engines.restate.restate_service import SIGNAL, ServiceEndpoint, make_service
+from onefold._engines.restate.running_steps import RunningSteps
+from onefold._policy.ranges import require
+from onefold._saga.definition import AnySaga, Start
+from onefold._saga.engine import SagaEngine
+from onefold._saga.saga_errors import SagaUnknown
+from onefold._saga.saga_names import check_saga_id
+from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
+from onefold._saga.saga_values import Json
+from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
+
+_SERVICE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+_AWAY_S: Final = 0.5
+_REASON_S_MAX: Final = 5.0
+#: Restate's own is a day, and then a late repetition of a start would run again.
+_RETENTION_DAYS: Final = 30
+_LISTED_AT_ONCE: Final = 200
+
+
+class Restate(SagaEngine):
+    """Runs sagas on a Restate server: `async with Restate(ingress=..., admin=..., listen=..., sagas=[order])`.
+
+    `listen` is where this process serves the sagas, and `url` where the server reaches it, if that is not the same: it
+    stays the same for as long as sagas run, for a saga goes on where it began. Without `listen` the engine runs none;
+    it starts sagas that other processes run. `service` is its name at Restate: each application has its own. A start
+    is known for `retention_days`. At its end a step that runs has `stop_s` to end.
+    """
+
+    def __init__(
+        self,
+        *,
+        ingress: str,
+        admin: str,
+        sagas: Sequence[AnySaga],
+        listen: str | None = None,
+        url: str | None = None,
+        service: str = "onefold",
+        retention_days: float = _RETENTION_DAYS,
+        stop_s: float = 10.0,
+    ) -> None:
+        super().__init__(sagas)
+        if not _SERVICE.fullmatch(service):
+            raise ConfigurationError(f"service={service!r} must be letters, digits, '.', '_' and '-', as 'onefold' is")
+        if url is not None and listen is None:
+            raise ConfigurationError(f"url={url!r} is where Restate reaches listen=..., which is not given")
+        require("retention_days", retention_days, least=7, most=3650)
+        require("stop_s", stop_s, most=3600)
+        self._api = RestateApi(ingress=ingress, admin=admin, service=service)
+        self._service = service
+        self._listen = listen
+        self._url = url or f"http://{listen}"
+        self._retention = timedelta(days=retention_days)
+        self._stop_s = stop_s
+        self._endpoint: ServiceEndpoint | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._listen is not None:
+            steps = RunningSteps()
+            service = make_service(self._service, self._sagas, steps, self._is_cancelled, self._retention)
+            self._endpoint = ServiceEndpoint(service, steps, self._listen)
+            try:
+                await self._endpoint.open()
+                await self._api.register(self._url)
+            except BaseException:
+                await self.close()
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Begin no more steps, let those that run end for `stop_s`, and stop. Other processes go on with the sagas."""
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            await endpoint.close(self._stop_s)
+        await self._api.close()
+
+    async def _submit(self, start: Start) -> Start | None:
+        known = await self._api.submit(start.saga_id, start.to_json())
+        if known is None:
+            return None
+        journal = await self._journal(known)
+        if journal.start is None:
+            raise OnefoldError(f"saga {start.saga_id!r} was started before, and Restate does not say with what")
+        return journal.start
+
+    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    answer = await self._api.attach(saga_id)
+                except StoreUnavailable:
+                    # A server that restarts has the result when it is back.
+                    await asyncio.sleep(_AWAY_S)
+                    continue
+                if answer is None:
+                    continue
+                if answer.is_success:
+                    return answer.json()
+                if answer.status_code == 404:
+                    raise _unknown(saga_id)
+                if (outcome := end_without_outcome(answer.text)) is not None:
+                    return outcome
+                raise OnefoldError(
+                    f"saga {saga_id!r} was ended in Restate, and nothing was undone: {answer.text[:500]}"
+                )
+
+    async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
+        await self._find(saga_id)
+        key = None if signal_id is None else f"{saga_id}:{signal}:{signal_id}"
+        await self._api.call(saga_id, SIGNAL, {"signal": signal, "data": data}, idempotency_key=key)
+
+    async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
+        where = {None: "true", "completed": "status = 'completed'", "compensated": "status = 'completed'"}.get(
+            state, "status <> 'completed'"
+        )
+        found = await self._api.invocations(where, limit=limit if state is None else 10 * limit)
+        listed: list[SagaStatus] = []
+        for at in range(0, len(found), _LISTED_AT_ONCE):
+            part = found[at : at + _LISTED_AT_ONCE]
+            journals = read_journals(await self._api.journals([row["id"] for row in part]))
+            every = [status_of(row, journals.get(row["id"], SagaJournal())) for row in part]
+            listed += [each for each in every if state in (None, each.state)]
+            if len(listed) >= limit:
+                break
+        return listed[:limit]
+
+    async def status(self, saga_id: str) -> SagaStatus:
+        """How a saga stands. SagaUnknown."""
+        found = await self._find(saga_id)
+        return status_of(found, await self._journal(found["id"]))
+
+    async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
+        """Every step, compensation, pause and signal of a saga, in order, with attempts and errors. SagaUnknown."""
+        found = await self._find(saga_id)
+        return (await self._journal(found["id"])).history
+
+    async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
+        """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
+        that compensates already goes on with that. SagaUnknown."""
+        found = await self._find(saga_id)
+        if found["status"] == "completed":
+            return False
+        # First the reason. Where no process serves the sagas it has to do without, and is cancelled all the same.
+        with suppress(TimeoutError, StoreUnavailable):
+            async with asyncio.timeout(_REASON_S_MAX):
+                await self._api.call(saga_id, CANCEL, {"data": reason})
+        if not await self._api.change(found["id"], "cancel"):
+            return False
+        # A saga that stopped is not tried before its pause is over, unless it is told to.
+        await self._api.change(found["id"], "resume")
+        return True
+
+    async def retry(self, saga_id: str) -> bool:
+        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaUnknown."""
+        found = await self._find(saga_id)
+        if found["status"] == "completed":
+            return False
+        await self._api.change(found["id"], "resume")
+        return True
+
+    async def _find(self, saga_id: str) -> Mapping[str, Any]:
+        found = await self._api.invocation(check_saga_id(saga_id))
+        if found is None:
+            raise _unknown(saga_id)
+        return found
+
+    async def _journal(self, invocation: str) -> SagaJournal:
+        return read_journals(await self._api.journals([invocation])).get(invocation, SagaJournal())
+
+    async def _is_cancelled(self, invocation: str) -> bool:
+        return (await self._journal(invocation)).cancelled
+
+
+def _unknown(saga_id: str) -> SagaUnknown:
+    return SagaUnknown(f"there is no saga {saga_id!r} at Restate")

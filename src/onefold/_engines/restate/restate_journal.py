@@ -1,0 +1,164 @@
+"""Restate's journal, read as the history of a saga.
+
+Invariant: the order of the entries is that of the journal, and a step that was tried several times is one entry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+from typing import Any, Final
+
+from onefold._engines.journalled_attempts import settled, step_of
+from onefold._engines.restate.restate_context import SLEEP
+from onefold._saga.definition import Start
+from onefold._saga.saga_names import UNDO
+from onefold._saga.saga_status import HistoryEntry, SagaStatus, entry_of, judge
+from onefold._saga.saga_values import Json
+
+#: What Restate counts as the network's or the server's failure, not the code's: the attempt goes on elsewhere.
+_NOT_THE_CODES: Final = ("RT0001", "RT0010")
+_CANCEL_SIGNAL: Final = 1
+
+
+@dataclass(slots=True)
+class SagaJournal:
+    """What one journal says."""
+
+    start: Start | None = None
+    outcome: Json = None
+    cancelled: bool = False
+    history: list[HistoryEntry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A command, and what it was answered with."""
+
+    name: str
+    at: datetime
+    kind: str
+    answered: bool = False
+    answer: Json = None
+    answered_at: datetime | None = None
+
+
+def read_journals(rows: Iterable[Mapping[str, Any]]) -> dict[str, SagaJournal]:
+    """The journals by the ids of their invocations, of rows in order."""
+    return {invocation: _read(list(entries)) for invocation, entries in groupby(rows, key=lambda row: str(row["id"]))}
+
+
+def status_of(invocation: Mapping[str, Any], journal: SagaJournal) -> SagaStatus:
+    """How the saga of an invocation stands."""
+    outcome, stopped = journal.outcome, None
+    if invocation["status"] == "completed":
+        outcome = outcome or end_without_outcome(invocation.get("completion_failure") or "")
+        if outcome is None:
+            stopped = f"killed in Restate, and nothing was undone: {invocation.get('completion_failure')}"
+    elif invocation.get("last_failure") and invocation.get("last_failure_error_code") not in _NOT_THE_CODES:
+        stopped = str(invocation["last_failure"])
+    elif invocation["status"] == "paused":
+        stopped = "paused in Restate"
+    state, error = judge(outcome, settled(journal.history), stopped)
+    start = journal.start
+    return SagaStatus(
+        saga_id=invocation["target_service_key"],
+        saga="" if start is None else start.saga,
+        version="" if start is None else start.version,
+        state=state,
+        error=error,
+        cancelled=journal.cancelled or bool(outcome and outcome.get("cancelled")),
+        started_at=_time(invocation["created_at"]),
+        updated_at=_time(invocation["modified_at"]),
+    )
+
+
+def end_without_outcome(failure: str) -> Json:
+    """The outcome of a workflow that was cancelled before it began: none of its steps ran. None: it was killed."""
+    if "cancel" not in failure:
+        return None
+    return {"outcome": "compensated", "error": "cancelled before it began", "cancelled": True}
+
+
+def _read(rows: Sequence[Mapping[str, Any]]) -> SagaJournal:
+    journal = SagaJournal()
+    open_entries: dict[int, _Open] = {}
+    for row in rows:
+        entry, at = json.loads(row["entry_json"]), _time(row["appended_at"])
+        if "Command" in entry:
+            _read_command(journal, open_entries, entry["Command"], at)
+        else:
+            _read_notification(journal, open_entries, entry["Notification"], at)
+    journal.history = _history(open_entries.values())
+    return journal
+
+
+def _read_command(journal: SagaJournal, open_entries: dict[int, _Open], command: Json, at: datetime) -> None:
+    [(kind, told)] = command.items() if isinstance(command, dict) else [(command, {})]
+    if kind == "Input":
+        journal.start = Start.from_json(_payload(told["payload"]))
+    elif kind == "Output":
+        journal.outcome = _payload(told["result"]["Success"]) if "Success" in told["result"] else None
+    elif kind in ("Run", "Sleep", "GetPromise"):
+        name = told["key"].split(":", 2)[-1] if kind == "GetPromise" else told["name"]
+        open_entries[told["completion_id"]] = _Open(name=name, at=at, kind=kind)
+
+
+def _read_notification(journal: SagaJournal, open_entries: dict[int, _Open], notification: Json, at: datetime) -> None:
+    if "Signal" in notification:
+        journal.cancelled |= notification["Signal"]["id"] == {"Index": _CANCEL_SIGNAL}
+        return
+    [told] = notification["Completion"].values()
+    if (entry := open_entries.get(told["completion_id"])) is not None:
+        result = told.get("result")
+        entry.answered, entry.answered_at = True, at
+        entry.answer = _payload(result["Success"]) if isinstance(result, dict) and "Success" in result else None
+
+
+def _history(entries: Iterable[_Open]) -> list[HistoryEntry]:
+    history: list[HistoryEntry] = []
+    # The pauses between attempts are none of the saga's own.
+    shown = [entry for entry in entries if entry.kind == "Run" or _other(entry) is not None]
+    for step, attempts in groupby(shown, key=lambda entry: (entry.kind == "Run", step_of(entry.name))):
+        if step[0]:
+            history.append(_step(step[1], list(attempts)))
+        else:
+            history += [other for each in attempts if (other := _other(each)) is not None]
+    return history
+
+
+def _other(entry: _Open) -> HistoryEntry | None:
+    if entry.kind == "Sleep" and entry.name == SLEEP:
+        return HistoryEntry(kind="sleep", name="", started_at=entry.at, ended_at=entry.answered_at)
+    if entry.kind == "GetPromise" and entry.answered:
+        result = (entry.answer or {}).get("data")
+        return HistoryEntry(
+            kind="signal", name=entry.name, result=result, started_at=entry.at, ended_at=entry.answered_at
+        )
+    return None
+
+
+def _step(name: str, attempts: Sequence[_Open]) -> HistoryEntry:
+    first, last = attempts[0], attempts[-1]
+    if last.answered and (entry := entry_of(name, last.answer, started_at=first.at, ended_at=last.answered_at)):
+        return entry
+    step, _, rest = name.partition(":")
+    failures = tuple(each.answer["retry"] for each in attempts if each.answered)
+    return HistoryEntry(
+        kind="undo" if rest.partition(":")[0] == UNDO else "step",
+        name=step,
+        attempts=len(attempts),
+        failures=failures,
+        started_at=first.at,
+    )
+
+
+def _payload(octets: Sequence[int]) -> Json:
+    return json.loads(bytes(octets)) if octets else None
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

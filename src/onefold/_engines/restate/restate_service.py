@@ -1,0 +1,165 @@
+"""The service that a Restate server calls to run sagas: one workflow for all of them, and two handlers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final
+
+from onefold._engines.restate.restate_api import RUN
+from onefold._engines.restate.restate_context import CANCEL, SERDE, RestateAttemptFailed, RestateContext, signal_promise
+from onefold._engines.restate.running_steps import RunningSteps
+from onefold._kernel.extras import missing_extra
+from onefold._saga.definition import AnySaga, Start
+from onefold._saga.execution import run_saga
+from onefold._saga.saga_errors import EngineFault
+from onefold._saga.saga_values import Json
+from onefold.errors import ConfigurationError
+
+try:
+    import restate
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "restate") from None
+
+_log = logging.getLogger("onefold.saga")
+_endpoint_log = logging.getLogger("onefold.saga.endpoint")
+
+SIGNAL: Final = "signal"
+#: An attempt that failed for the code or the network is made again, and there is no last one.
+_AGAIN: Final = restate.InvocationRetryPolicy(
+    initial_interval=timedelta(milliseconds=200), exponentiation_factor=2.0, max_interval=timedelta(seconds=30)
+)
+#: A step may take as long as its attempts; Restate's ten minutes would run it a second time.
+_ABORT_AFTER: Final = timedelta(days=1)
+_CUT_S: Final = 0.5
+
+IsCancelled = Callable[[str], Awaitable[bool]]
+
+
+def make_service(
+    name: str, sagas: Mapping[str, AnySaga], steps: RunningSteps, is_cancelled: IsCancelled, retention: timedelta
+) -> restate.Workflow:
+    """The service as the SDK wants it. Restate keeps a workflow for a day by itself, and then its id is free again."""
+    service = restate.Workflow(
+        name,
+        abort_timeout=_ABORT_AFTER,
+        journal_retention=retention,
+        idempotency_retention=retention,
+        invocation_retry_policy=_AGAIN,
+    )
+
+    @service.main(name=RUN, workflow_retention=retention, input_serde=SERDE, output_serde=SERDE)
+    async def run(ctx: restate.WorkflowContext, given: Any) -> Any:
+        start = Start.from_json(given)
+        definition = sagas.get(f"{start.saga}@{start.version}")
+        if definition is None:
+            raise _stop(
+                start, f"saga {start.saga!r} in version {start.version!r} is not run here: add it to sagas=[...]"
+            )
+        invocation = ctx.request().id
+        context = RestateContext(ctx, steps, lambda: is_cancelled(invocation))
+        try:
+            return await run_saga(definition, start, context)
+        except EngineFault as fault:
+            raise _stop(start, str(fault)) from fault
+
+    @service.handler(name=SIGNAL, input_serde=SERDE, output_serde=SERDE)
+    async def signal(ctx: restate.WorkflowSharedContext, given: Any) -> None:
+        for number in count(1):
+            if await _keep(ctx, signal_promise(given["signal"], number), given["data"]):
+                return
+
+    @service.handler(name=CANCEL, input_serde=SERDE, output_serde=SERDE)
+    async def cancel(ctx: restate.WorkflowSharedContext, given: Any) -> None:
+        await _keep(ctx, CANCEL, given["data"])
+
+    return service
+
+
+async def _keep(ctx: restate.WorkflowSharedContext, promise: str, data: Json) -> bool:
+    """Keep a promise, unless it was kept."""
+    kept = ctx.promise(promise, serde=SERDE)
+    if await kept.peek() is not None:
+        return False
+    try:
+        await kept.resolve({"data": data})
+    except restate.TerminalError as refusal:
+        if refusal.status_code != 409:
+            raise
+        return False  # By another signal of that name, in between.
+    return True
+
+
+def _stop(start: Start, why: str) -> RestateAttemptFailed:
+    _log.error("saga %s stops: %s; Restate tries it again, at most 30 s apart", start.saga_id, why)
+    return RestateAttemptFailed(why)
+
+
+class ServiceEndpoint:
+    """The service on a port of this process."""
+
+    def __init__(self, service: restate.Workflow, steps: RunningSteps, listen: str) -> None:
+        self._app = restate.app([service])
+        self._steps = steps
+        self._listen = listen
+        self._end = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Listen. ConfigurationError where the port cannot be had."""
+        host, _, port = self._listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigurationError(f"listen={self._listen!r} must be a host and a port, as '127.0.0.1:9080'")
+        try:
+            listening = socket.create_server((host.strip("[]"), int(port)), family=_family(host))
+        except OSError as error:
+            raise ConfigurationError(f"listen={self._listen!r} cannot be listened on: {error}") from error
+        await asyncio.to_thread(asyncio.run, _greet(self._app))
+        config = Config()
+        config.bind = [f"fd://{listening.detach()}"]
+        config.graceful_timeout = _CUT_S
+        config.errorlog = _endpoint_log
+        self._task = asyncio.create_task(serve(self._answer, config, shutdown_trigger=self._end.wait))
+
+    async def close(self, within_s: float) -> None:
+        """Let the steps that run end, and Restate have their records; then cut the connections that it holds open."""
+        await self._steps.close(within_s)
+        self._end.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=4 * _CUT_S)
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """The SDK's application, with a beginning and an end: it has none of its own, which servers warn of."""
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        for event in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{event}.complete"})
+
+
+async def _greet(app: Any) -> None:
+    """Call the application once, outside of the main thread: there its first request would put a handler of its own in
+    the place of the program's for SIGTERM."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: Any) -> None:
+        pass
+
+    await app({"type": "http", "path": "/health", "headers": []}, receive, send)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

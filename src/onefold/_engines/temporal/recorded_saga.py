@@ -1,0 +1,113 @@
+"""A saga up to one attempt at a step, in any process that has its definition.
+
+Theory of operation. Temporal runs a workflow here and its activities there, and a step's function is an object of the
+process that runs the workflow: a closure, a method, with arguments of this order. So an activity is given what the saga
+was answered so far, runs the saga's function with those answers up to the attempt that is wanted, makes that attempt,
+and leaves. Sagas are written to be run again from their beginning; this is one more time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from onefold._engines.journalled_attempts import Attempt, run_attempts
+from onefold._saga.definition import AnySaga, Start
+from onefold._saga.execution import run_saga
+from onefold._saga.saga_errors import CancelRequested, EngineFault
+from onefold._saga.saga_values import Json
+from onefold._saga.step_call import StepCall
+
+SLEEP: Final = "sleep"
+PAUSE: Final = "pause"
+TIMEOUT: Final = "timeout"
+IS_CANCELLED: Final = "is cancelled"
+_NONE_YET: Final = object()
+
+
+def signal_name(signal: str) -> str:
+    """What the record calls the wait for a signal."""
+    return f"signal:{signal}"
+
+
+@dataclass(slots=True)
+class RecordedAnswers:
+    """What a saga was answered so far, in order: the name of the question, and the answer."""
+
+    answers: list[tuple[str, Json]]
+
+    def add(self, name: str, answer: Json) -> Json:
+        self.answers.append((name, answer))
+        return answer
+
+    def add_cancel(self, name: str, reason: str) -> CancelRequested:
+        self.answers.append((name, {"cancelled": reason}))
+        return CancelRequested(reason)
+
+
+class _Reached(BaseException):
+    """The attempt was made. Not an Exception: a saga catches those."""
+
+    def __init__(self, record: Json) -> None:
+        super().__init__()
+        self.record = record
+
+
+async def run_recorded(definition: AnySaga, start: Start, answers: Sequence[tuple[str, Json]], wanted: str) -> Json:
+    """Make the attempt that is wanted after these answers. EngineFault: this definition asks for something else."""
+    try:
+        await run_saga(definition, start, _Recorded(start, answers, wanted))
+    except _Reached as reached:
+        return reached.record
+    raise EngineFault(
+        f"saga {start.saga_id!r} stops, and nothing is undone: its function now ends before {wanted!r}; another "
+        "order of steps needs another version"
+    )
+
+
+class _Recorded:
+    """The engine that a recorded saga sees."""
+
+    def __init__(self, start: Start, answers: Sequence[tuple[str, Json]], wanted: str) -> None:
+        self._start = start
+        self._answers = iter(answers)
+        self._wanted = wanted
+
+    async def run_step(self, call: StepCall) -> Json:
+        async def journal(name: str, attempt: Attempt) -> Json:
+            return await self._next(name, attempt)
+
+        async def pause(_: float) -> None:
+            await self._next(PAUSE)
+
+        return await run_attempts(call, journal, pause)
+
+    async def run_tx(self, call: StepCall) -> Json:
+        raise EngineFault(f"saga {self._start.saga_id!r} stops: s.tx({call.step!r}) is not for Temporal")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._next(SLEEP)
+
+    async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
+        return await self._next(signal_name(signal))
+
+    async def cancel_requested(self) -> bool:
+        return bool(await self._next(IS_CANCELLED))
+
+    def shield(self) -> None:
+        pass
+
+    async def _next(self, name: str, attempt: Attempt | None = None) -> Json:
+        recorded, answer = next(self._answers, (self._wanted, _NONE_YET))
+        if recorded != name:
+            raise EngineFault(
+                f"saga {self._start.saga_id!r} stops, and nothing is undone: it was answered {recorded!r} where its "
+                f"function now asks for {name!r}; another order of steps needs another version"
+            )
+        if answer is _NONE_YET:
+            assert attempt is not None
+            raise _Reached(await attempt())
+        if isinstance(answer, dict) and "cancelled" in answer:
+            raise CancelRequested(answer["cancelled"])
+        return answer

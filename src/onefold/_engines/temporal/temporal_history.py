@@ -1,0 +1,145 @@
+"""Temporal's history, read as the history of a saga."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final
+
+from onefold._engines.journalled_attempts import settled, step_of
+from onefold._engines.temporal.recorded_saga import SLEEP, signal_name
+from onefold._engines.temporal.temporal_workflow import CANCEL
+from onefold._kernel.extras import missing_extra
+from onefold._saga.definition import Start
+from onefold._saga.saga_names import UNDO
+from onefold._saga.saga_status import HistoryEntry, State, entry_of, judge
+from onefold._saga.saga_values import Json
+
+try:
+    from temporalio.api.common.v1 import Payloads
+    from temporalio.api.enums.v1 import EventType
+    from temporalio.api.history.v1 import HistoryEvent
+    from temporalio.converter import PayloadConverter
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "temporal") from None
+
+_SIGNAL: Final = signal_name("")
+_ENDS: Final = {
+    EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED: "failed",
+    EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TIMED_OUT: "timed out",
+    EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED: "was cancelled as a whole",
+    EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED: "was terminated",
+}
+
+
+@dataclass(slots=True)
+class _Event:
+    """Something that began, and what it ended with."""
+
+    kind: str
+    name: str
+    at: datetime
+    answer: Json = None
+    ended_at: datetime | None = None
+
+
+@dataclass(slots=True)
+class SagaEvents:
+    """What a workflow's history says of its saga."""
+
+    start: Start | None = None
+    outcome: Json = None
+    cancelled: bool = False
+    stopped: str | None = None
+    history: list[HistoryEntry] = field(default_factory=list)
+
+    def judge(self) -> tuple[State, str | None]:
+        """The state of the saga, and its error."""
+        return judge(self.outcome, settled(self.history), self.stopped)
+
+
+async def read_events(events: AsyncIterable[HistoryEvent], converter: PayloadConverter) -> SagaEvents:
+    """Read a whole history."""
+    found, begun = SagaEvents(), dict[int, _Event]()
+    async for event in events:
+        _read(event, found, begun, converter)
+    found.history = _history(begun.values())
+    return found
+
+
+def _read(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], converter: PayloadConverter) -> None:
+    at = event.event_time.ToDatetime(UTC)
+    match event.event_type:
+        case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
+            found.start = Start.from_json(_value(event.workflow_execution_started_event_attributes.input, converter))
+        case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED:
+            found.outcome = _value(event.workflow_execution_completed_event_attributes.result, converter)
+        case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED:
+            found.cancelled = True
+        case EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+            found.stopped = event.workflow_task_failed_event_attributes.failure.message
+        case EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
+            found.stopped = None
+        case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
+            _read_signal(event, found, begun, converter)
+        case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+            name = event.activity_task_scheduled_event_attributes.activity_type.name
+            begun[event.event_id] = _Event("step", name, at)
+        case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
+            done = event.activity_task_completed_event_attributes
+            step = begun[done.scheduled_event_id]
+            step.answer, step.ended_at = _value(done.result, converter), at
+        case EventType.EVENT_TYPE_TIMER_STARTED:
+            if converter.from_payload(event.user_metadata.summary, str) == SLEEP:
+                begun[event.event_id] = _Event("sleep", "", at)
+        case EventType.EVENT_TYPE_TIMER_FIRED:
+            if (timer := begun.get(event.timer_fired_event_attributes.started_event_id)) is not None:
+                timer.ended_at = at
+        case other:
+            if (ended := _ENDS.get(other)) is not None:
+                found.stopped = f"its workflow {ended} in Temporal, and nothing was undone"
+
+
+def _read_signal(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], converter: PayloadConverter) -> None:
+    signal = event.workflow_execution_signaled_event_attributes
+    at = event.event_time.ToDatetime(UTC)
+    found.cancelled |= signal.signal_name == CANCEL
+    if signal.signal_name.startswith(_SIGNAL):
+        told = _value(signal.input, converter)
+        name = signal.signal_name.removeprefix(_SIGNAL)
+        begun[event.event_id] = _Event("signal", name, at, answer=told["data"], ended_at=at)
+
+
+def _history(events: Iterable[_Event]) -> list[HistoryEntry]:
+    history: list[HistoryEntry] = []
+    for (kind, name), group in groupby(events, key=lambda event: (event.kind, step_of(event.name))):
+        if kind == "step":
+            history.append(_step(name, list(group)))
+        else:
+            history += [_other(each) for each in group]
+    return history
+
+
+def _other(event: _Event) -> HistoryEntry:
+    kind: Any = event.kind
+    return HistoryEntry(kind=kind, name=event.name, result=event.answer, started_at=event.at, ended_at=event.ended_at)
+
+
+def _step(name: str, attempts: Sequence[_Event]) -> HistoryEntry:
+    first, last = attempts[0], attempts[-1]
+    if (entry := entry_of(name, last.answer, started_at=first.at, ended_at=last.ended_at)) is not None:
+        return entry
+    step, _, rest = name.partition(":")
+    return HistoryEntry(
+        kind="undo" if rest.partition(":")[0] == UNDO else "step",
+        name=step,
+        attempts=len(attempts),
+        failures=tuple(each.answer["retry"] for each in attempts if each.answer is not None),
+        started_at=first.at,
+    )
+
+
+def _value(payloads: Payloads, converter: PayloadConverter) -> Json:
+    return converter.from_payload(payloads.payloads[0]) if payloads.payloads else None
