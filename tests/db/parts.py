@@ -33,6 +33,9 @@ from onefold._outbox.retention import forget as forget_published
 from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.write import Outbox
+from onefold._steps import unfinished
+from onefold._steps.model import Step, WorkAsk
+from onefold._steps.works import Works
 from onefold._worker import wakeup
 from onefold.brokers.local import LocalBroker
 from onefold.errors import StatementRefused
@@ -258,6 +261,25 @@ async def administrators(database: AsyncDatabase[Any]) -> None:
     await _run(database, registry.list_processes("postgres"))
     assert "strict" in await _run(database, registry.list_consumers("postgres"))
     await _run(database, registry.end("postgres", "none", "ada", "by the test"))
+
+
+async def keys(database: AsyncDatabase[Any]) -> None:
+    """What people do with works that were begun and not finished. There are two."""
+    first, second = await _run(database, unfinished.list_works("postgres"))
+    work, _ = await _run(database, unfinished.show_work("postgres", first.id))
+    await _run(database, unfinished.resume("postgres", work.id, actor="ada", result=b"\x007"))
+    await _run(database, unfinished.resume("postgres", second.id, actor="ada", again=True))
+    await _run(database, unfinished.release("postgres", work.id, actor="ada"))
+
+
+async def left_works(database: AsyncDatabase[Any]) -> None:
+    """Two works that were left in the middle of a call."""
+    works = Works("postgres")
+    for digest in (b"1" * 16, b"2" * 16):
+        held = await _run(database, works.claim(WorkAsk(digest, "request", "POST /rides", b"f", 60.0, 60.0)))
+        started = works.sql.record(held, Step(0, "charge", "call", "started", None))
+        await _run(database, with_connection(partial(_count, started)))
+        await _run(database, works.park(held, "outcome unknown: charge"))
 
 
 async def client(database: AsyncDatabase[Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.sql import STATEMENTS
+from onefold._kernel.audit import check_actor
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Value
@@ -121,7 +122,7 @@ async def redrive(
     now_ms: Callable[[], int] = wall_ms,
 ) -> Job:
     """Try dead letters again. Their counts begin anew, their history stays. What could not be read is read again."""
-    _check_actor(actor)
+    check_actor(actor)
     require("per_second", per_second, least=0.001, most=100_000)
     require("limit", limit, least=1, most=REDRIVE_MAX)
     sql, job_id = STATEMENTS[dialect], new_id(now_ms())
@@ -152,7 +153,7 @@ async def job_of(dialect: str, job_id: str) -> Job:
 
 async def cancel(dialect: str, job_id: str, *, actor: str) -> Job:
     """What the job has not run yet is dead again; what ran and failed goes on with its attempts."""
-    _check_actor(actor)
+    check_actor(actor)
     sql = STATEMENTS[dialect]
 
     async def work() -> Job:
@@ -167,7 +168,7 @@ async def cancel(dialect: str, job_id: str, *, actor: str) -> Job:
 
 async def discard(dialect: str, consumer: str, ids: tuple[str, ...], *, actor: str, force: bool = False) -> int:
     """Delete dead letters for good; how many. Waiting ones only with `force`."""
-    _check_actor(actor)
+    check_actor(actor)
     if len(ids) > IDS_MAX:
         raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
     statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
@@ -176,7 +177,7 @@ async def discard(dialect: str, consumer: str, ids: tuple[str, ...], *, actor: s
 
 async def discard_all(dialect: str, chosen: Filter, *, actor: str) -> int:
     """Delete all dead letters that fit, some in each transaction; how many."""
-    _check_actor(actor)
+    check_actor(actor)
     statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARD_BATCH)
     total = 0
     while True:
@@ -228,7 +229,7 @@ async def list_audit(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any
 
 
 async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, action: str) -> None:
-    _check_actor(actor)
+    check_actor(actor)
     sql = STATEMENTS[dialect]
 
     async def work() -> str | None:
@@ -295,11 +296,6 @@ def _job(statement: Statement, job_id: str) -> Flow[Job]:
         return Job(job_id, consumer, failed_messages, bool(cancelled), waiting, dead)
 
     return work()
-
-
-def _check_actor(actor: str) -> None:
-    if not actor.strip() or len(actor) > 255 or not actor.isprintable():
-        raise ConfigurationError(f"actor={actor!r} must say who does this, in 1 to 255 printable characters")
 
 
 def _ms(moment: datetime | None) -> int | None:

@@ -37,6 +37,10 @@ class Sealing(NamedTuple):
         return self.sealer.unseal(content, context)
 
 
+def is_sealed(stored: bytes) -> bool:
+    return stored.startswith(_SEALED)
+
+
 def step_context(digest: bytes, position: int, name: str) -> bytes:
     """What a sealed result belongs to: moved to another work or step, it does not open."""
     return b"onefold.step.1:%b%d:%b" % (digest, position, name.encode("utf-8", "surrogatepass"))

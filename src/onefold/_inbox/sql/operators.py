@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from onefold._inbox.sql.dialect import THIS, Dialect, failed_columns
+from onefold._kernel.audit import AUDIT
 from onefold._kernel.effects import Statement, Value
 
 #: After everything that has died: the last second of the year 9999.
@@ -92,10 +93,7 @@ class OperatorStatements:
             SET state = 'dead', due_at = NULL, redrive = NULL, died_at = COALESCE(died_at, {d.now})
             WHERE redrive = $1::text AND state = 'waiting' AND started = 0 AND failed = 0
         """)
-        self._audit = d.text("""
-            INSERT INTO onefold_audit (actor, action, consumer, details)
-            VALUES ($1::text, $2::text, $3::text, $4::text)
-        """)
+        self._audit = d.text(AUDIT)
         self._list_audit = d.text(f"""
             SELECT {d.epoch_ms("audit_at")}, actor, action, consumer, details FROM onefold_audit
             ORDER BY id DESC LIMIT $1::int

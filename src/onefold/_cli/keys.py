@@ -1,0 +1,216 @@
+"""`onefold keys`: requests and works that were begun and not finished, and what a person does with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any, Final
+
+import typer
+
+from onefold._cli.options import ACTOR, DATABASE, JSON, YES, actor_name, confirm
+from onefold._cli.output import age, answer, harmless, moment, print_table
+from onefold._cli.session import CommandSession, session
+from onefold._cli.targets import close_onefold, load_target, open_target
+from onefold._kernel.results import encode_result
+from onefold._steps.sealing import Sealing, is_sealed, step_context
+from onefold._steps.unfinished import StepView, WorkView, list_works, release, resume, show_work
+from onefold.errors import ConfigurationError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Requests and works with recorded steps that are not finished: list them, show one, let it go on, forget it.",
+)
+
+_PAGE: Final = 500
+_ID = typer.Argument(metavar="ID", help="As `onefold keys list` has it.", show_default=False)
+
+
+@app.command("list")
+def list_command(
+    database: Annotated[str, DATABASE] = "",
+    parked: Annotated[bool, typer.Option("--parked", help="Only those that wait for a person.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """List what was begun and is not finished, the oldest first."""
+    with session(database) as place:
+        found = list(islice(_all(place, parked_only=parked), limit))
+    if as_json:
+        answer([_describe(each) for each in found])
+        return
+    if found:
+        columns = ("id", "operation", "state", "steps", "attempts", "age", "reason")
+        rows = [
+            (each.id, each.operation, each.state, each.steps, each.attempts, _age(each), each.reason) for each in found
+        ]
+        print_table("", columns, rows)
+    what = "parked" if parked else "unfinished"
+    typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
+
+
+@app.command("show")
+def show_command(
+    work_id: Annotated[str, _ID], database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False
+) -> None:
+    """Show one, with its steps and what they returned."""
+    with session(database) as place:
+        work, steps = place.ask(show_work(place.dialect, work_id))
+    if as_json:
+        answer({**_describe(work), "steps": [_describe_step(step) for step in steps]})
+        return
+    for name, value in _describe(work).items():
+        if value is not None:
+            typer.echo(f"{name + ':':<10} {harmless(str(value))}")
+    if steps:
+        rows = [
+            (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), _result(step))
+            for step in steps
+        ]
+        typer.echo()
+        print_table("", ("step", "kind", "name", "state", "recorded", "result"), rows)
+
+
+@app.command("release")
+def release_command(
+    work_id: Annotated[str, _ID],
+    database: Annotated[str, DATABASE] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Forget one, and all that is recorded of it: a retry begins from the start."""
+    with session(database) as place:
+        work, steps = place.ask(show_work(place.dialect, work_id))
+        done = ", ".join(step.name for step in steps) or "nothing"
+        confirm(
+            harmless(
+                f"{work.operation}, begun {_age(work)} ago. Done, or begun, so far: {done}.\nA retry does all of that "
+                f"again. Forget {work.id}?"
+            ),
+            yes=yes,
+        )
+        place.ask(release(place.dialect, work_id, actor=actor_name(actor)))
+    if as_json:
+        answer({"released": work.id, "operation": work.operation})
+    else:
+        typer.echo(harmless(f"released: {work.id}, {work.operation}"))
+
+
+@app.command("resume")
+def resume_command(
+    work_id: Annotated[str, _ID],
+    database: Annotated[str, DATABASE] = "",
+    result: Annotated[
+        str, typer.Option(metavar="JSON", help="The call whose outcome is unknown was made, and returned this.")
+    ] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="The call whose outcome is unknown was not made, and is to be made.")
+    ] = False,
+    target: Annotated[
+        str,
+        typer.Option("--app", metavar="TARGET", help="module:attribute of the Onefold whose keys seal --result."),
+    ] = "",
+    actor: Annotated[str, ACTOR] = "",
+    yes: Annotated[bool, YES] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Let one go on: by the next retry, or by `onefold complete`. Its attempts are counted anew."""
+    if result and again:
+        raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
+    sealing = _sealing_of(target) if target else None
+    with session(database) as place:
+        work, steps = place.ask(show_work(place.dialect, work_id))
+        stored = _outcome(work, steps, result, sealing) if result else None
+        said = f" Its unknown call {'returned ' + result if result else 'is made again'}." if result or again else ""
+        confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{said}\nLet {work.id} go on?"), yes=yes)
+        place.ask(resume(place.dialect, work_id, actor=actor_name(actor), result=stored, again=again))
+    if as_json:
+        answer({"resumed": work.id, "operation": work.operation})
+    else:
+        typer.echo(harmless(f"resumed: {work.id}, {work.operation}"))
+
+
+def _outcome(work: WorkView, steps: list[StepView], result: str, sealing: Sealing | None) -> bytes | None:
+    """What the unknown call returned, as it is stored; None: there is none."""
+    try:
+        plain = encode_result(json.loads(result), what="--result")
+    except ValueError as error:
+        raise typer.BadParameter(f"--result is no JSON: {error}; text is written in quotes: '\"paid\"'") from None
+    started = next((step for step in steps if step.state == "started"), None)
+    if started is None:
+        return plain  # refused below, with what to do
+    if sealing is None:
+        if work.is_sealed or any(is_sealed(step.result) for step in steps if step.result):
+            raise ConfigurationError(
+                f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
+            )
+        sealing = Sealing()
+    return sealing.close(plain, step_context(bytes.fromhex(work.id), started.position, started.name))
+
+
+def _sealing_of(target: str) -> Sealing:
+    value = load_target(target)
+
+    async def look() -> Sealing:
+        once = await open_target(target, value)
+        try:
+            return Sealing(once._layer._guard.reading.sealer)
+        finally:
+            await close_onefold(once)
+
+    return asyncio.run(look())
+
+
+def _all(place: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
+    last: WorkView | None = None
+    while page := place.ask(list_works(place.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
+        yield from page
+        last = page[-1]
+
+
+def _age(work: WorkView) -> str:
+    return age(max(0, work.now_ms - work.created_ms) / 1000)
+
+
+def _describe(work: WorkView) -> dict[str, Any]:
+    return {
+        "id": work.id,
+        "kind": work.kind,
+        "operation": work.operation,
+        "state": work.state,
+        "reason": work.reason,
+        "steps": work.steps,
+        "attempts": work.attempts,
+        "begun": moment(work.created_ms),
+        "due": moment(work.due_ms),
+    }
+
+
+def _describe_step(step: StepView) -> dict[str, Any]:
+    return {
+        "position": step.position,
+        "name": step.name,
+        "kind": step.kind,
+        "state": step.state,
+        "recorded": moment(step.recorded_ms),
+        "sealed": step.result is not None and is_sealed(step.result),
+        "result": _plain(step),
+    }
+
+
+def _plain(step: StepView) -> Any:
+    if step.result is None or is_sealed(step.result):
+        return None
+    try:
+        return json.loads(Sealing().open(step.result, b""))
+    except ValueError:
+        return None
+
+
+def _result(step: StepView) -> str | None:
+    if step.result is None:
+        return None
+    return "(sealed)" if is_sealed(step.result) else json.dumps(_plain(step))

@@ -1,0 +1,93 @@
+"""What people ask of works, as statements: which are unfinished, what is recorded of one, and letting go of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._kernel.audit import AUDIT
+from onefold._kernel.effects import Statement, Value
+from onefold._kernel.per_dialect import PerDialect
+from onefold._steps.sql.statements import Dialect
+
+_THIS: Final = "digest = $1::bytea"
+
+
+class UnfinishedStatements:
+    """The statements behind `onefold keys`, of one dialect."""
+
+    def __init__(self, d: Dialect, *, epoch_ms: str) -> None:
+        """`epoch_ms`: a moment {} in milliseconds since 1970."""
+        created, due = epoch_ms.format("created_at"), epoch_ms.format("due_at")
+        steps = "(SELECT count(*) FROM onefold_step WHERE onefold_step.digest = onefold_work.digest)"
+        columns = f"""
+            digest, kind, operation, attempts, parked, lease_ends_at > {d.now}, {created}, {due},
+            {epoch_ms.format(d.now)}, {steps}, substr(request, 1, 1)
+        """
+        unfinished = "finished_at IS NULL AND ($1::int = 0 OR parked IS NOT NULL)"
+        after = f"({created} > $2::bigint OR ({created} = $2::bigint AND digest > $3::bytea))"
+        self._page = d.text(f"""
+            SELECT {columns} FROM onefold_work WHERE {unfinished} AND {after}
+            ORDER BY {created}, digest LIMIT $4::int
+        """)
+        self._one = d.text(f"SELECT {columns} FROM onefold_work WHERE {_THIS} AND finished_at IS NULL {d.lock}")
+        self._steps = d.text(f"""
+            SELECT position, name, kind, state, result, {epoch_ms.format("recorded_at")} FROM onefold_step
+            WHERE {_THIS} ORDER BY position
+        """)
+        self._forget = (
+            d.text(f"DELETE FROM onefold_step WHERE {_THIS}"),
+            d.text(f"DELETE FROM onefold_work WHERE {_THIS}"),
+        )
+        self._resume = d.text(
+            f"UPDATE onefold_work SET parked = NULL, attempts = 0, due_at = {d.now}, lease_ends_at = {d.now} "
+            f"WHERE {_THIS}"
+        )
+        this_step = f"{_THIS} AND position = $2::int AND state = 'started'"
+        self._outcome = d.text(
+            f"UPDATE onefold_step SET state = 'done', result = $3::bytea, recorded_at = {d.now} WHERE {this_step}"
+        )
+        self._unmark = d.text(f"DELETE FROM onefold_step WHERE {this_step}")
+        self._audit = d.text(AUDIT)
+
+    def page(self, *, parked_only: bool, after: tuple[int, bytes], limit: int) -> Statement:
+        return Statement(self._page, (int(parked_only), *after, limit))
+
+    def one(self, digest: bytes) -> Statement:
+        """Locks it."""
+        return Statement(self._one, (digest,))
+
+    def steps(self, digest: bytes) -> Statement:
+        return Statement(self._steps, (digest,))
+
+    def forget(self, digest: bytes) -> tuple[Statement, ...]:
+        return tuple(Statement(sql, (digest,)) for sql in self._forget)
+
+    def resume(self, digest: bytes) -> Statement:
+        """Its attempts are counted anew."""
+        return Statement(self._resume, (digest,))
+
+    def outcome(self, digest: bytes, position: int, result: bytes) -> Statement:
+        """What became of a call that was started."""
+        return Statement(self._outcome, (digest, position, result))
+
+    def unmark(self, digest: bytes, position: int) -> Statement:
+        """A call that was started was not made."""
+        return Statement(self._unmark, (digest, position))
+
+    def audit(self, values: tuple[Value, ...]) -> Statement:
+        return Statement(self._audit, values)
+
+
+def _postgres() -> UnfinishedStatements:
+    from onefold._steps.sql.postgres import Postgres
+
+    return UnfinishedStatements(Postgres(), epoch_ms="(extract(epoch FROM {}) * 1000)::bigint")
+
+
+def _sqlite() -> UnfinishedStatements:
+    from onefold._steps.sql.sqlite import Sqlite
+
+    return UnfinishedStatements(Sqlite(), epoch_ms="{}")
+
+
+STATEMENTS: Final = PerDialect(postgres=_postgres, sqlite=_sqlite)

@@ -1,0 +1,211 @@
+"""What people do with works that are parked or left unfinished: look, resume, release. Each leaves a line in the audit.
+
+A work waits for a person where the outcome of a call is not known, or where it failed too often. The person finds out
+what happened, and says so: `resume` lets it go on (with the outcome, or with the call made again), `release` forgets
+it, so that a retry begins from the start. Neither touches a work that is being done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from onefold._kernel.audit import audit_values
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
+from onefold._steps.model import StepKind, StepState
+from onefold._steps.sealing import is_sealed
+from onefold._steps.sql.unfinished import STATEMENTS, UnfinishedStatements
+from onefold.errors import OnefoldError
+
+WORKS_MAX: Final = 1000
+_ID_HEX: Final = 32
+
+WorkState: TypeAlias = Literal["parked", "running", "left"]
+
+
+class WorkNotFit(OnefoldError):
+    """What was asked for cannot be done with this work, and nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkView:
+    """An unfinished work as people see it."""
+
+    id: str
+    """Its digest: neither the key nor the principal can be read from it."""
+    kind: str
+    operation: str
+    state: WorkState
+    """Left: its lease has run out, and the next attempt goes on with it."""
+    reason: str | None
+    """Why it is parked."""
+    attempts: int
+    steps: int
+    created_ms: int
+    due_ms: int
+    now_ms: int
+    is_sealed: bool
+    """Whether its request is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """A step as people see it."""
+
+    position: int
+    name: str
+    kind: StepKind
+    state: StepState
+    result: bytes | None
+    """As it is stored."""
+    recorded_ms: int
+
+
+async def list_works(
+    dialect: str, *, parked_only: bool = False, after: WorkView | None = None, limit: int = 100
+) -> list[WorkView]:
+    """Unfinished works, the oldest first, from behind `after` on."""
+    place = (0, b"") if after is None else (after.created_ms, bytes.fromhex(after.id))
+    statement = STATEMENTS[dialect].page(parked_only=parked_only, after=place, limit=min(limit, WORKS_MAX))
+
+    async def work() -> list[WorkView]:
+        return [_view(*row) for row in await Fetch(statement)]
+
+    return await with_connection(work)
+
+
+async def show_work(dialect: str, work_id: str) -> tuple[WorkView, list[StepView]]:
+    """One of them, and its steps. Raises WorkNotFit."""
+    sql, digest = STATEMENTS[dialect], read_id(work_id)
+
+    async def work() -> tuple[WorkView, list[StepView]] | None:
+        await Batch((Boundary.BEGIN,))
+        found = await _find(sql, digest)
+        await Batch((Boundary.ROLLBACK,))
+        return found
+
+    found = await with_connection(work)
+    if found is None:
+        raise _unknown(work_id)
+    return found
+
+
+async def release(dialect: str, work_id: str, *, actor: str) -> WorkView:
+    """Forget the work and all that is recorded of it: what has happened has happened, and a retry begins from the
+    start. Raises WorkNotFit."""
+    sql, digest = STATEMENTS[dialect], read_id(work_id)
+    return await _change(sql, digest, actor, "keys release", {}, sql.forget(digest))
+
+
+async def resume(
+    dialect: str, work_id: str, *, actor: str, result: bytes | None = None, again: bool = False
+) -> WorkView:
+    """Let the work go on. Where the outcome of a call is not known: `result` is what it returned, as it is stored;
+    `again` says that it was not made. Raises WorkNotFit."""
+    sql, digest = STATEMENTS[dialect], read_id(work_id)
+    _, steps = await show_work(dialect, work_id)
+    started = next((step for step in steps if step.state == "started"), None)
+    if started is None and (result is not None or again):
+        raise WorkNotFit(f"work {work_id} has no call whose outcome is unknown: resume it without saying what it was")
+    changes: tuple[Statement, ...] = (sql.resume(digest),)
+    details: dict[str, Any] = {}
+    if started is not None:
+        if (result is None) == (not again):
+            raise WorkNotFit(
+                f"the outcome of call {started.name!r} of work {work_id} is unknown: find out whether it was made, and "
+                "say so, either with what it returned (--result JSON) or that it was not made (--again)"
+            )
+        if result is not None:
+            changes = (sql.outcome(digest, started.position, result), *changes)
+        else:
+            changes = (sql.unmark(digest, started.position), *changes)
+        details = {"step": started.name, "outcome": "recorded" if result is not None else "not made"}
+    return await _change(sql, digest, actor, "keys resume", details, changes)
+
+
+def read_id(work_id: str) -> bytes:
+    """The digest. Raises WorkNotFit."""
+    try:
+        digest = bytes.fromhex(work_id)
+    except ValueError:
+        digest = b""
+    if len(work_id) != _ID_HEX or not digest:
+        raise WorkNotFit(f"{work_id!r} is no id of a work: {_ID_HEX} digits of 0-9 and a-f, as `onefold keys list` has")
+    return digest
+
+
+async def _change(
+    sql: UnfinishedStatements,
+    digest: bytes,
+    actor: str,
+    action: str,
+    details: dict[str, Any],
+    changes: tuple[Statement, ...],
+) -> WorkView:
+    audit_values(actor, action, details)  # a name that is none is refused before anything is looked at
+
+    async def work() -> WorkView | None:
+        await Batch((Boundary.BEGIN,))
+        found = await _find(sql, digest)
+        if found is None or found[0].state == "running":
+            await Batch((Boundary.ROLLBACK,))
+            return None if found is None else found[0]
+        view, steps = found
+        told = {
+            "work": view.id,
+            "operation": view.operation,
+            "reason": view.reason,
+            "attempts": view.attempts,
+            "steps": [step.name for step in steps],
+            **details,
+        }
+        await Batch((*changes, sql.audit(audit_values(actor, action, told)), Boundary.COMMIT))
+        return view
+
+    view = await with_connection(work)
+    if view is None:
+        raise _unknown(digest.hex())
+    if view.state == "running":
+        raise WorkNotFit(f"work {view.id} ({view.operation}) is being done at this moment: wait until that has ended")
+    return view
+
+
+async def _find(sql: UnfinishedStatements, digest: bytes) -> tuple[WorkView, list[StepView]] | None:
+    rows = await Fetch(sql.one(digest))
+    if not rows:
+        return None
+    steps = await Fetch(sql.steps(digest))
+    return _view(*rows[0]), [
+        StepView(
+            position=position,
+            name=name,
+            kind=kind,
+            state=state,
+            result=None if result is None else bytes(result),
+            recorded_ms=recorded_ms,
+        )
+        for position, name, kind, state, result, recorded_ms in steps
+    ]
+
+
+def _view(*row: Any) -> WorkView:
+    digest, kind, operation, attempts, parked, live, created_ms, due_ms, now_ms, steps, head = row
+    state: WorkState = "parked" if parked is not None else "running" if live else "left"
+    return WorkView(
+        id=bytes(digest).hex(),
+        kind=kind,
+        operation=operation,
+        state=state,
+        reason=parked,
+        attempts=attempts,
+        steps=steps,
+        created_ms=created_ms,
+        due_ms=due_ms,
+        now_ms=now_ms,
+        is_sealed=head is not None and is_sealed(bytes(head)),
+    )
+
+
+def _unknown(work_id: str) -> WorkNotFit:
+    return WorkNotFit(f"there is no unfinished work {work_id}; `onefold keys list` lists them")

@@ -1,0 +1,236 @@
+"""`onefold keys`: what was begun and not finished, and what a person does with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import Keyring
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Statement
+from onefold._steps.model import Held, Step
+from onefold._steps.sealing import Sealing, request_context, step_context
+from tests.cli.commands import one_line, onefold, told
+from tests.steps.places import ASK, Place, create_tables, place_at
+
+KEY = bytes(range(32))
+RING = Keyring({"k": KEY}, write="k")
+
+
+@pytest.fixture
+def place(sqlite_path: Path) -> Iterator[Place]:
+    create_tables(str(sqlite_path))
+    with place_at(str(sqlite_path)) as place:
+        yield place
+
+
+def begin(
+    place: Place, digest: bytes, *steps: tuple[str, str], parked: str = "", sealing: Sealing | None = None
+) -> str:
+    """A work that was left with these steps (name and state), and is parked where `parked` says why; its id."""
+    sealing = sealing or Sealing()
+    request = sealing.close(b"request", request_context(digest))
+    held = place.flow(place.works.claim(ASK._replace(digest=digest, request=request)))
+    assert isinstance(held, Held)
+    records: list[Statement] = []
+    for position, (name, state) in enumerate(steps):
+        result = sealing.close(b'{"paid":7}', step_context(digest, position, name)) if state == "done" else None
+        records.append(place.works.sql.record(held, Step(position, name, "call", state, result)))  # type: ignore[arg-type]
+
+    async def write() -> int:
+        return await Batch((Boundary.BEGIN, *records, Boundary.COMMIT))
+
+    place.flow(with_connection(write))
+    if parked:
+        place.flow(place.works.park(held, parked))
+    else:
+        place.flow(place.works.release(held))
+    return digest.hex()
+
+
+def keys(place: Place, verb: str, *words: str, **environment: Any) -> Any:
+    return onefold("keys", verb, *words, "-d", place.address, **environment)
+
+
+def ask(place: Place, verb: str, *words: str, **environment: Any) -> Any:
+    return told(keys(place, verb, *words, "--json", **environment))
+
+
+def audit(place: Place) -> list[tuple[str, str, Any]]:
+    rows = place.rows("SELECT actor, action, details FROM onefold_audit ORDER BY id")
+    return [(actor, action, json.loads(details)) for actor, action, details in rows]
+
+
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+def test_unfinished_works_are_listed_with_their_state(place: Place) -> None:
+    parked = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
+    left = begin(place, B, ("create", "done"))
+    running = place.flow(place.works.claim(ASK._replace(digest=C)))
+    assert isinstance(running, Held)
+    found = {each["id"]: each for each in ask(place, "list")}
+    assert {work: each["state"] for work, each in found.items()} == {
+        parked: "parked",
+        left: "left",
+        C.hex(): "running",
+    }
+    assert found[parked]["reason"] == "outcome unknown: charge"
+    assert (found[parked]["operation"], found[parked]["steps"], found[parked]["attempts"]) == ("POST /rides", 2, 1)
+    assert [each["id"] for each in ask(place, "list", "--parked")] == [parked]
+    text = keys(place, "list", "--parked").stdout
+    assert parked in text
+    assert "outcome unknown: charge" in text
+    assert "parked: 1" in text
+
+
+def test_one_is_shown_with_its_steps_and_what_they_returned(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), ("charge", "started"))
+    steps = ask(place, "show", work)["steps"]
+    assert [(step["name"], step["state"], step["result"]) for step in steps] == [
+        ("create", "done", {"paid": 7}),
+        ("charge", "started", None),
+    ]
+    assert '{"paid": 7}' in keys(place, "show", work).stdout
+
+
+def test_a_released_work_is_forgotten_and_audited(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), parked="failed 10 times")
+    assert ask(place, "release", work, "--yes", "--actor", "ada") == {"released": work, "operation": "POST /rides"}
+    assert (place.works_left(), place.steps_left()) == (0, [])
+    [(actor, action, details)] = audit(place)
+    assert (actor, action) == ("ada", "keys release")
+    assert details == {
+        "work": work,
+        "operation": "POST /rides",
+        "reason": "failed 10 times",
+        "attempts": 1,
+        "steps": ["create"],
+    }
+
+
+def test_a_release_asks_before_it_forgets(place: Place) -> None:
+    work = begin(place, A, ("create", "done"))
+    refused = keys(place, "release", work, given="n\n")
+    assert refused.returncode == 1
+    assert "Done, or begun, so far: create" in refused.stderr
+    assert (place.works_left(), audit(place)) == (1, [])
+
+
+@pytest.mark.parametrize("verb", ["release", "resume"])
+def test_a_work_that_is_being_done_is_left_alone(place: Place, verb: str) -> None:
+    held = place.flow(place.works.claim(ASK))
+    assert isinstance(held, Held)
+    assert "is being done at this moment" in one_line(keys(place, verb, held.digest.hex(), "--yes"))
+    assert (place.works_left(), audit(place)) == (1, [])
+
+
+def test_a_parked_work_goes_on_with_its_attempts_counted_anew(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), parked="failed 10 times: status 500")
+    assert ask(place, "resume", work, "--yes", "--actor", "ada")["resumed"] == work
+    [found] = ask(place, "list")
+    assert (found["state"], found["reason"], found["attempts"]) == ("left", None, 0)
+    held = place.flow(place.works.claim(ASK._replace(digest=A)))
+    assert isinstance(held, Held)
+    [(_, action, details)] = audit(place)
+    assert (action, details["reason"]) == ("keys resume", "failed 10 times: status 500")
+
+
+def test_an_unknown_outcome_is_not_resumed_before_a_person_says_what_it_was(place: Place) -> None:
+    work = begin(place, A, ("charge", "started"), parked="outcome unknown: charge")
+    refused = one_line(keys(place, "resume", work, "--yes"))
+    assert "the outcome of call 'charge'" in refused
+    assert "--result JSON" in refused
+    assert "--again" in refused
+    assert ask(place, "list")[0]["state"] == "parked"
+
+
+def test_an_outcome_is_recorded_as_if_the_call_had_returned_it(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
+    ask(place, "resume", work, "--result", '{"id": "ch_1"}', "--yes", "--actor", "ada")
+    held = place.flow(place.works.claim(ASK._replace(digest=A)))
+    assert isinstance(held, Held)
+    charge = held.steps[1]
+    assert (charge.state, charge.name) == ("done", "charge")
+    assert charge.result is not None
+    assert Sealing().open(charge.result, step_context(A, 1, "charge")) == b'{"id":"ch_1"}'
+    [(_, _, details)] = audit(place)
+    assert (details["step"], details["outcome"]) == ("charge", "recorded")
+
+
+def test_a_call_that_was_not_made_is_made_again(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
+    ask(place, "resume", work, "--again", "--yes")
+    assert place.steps_left() == [(0, "create", "call", "done")]
+    [(_, _, details)] = audit(place)
+    assert details["outcome"] == "not made"
+
+
+def test_sealed_results_are_not_shown_and_an_outcome_is_sealed_with_the_keys_of_the_application(
+    place: Place, tmp_path: Path
+) -> None:
+    sealing = Sealing(RING)
+    work = begin(place, A, ("create", "done"), ("charge", "started"), parked="unknown", sealing=sealing)
+    assert "(sealed)" in keys(place, "show", work).stdout
+    assert [(step["sealed"], step["result"]) for step in ask(place, "show", work)["steps"]] == [
+        (True, None),
+        (False, None),
+    ]
+    refused = one_line(keys(place, "resume", work, "--result", "7", "--yes"))
+    assert "are sealed: name the application that has the keys, --app" in refused
+    (tmp_path / "sealed_app.py").write_text(
+        "from onefold import Keyring, Onefold, single_principal\n"
+        f"ring = Keyring({{'k': {KEY!r}}}, write='k')\n"
+        f"once = Onefold({place.address!r}, principal=single_principal, sealer=ring)\n"
+    )
+    ask(place, "resume", work, "--result", "7", "--yes", "--app", "sealed_app:once", cwd=tmp_path)
+    held = place.flow(place.works.claim(ASK._replace(digest=A)))
+    assert isinstance(held, Held)
+    assert held.steps[1].result is not None
+    assert sealing.open(held.steps[1].result, step_context(A, 1, "charge")) == b"7"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("show", "xyz"), "'xyz' is no id of a work"),
+        (("show", "00" * 16), "there is no unfinished work 0000"),
+        (("release", "00" * 16, "--yes"), "there is no unfinished work 0000"),
+        (("resume", "00" * 16, "--yes"), "there is no unfinished work 0000"),
+    ],
+)
+def test_an_id_that_is_none_is_told(place: Place, words: tuple[str, ...], said: str) -> None:
+    assert said in one_line(keys(place, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--result", "7", "--again"), "either --result"),
+        (("--result", "{"), "--result is no JSON"),
+        (("--result", "7"), "has no call whose outcome is unknown"),
+        (("--again",), "has no call whose outcome is unknown"),
+        (("--actor", " \n"), "must say who does this"),
+    ],
+)
+def test_what_does_not_fit_the_work_is_refused_and_changes_nothing(
+    place: Place, words: tuple[str, ...], said: str
+) -> None:
+    work = begin(place, A, ("create", "done"), parked="why")
+    refused = keys(place, "resume", work, "--yes", *words)
+    assert refused.returncode != 0
+    assert said in refused.stderr
+    assert (ask(place, "list")[0]["state"], audit(place)) == ("parked", [])
+
+
+def test_more_than_a_page_is_listed(place: Place) -> None:
+    for number in range(3):
+        begin(place, os.urandom(15) + bytes([number]), ("create", "done"))
+    assert len(ask(place, "list", "--limit", "2")) == 2
+    assert "perhaps more: raise --limit" in keys(place, "list", "--limit", "2").stdout
+    assert len({each["id"] for each in ask(place, "list")}) == 3
