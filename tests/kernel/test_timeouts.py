@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold._kernel.timeouts import SharedTimer
+from onefold._kernel.timeouts import within
 from tests.support.patience import PATIENCE_S
 
 HOUR_S = 3600.0
@@ -22,14 +22,14 @@ async def test_what_is_there_at_once_needs_no_timer(monkeypatch: pytest.MonkeyPa
         return "here"
 
     monkeypatch.setattr(asyncio.get_running_loop(), "call_at", no_timer)
-    assert await SharedTimer().within(HOUR_S, at_once()) == "here"
+    assert await within(HOUR_S, at_once()) == "here"
 
 
 async def test_what_comes_in_time_is_returned_and_rung_no_more() -> None:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()
     loop.call_soon(future.set_result, "late")
-    assert await SharedTimer().within(0.01, future) == "late"
+    assert await within(0.01, future) == "late"
     await asyncio.sleep(0.02)  # the timer that is left behind finds nobody
     assert not future.cancelled()
 
@@ -40,11 +40,11 @@ async def test_an_error_passes_through() -> None:
         raise LookupError("its own")
 
     with pytest.raises(LookupError, match="its own"):
-        await SharedTimer().within(HOUR_S, broken())
+        await within(HOUR_S, broken())
 
 
 async def waiting(awaitable: Awaitable[None], seconds: float) -> None:
-    await SharedTimer().within(seconds, awaitable)
+    await within(seconds, awaitable)
 
 
 async def asleep() -> None:
@@ -59,10 +59,30 @@ async def spinning() -> None:
 @pytest.mark.parametrize("never", [asleep, spinning])
 async def test_what_does_not_come_in_time_is_cancelled(never: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(TimeoutError, match=r"not there after 0\.001 s"):
-        await SharedTimer().within(0.001, never())
+        await within(0.001, never())
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
+
+
+async def test_what_a_cancelled_task_still_does_has_limits_too() -> None:
+    ended: list[BaseException] = []
+
+    async def clean_up() -> None:
+        try:
+            await asleep()
+        finally:
+            try:
+                await within(0.001, asleep())
+            except BaseException as error:
+                ended.append(error)
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [type(error) for error in ended] == [TimeoutError]
+    assert task.cancelled()
 
 
 async def test_what_cleans_up_after_its_time_may_wait_while_it_does() -> None:
@@ -76,7 +96,7 @@ async def test_what_cleans_up_after_its_time_may_wait_while_it_does() -> None:
             cleaned.append("up")
 
     with pytest.raises(TimeoutError):
-        await SharedTimer().within(0.001, careful())
+        await within(0.001, careful())
     assert cleaned == ["up"]
 
 
@@ -88,7 +108,7 @@ async def test_a_result_that_comes_in_spite_of_the_alarm_counts() -> None:
             return "after all"
         raise AssertionError("not reached")
 
-    assert await SharedTimer().within(0.001, stubborn()) == "after all"
+    assert await within(0.001, stubborn()) == "after all"
 
 
 async def test_a_cancelled_task_is_cancelled_and_not_out_of_time() -> None:
@@ -119,11 +139,11 @@ async def test_all_that_wait_share_one_timer_and_each_has_its_own_time(monkeypat
         return call_at(*args, **kwargs)
 
     monkeypatch.setattr(loop, "call_at", counting)
-    clock, ended = SharedTimer(), []
+    ended = []
 
     async def wait(seconds: float) -> None:
         with pytest.raises(TimeoutError):
-            await clock.within(seconds, loop.create_future())
+            await within(seconds, loop.create_future())
         ended.append(seconds)
 
     patient = [asyncio.create_task(wait(HOUR_S)) for _ in range(20)]
@@ -137,11 +157,9 @@ async def test_all_that_wait_share_one_timer_and_each_has_its_own_time(monkeypat
     assert ended == [0.001]
 
 
-def test_a_clock_that_is_used_in_another_loop_rings_there_too() -> None:
-    clock = SharedTimer()
-
+def test_limits_hold_in_each_loop_of_a_thread() -> None:
     async def wait(seconds: float) -> None:
-        await clock.within(seconds, asyncio.get_running_loop().create_future())
+        await within(seconds, asyncio.get_running_loop().create_future())
 
     async def leave() -> None:
         asyncio.create_task(wait(HOUR_S)).cancel()
@@ -152,6 +170,19 @@ def test_a_clock_that_is_used_in_another_loop_rings_there_too() -> None:
     asyncio.run(leave())
     with pytest.raises(TimeoutError):
         asyncio.run(wait(0.001))
+
+
+async def never() -> None:
+    with pytest.raises(TimeoutError):
+        await within(0.01, asyncio.get_running_loop().create_future())
+
+
+def test_a_limit_holds_although_the_thread_has_run_another_loop_meanwhile() -> None:
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        waiting = first.get_loop().create_task(never())
+        first.run(asyncio.sleep(0))
+        second.run(never())
+        first.run(asyncio.wait_for(waiting, PATIENCE_S))
 
 
 async def test_an_alarm_that_meets_a_finished_future_is_not_lost() -> None:

@@ -25,7 +25,7 @@ from onefold._idempotency.retention import REAP_LIMIT, reap
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold._kernel.timeouts import SharedTimer
+from onefold._kernel.timeouts import within
 from onefold.errors import BodyTooLarge, BodyTooSlow, CallerError
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class IdempotencyMiddleware:
         self._pages = pages
         self._ready = ready
         self.layer_name = layer_name
-        self._clock = SharedTimer()
         self._reaping = reaping
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -147,7 +146,7 @@ class IdempotencyMiddleware:
         until = time.monotonic() + policy.body_timeout_s
         before, size = bytearray(), 0  # what came in messages of its own; most bodies come in one
         try:
-            message = await self._clock.within(policy.body_timeout_s, receive())
+            message = await within(policy.body_timeout_s, receive())
             while True:
                 if message["type"] != "http.request":
                     raise ClientGone
@@ -160,7 +159,7 @@ class IdempotencyMiddleware:
                 if not message.get("more_body", False):
                     return bytes(before + part) if before else bytes(part)
                 before += part
-                message = await self._clock.within(max(0.0, until - time.monotonic()), receive())
+                message = await within(max(0.0, until - time.monotonic()), receive())
         except TimeoutError as error:
             raise BodyTooSlow(
                 f"The request body was not complete after {policy.body_timeout_s} s. Nothing was done."

@@ -1,7 +1,7 @@
 """Awaiting what is usually there already, and paying for a time limit only when it is not.
 
 A timer of its own costs more than most bodies take to arrive and most pools take to give a connection. So the first
-step is made without one, and all that really have to wait share the timer of their alarm clock.
+step is made without one, and all that really have to wait share the timer of their event loop.
 """
 
 from __future__ import annotations
@@ -15,76 +15,75 @@ T = TypeVar("T")
 
 
 class SharedTimer:
-    """Tells its users when their time is over. It serves one event loop at a time."""
+    """Tells the tasks of one event loop when their time is over."""
 
-    __slots__ = ("_alarms", "_loop", "_rings_at", "_timer")
+    __slots__ = ("_alarms", "_rings_at", "_timer", "loop")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self._alarms: dict[Callable[[], None], float] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
 
-    def within(self, seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
-        """Await it: the result, or TimeoutError if it is not there in time."""
-        return _Within(self, seconds, awaitable)
-
     def set(self, seconds: float, ring: Callable[[], None]) -> None:
         """Call `ring` then, unless it is stopped before."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._alarms.clear()  # no task is left to wake in a loop that is gone
-        until = self._alarms[ring] = loop.time() + seconds
-        if self._timer is None or until < self._rings_at or loop is not self._loop:
-            self._arm(loop, until)
+        until = self._alarms[ring] = self.loop.time() + seconds
+        if self._timer is None or until < self._rings_at:
+            self._arm(until)
 
     def stop(self, ring: Callable[[], None]) -> None:
         # The timer stays: under load the next alarm is set soon, and a timer that finds nothing to ring costs nothing.
         self._alarms.pop(ring, None)
 
-    def _arm(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+    def _arm(self, until: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._loop, self._rings_at, self._timer = loop, until, loop.call_at(until, self._ring)
+        self._rings_at, self._timer = until, self.loop.call_at(until, self._ring)
 
     def _ring(self) -> None:
-        assert self._loop is not None
         self._timer = None
-        now = self._loop.time()
+        now = self.loop.time()
         for ring in [ring for ring, until in self._alarms.items() if until <= now]:
             del self._alarms[ring]
             ring()
         if self._alarms:
-            self._arm(self._loop, min(self._alarms.values()))
+            self._arm(min(self._alarms.values()))
 
 
-class _Clocks(threading.local):
-    """An alarm clock per thread: it runs one loop at a time."""
+class _OfThread(threading.local):
+    """The timer of the loop that a thread ran last."""
 
-    def __init__(self) -> None:
-        self.clock = SharedTimer()
+    timer: SharedTimer | None = None
 
 
-_clocks = _Clocks()
+_of_thread = _OfThread()
+
+
+def _timer_here() -> SharedTimer:
+    loop = asyncio.get_running_loop()
+    timer = _of_thread.timer
+    if timer is None or timer.loop is not loop:
+        # A thread may run several loops in turn. The timer that is replaced here rings on, as its loop refers to it.
+        timer = _of_thread.timer = SharedTimer(loop)
+    return timer
 
 
 def within(seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
     """Await it on whatever loop this thread runs: the result, or TimeoutError if it is not there in time."""
-    return _Within(_clocks.clock, seconds, awaitable)
+    return _Within(seconds, awaitable)
 
 
 def finish_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any) -> Awaitable[T]:
     """The same for a coroutine that was sent its first None already, and waits for what that gave."""
-    return _Rest(_clocks.clock, seconds, begun, waits_for)
+    return _Rest(seconds, begun, waits_for)
 
 
 class _Within(Generic[T]):
     """Awaits without a timer until the first suspension: what is there already needs none."""
 
-    __slots__ = ("_awaitable", "_clock", "_seconds")
+    __slots__ = ("_awaitable", "_seconds")
 
-    def __init__(self, clock: SharedTimer, seconds: float, awaitable: Awaitable[T]) -> None:
-        self._clock = clock
+    def __init__(self, seconds: float, awaitable: Awaitable[T]) -> None:
         self._seconds = seconds
         self._awaitable = awaitable
 
@@ -95,7 +94,7 @@ class _Within(Generic[T]):
         except StopIteration as done:
             at_once: T = done.value
             return at_once
-        return (yield from _Rest(self._clock, self._seconds, steps, waits_for).__await__())
+        return (yield from _Rest(self._seconds, steps, waits_for).__await__())
 
 
 class _Rest(Generic[T]):
@@ -105,16 +104,11 @@ class _Rest(Generic[T]):
     times as much, because it must then tell its own cancellation from another.
     """
 
-    __slots__ = ("_clock", "_due", "_rang", "_seconds", "_steps", "_waits_for")
+    __slots__ = ("_due", "_rang", "_seconds", "_steps", "_waits_for")
 
     def __init__(
-        self,
-        clock: SharedTimer,
-        seconds: float,
-        steps: Generator[Any, Any, T] | Coroutine[Any, Any, T],
-        waits_for: Any,
+        self, seconds: float, steps: Generator[Any, Any, T] | Coroutine[Any, Any, T], waits_for: Any
     ) -> None:
-        self._clock = clock
         self._seconds = seconds
         self._steps = steps
         self._waits_for = waits_for
@@ -122,8 +116,10 @@ class _Rest(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         steps = self._steps
-        ring = self._ring
-        self._clock.set(self._seconds, ring)
+        ring, timer, task = self._ring, _timer_here(), asyncio.current_task()
+        # Not 0 in what a cancelled task still does, as in its `finally`: there, too, this limit is one.
+        cancelled_before = 0 if task is None else task.cancelling()
+        timer.set(self._seconds, ring)
         try:
             while True:
                 answer, error = None, None
@@ -138,12 +134,11 @@ class _Rest(Generic[T]):
             result: T = done.value
             return result
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if self._rang and not (task is not None and task.cancelling()):
+            if self._rang and (task is None or task.cancelling() <= cancelled_before):
                 raise TimeoutError(f"not there after {self._seconds:g} s") from error
             raise
         finally:
-            self._clock.stop(ring)
+            timer.stop(ring)
 
     def _ring(self) -> None:
         self._rang = True

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from onefold._kernel.executors import in_background
-from onefold._kernel.timeouts import SharedTimer
+from onefold._kernel.timeouts import within
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
@@ -29,7 +29,6 @@ class FairPool:
     def __init__(self, pool: Pool, *, patience_s: float) -> None:
         self.pool: Any = pool
         self.patience_s = patience_s
-        self._clock = SharedTimer()
         #: Who waits, and until when. All have the same patience, so the first in line is the first to lose it.
         self._line: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -39,7 +38,7 @@ class FairPool:
         """A connection as the pool hands it out, when it is our turn. TimeoutError: it was not, for too long."""
         pool = self.pool
         if not self._line and self.has_idle():
-            return await self._clock.within(self.patience_s, pool.acquire())
+            return await within(self.patience_s, pool.acquire())
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[Any] = loop.create_future()
         until = loop.time() + self.patience_s

@@ -20,7 +20,7 @@ from onefold._kernel.effects import Row, Statement, Step
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.ports import Connection, Database
-from onefold._kernel.timeouts import SharedTimer
+from onefold._kernel.timeouts import within
 from onefold.db._left_running import PAUSE_S, is_end, left_inside
 from onefold.errors import ProgrammerError
 
@@ -196,7 +196,6 @@ class ThreadedDatabase(Generic[H, A]):
         self._interrupt = interrupt
         self._end_handler = end_handler
         self._executors = PerLoop(_Threads, _Threads.end)
-        self._clock = SharedTimer()
         self._closed = False
 
     @property
@@ -207,7 +206,7 @@ class ThreadedDatabase(Generic[H, A]):
         executors = self._executors.here()
         room = executors.room
         try:
-            await (self._clock.within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
+            await (within(_ROOM_S, room.acquire()) if room.locked() else room.acquire())
         except TimeoutError:
             # Better a thread too many than a wait without end: those that have one may be waiting for this statement.
             leave = _nothing
