@@ -12,10 +12,13 @@ import pytest
 
 from onefold.testing.servers import PrivatePostgres
 from tests.contract.backends import AsgiBackend, Backend, WsgiBackend, create_tables
+from tests.contract.commit_proxy import proxy
 from tests.contract.completeness import claims_of
 from tests.contract.rows import ASGI, POSTGRES
 from tests.contract.wire import looping
 from tests.support.reused_database import ReusedDatabase
+
+__all__ = ["proxy"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

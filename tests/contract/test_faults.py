@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,9 +17,9 @@ from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.errors import StoreUnavailable
 from onefold.telemetry import Claimed
-from onefold.testing.fault_proxy import FaultProxy
 from onefold.testing.servers import PrivatePostgres
 from tests.contract.backends import Backend
+from tests.contract.commit_proxy import CommitProxy
 from tests.contract.plans import Desk, Plan, RequestGuard
 from tests.contract.rows import ASGI, POSTGRES, SQLITE
 from tests.contract.victim import DONE, STUCK
@@ -235,26 +234,10 @@ def test_c30_a_file_that_someone_else_has_locked_is_a_503_that_may_be_retried(
     assert backend.rows() == ["book"]
 
 
-@pytest.fixture
-def proxy(backend: Backend, request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
-    """Lets the backend reach its Postgres through a proxy only."""
-    host, port = urlsplit(backend.address).hostname, urlsplit(backend.address).port
-    assert host is not None
-    assert port is not None
-    with FaultProxy(host, port) as between:
-        dsn = between.dsn(backend.address)
-        # A connection that is refused is an answer for asyncpg; the psycopg pool waits for better times.
-        wait_s = 1.0 if "cannot_be_asked" in request.node.name else PATIENCE_S
-        database = AsyncpgDatabase(dsn) if backend.name in ASGI else PsycopgDatabase(dsn, acquire_timeout_s=wait_s)
-        backend.serve(database=database, settings={"lease_s": 2})
-        yield between
-        backend.close()
-
-
 @pytest.mark.contract("C34", backends=POSTGRES)
-def test_c34_a_commit_whose_answer_is_lost_is_found(backend: Backend, proxy: FaultProxy) -> None:
+def test_c34_a_commit_whose_answer_is_lost_is_found(backend: Backend, proxy: CommitProxy) -> None:
     async def lose_the_answer(desk: Desk) -> None:
-        proxy.cut_after("down", 0)
+        proxy.lose_commit()
 
     answer = backend.post(key='"k"', plan=Plan(acts=lose_the_answer, body=b"committed"))
     assert proxy.traffic.cuts == 1
@@ -265,7 +248,7 @@ def test_c34_a_commit_whose_answer_is_lost_is_found(backend: Backend, proxy: Fau
 
 
 @pytest.mark.contract("C34", backends=POSTGRES)
-def test_c34_a_commit_that_never_arrived_is_a_503_that_may_be_retried(backend: Backend, proxy: FaultProxy) -> None:
+def test_c34_a_commit_that_never_arrived_is_a_503_that_may_be_retried(backend: Backend, proxy: CommitProxy) -> None:
     async def lose_the_commit(desk: Desk) -> None:
         proxy.cut_after("up", 0)
 
@@ -278,10 +261,10 @@ def test_c34_a_commit_that_never_arrived_is_a_503_that_may_be_retried(backend: B
 
 
 @pytest.mark.contract("C34", backends=POSTGRES)
-def test_c34_a_commit_that_cannot_be_asked_about_is_said_to_be_unknown(backend: Backend, proxy: FaultProxy) -> None:
+def test_c34_a_commit_that_cannot_be_asked_about_is_said_to_be_unknown(backend: Backend, proxy: CommitProxy) -> None:
     async def lose_the_answer_and_the_server(desk: Desk) -> None:
         proxy.switch("refuse")
-        proxy.cut_after("down", 0)
+        proxy.lose_commit()
 
     answer = backend.post(key='"k"', plan=Plan(acts=lose_the_answer_and_the_server, body=b"committed"))
     assert (answer.status, answer.problem, answer.json["retryable"]) == (503, "outcome-unknown", True)
@@ -292,16 +275,16 @@ def test_c34_a_commit_that_cannot_be_asked_about_is_said_to_be_unknown(backend: 
 
 
 @pytest.mark.contract("C34", backends=POSTGRES)
-def test_c34_without_a_key_a_lost_commit_is_said_to_be_unknowable(backend: Backend, proxy: FaultProxy) -> None:
+def test_c34_without_a_key_a_lost_commit_is_said_to_be_unknowable(backend: Backend, proxy: CommitProxy) -> None:
     async def lose_the_answer(desk: Desk) -> None:
-        proxy.cut_after("down", 0)
+        proxy.lose_commit()
 
     answer = backend.post(key=None, plan=Plan(acts=lose_the_answer))
     assert (answer.status, answer.problem, answer.json["retryable"]) == (503, "outcome-unknowable", False)
 
 
 @pytest.mark.contract("C34", backends=POSTGRES)
-def test_c34_a_connection_lost_before_the_commit_leaves_nothing(backend: Backend, proxy: FaultProxy) -> None:
+def test_c34_a_connection_lost_before_the_commit_leaves_nothing(backend: Backend, proxy: CommitProxy) -> None:
     async def lose_everything(desk: Desk) -> None:
         proxy.switch("reset")
         proxy.heal()

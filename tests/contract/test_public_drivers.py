@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from onefold._kernel.public_drivers import PUBLIC_ONLY
-from tests.contract import test_in_flight, test_misuse, test_replay
+from tests.contract import test_faults, test_in_flight, test_misuse, test_replay
 from tests.contract.backends import Backend
+from tests.contract.commit_proxy import CommitProxy
 from tests.contract.rows import POSTGRES
 
 
@@ -30,3 +31,19 @@ def _public(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_contract_is_kept_by_public_api(backend: Backend, row: Callable[[Backend], None]) -> None:
     row(backend)
+
+
+@pytest.mark.contract("C34", backends=POSTGRES)
+@pytest.mark.parametrize(
+    "row",
+    [
+        test_faults.test_c34_a_commit_whose_answer_is_lost_is_found,
+        test_faults.test_c34_a_commit_that_cannot_be_asked_about_is_said_to_be_unknown,
+        test_faults.test_c34_without_a_key_a_lost_commit_is_said_to_be_unknowable,
+    ],
+    ids=lambda row: row.__name__,
+)
+def test_the_contract_is_kept_by_public_api_where_a_commit_is_lost(
+    backend: Backend, proxy: CommitProxy, row: Callable[[Backend, CommitProxy], None]
+) -> None:
+    row(backend, proxy)

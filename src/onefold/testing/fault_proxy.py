@@ -232,8 +232,8 @@ class FaultProxy:
             if self._latency_s:
                 await asyncio.sleep(self._latency_s)
             await through.wait()
-            current_request, cut = self._allot(direction, link, chunk)
-            await loop.sock_sendall(target, current_request)
+            passed, cut = self._allot(direction, link, chunk)
+            await loop.sock_sendall(target, passed)
             if cut:
                 link.spared = {target}
                 raise _Cut
@@ -244,9 +244,9 @@ class FaultProxy:
     def _allot(self, direction: Direction, link: _ProxiedConnection, chunk: bytes) -> tuple[bytes, bool]:
         """How much of the chunk may pass, and whether the connection is cut after that."""
         left = link.left.get(direction, len(chunk))
-        current_request, cut = chunk[:left], left < len(chunk)
+        passed, cut = chunk[:left], left < len(chunk)
         if direction in link.left:
-            link.left[direction] -= len(current_request)
+            link.left[direction] -= len(passed)
         traffic = self._traffic
         if cut:
             self._cut = None
@@ -255,10 +255,10 @@ class FaultProxy:
             traffic = replace(traffic, cuts=traffic.cuts + 1)
         # Counted before it is sent: the receiver of a byte finds it counted.
         if direction == "up":
-            self._traffic = replace(traffic, bytes_up=traffic.bytes_up + len(current_request))
+            self._traffic = replace(traffic, bytes_up=traffic.bytes_up + len(passed))
         else:
-            self._traffic = replace(traffic, bytes_down=traffic.bytes_down + len(current_request))
-        return current_request, cut
+            self._traffic = replace(traffic, bytes_down=traffic.bytes_down + len(passed))
+        return passed, cut
 
 
 class _Cut(Exception):
