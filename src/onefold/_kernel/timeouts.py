@@ -106,9 +106,7 @@ class _Rest(Generic[T]):
 
     __slots__ = ("_due", "_rang", "_seconds", "_steps", "_waits_for")
 
-    def __init__(
-        self, seconds: float, steps: Generator[Any, Any, T] | Coroutine[Any, Any, T], waits_for: Any
-    ) -> None:
+    def __init__(self, seconds: float, steps: Generator[Any, Any, T] | Coroutine[Any, Any, T], waits_for: Any) -> None:
         self._seconds = seconds
         self._steps = steps
         self._waits_for = waits_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
@@ -22,8 +22,9 @@ _log = logging.getLogger("onefold.worker")
 
 @asynccontextmanager
 async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterator[None]:
-    """Work while the block lasts; with `waits`, the block begins when the work is under way. What ended it early is
-    raised when the block ends, and logged when it happens."""
+    """Work while the block lasts; with `waits`, the block begins when the work is under way, and does not where it has
+    failed by then. What ends it later is logged when it happens, and raised when the block ends, unless the block
+    itself raises."""
     stop, begun = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(_log_end(work(stop, begun.set), name), name=name)
     task.add_done_callback(lambda _: begun.set())
@@ -32,23 +33,30 @@ async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterato
             with suppress(TimeoutError):
                 async with asyncio.timeout(START_S_MAX):
                     await begun.wait()
+            if task.done():
+                task.result()
         yield
-    finally:
+    except BaseException:
         stop.set()
-        await task
+        with suppress(Exception):
+            await task
+        raise
+    stop.set()
+    await task
 
 
 @contextmanager
 def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]:
     """The same, for applications without a loop."""
-    started, begun = threading.Event(), threading.Event()
+    begun, leaving = threading.Event(), threading.Event()
     told: list[Callable[[], object]] = []
     failures: list[BaseException] = []
 
     async def main() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         told.append(lambda: loop.call_soon_threadsafe(stop.set))
-        started.set()
+        if leaving.is_set():
+            stop.set()
         await _log_end(work(stop, begun.set), name)
 
     def run() -> None:
@@ -57,20 +65,26 @@ def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]
         except BaseException as error:
             failures.append(error)
         finally:
-            started.set()
             begun.set()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    started.wait()
-    if waits:
-        begun.wait(START_S_MAX)
-    try:
+    try:  # a signal's handler may raise anywhere from here on
+        thread.start()
+        if waits:
+            begun.wait(START_S_MAX)
+            _raise_first(failures)
         yield
     finally:
-        if thread.is_alive():
-            told[0]()
-        thread.join()
+        leaving.set()
+        for tell in told:
+            with suppress(RuntimeError):  # its loop is closed
+                tell()
+        if thread.ident is not None:
+            thread.join()
+    _raise_first(failures)
+
+
+def _raise_first(failures: Sequence[BaseException]) -> None:
     if failures:
         raise failures[0]
 
