@@ -1,0 +1,103 @@
+"""Processes of sagas on DBOS, killed and stopped at every point: each effect net 0 or 1, the saga whole or undone."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold.testing.servers import PrivatePostgres
+from tests.saga.kills.killing import MAIN, POINTS, PRELUDE, judge, kill_and_restart
+from tests.saga.kills.world import Outside
+from tests.support.fork_server import Child, fork_server
+from tests.support.patience import PATIENCE_S
+
+ENGINE = "tests.saga.kills.sagas:open_dbos"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'sagas.db'}"
+        return
+    server: PrivatePostgres = request.getfixturevalue("postgres")
+    dsn = server.fresh_database()
+    yield dsn
+    server.drop_database(dsn)
+
+
+@pytest.mark.parametrize(("mode", "at"), [("complete", "charge:mid"), ("abort", "refund:mid")])
+def test_a_killed_saga_ends_as_if_it_had_not_been(tmp_path: Path, url: str, mode: str, at: str) -> None:
+    outside = kill_and_restart(tmp_path / "world.db", url, mode, at)
+    assert judge(outside, mode) == []
+    # The engine ran it twice: only the key makes its effect single.
+    assert outside.executions()[at.partition(":")[0]] == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("mode", "at"), POINTS)
+def test_killed_at_any_point_a_saga_ends_as_if_it_had_not_been(tmp_path: Path, url: str, mode: str, at: str) -> None:
+    assert judge(kill_and_restart(tmp_path / "world.db", url, mode, at), mode) == []
+
+
+def test_the_control_without_keys_has_an_effect_twice(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'sagas.db'}"
+    outside = kill_and_restart(tmp_path / "world.db", url, "complete", "charge:mid", keyed=False)
+    assert judge(outside, "complete") == ["charge stands 2 times", "charge: net 2 of a saga that completed"]
+
+
+def start(url: str, world: Path, at: str, mode: str) -> Child:
+    child = fork_server(PRELUDE).start_with_pipes("-c", MAIN, ENGINE, url, str(world), at, mode, "keyed")
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    return child
+
+
+def test_a_peer_takes_over_the_saga_of_a_process_that_died(tmp_path: Path, url: str) -> None:
+    outside = Outside(tmp_path / "world.db")
+    outside.create()
+    peer = start(url, outside.path, "", "peer")
+    dying = start(url, outside.path, "charge:mid", "complete")
+    assert dying.wait(PATIENCE_S) == -signal.SIGKILL
+    dying.close()
+    assert peer.stdout is not None
+    assert peer.stdout.readline() == '"shipped"\n'
+    peer.close()
+    assert judge(outside, "complete") == []
+
+
+def test_a_process_that_was_stopped_writes_nothing_after_another_took_over(tmp_path: Path, postgres_dsn: str) -> None:
+    """It is stopped in the middle of a step, and its lock is taken from it, as by a network that breaks."""
+    import psycopg
+
+    outside = Outside(tmp_path / "world.db")
+    outside.create()
+    stopped = start(postgres_dsn, outside.path, "charge:stop", "complete")
+    wait_until_dead(outside)
+    assert stopped.wait_for_change() == "stopped"
+    with psycopg.connect(postgres_dsn, autocommit=True) as db:
+        ended = db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        ).fetchall()
+    assert ended
+    peer = start(postgres_dsn, outside.path, "", "peer")
+    assert peer.stdout is not None
+    assert peer.stdout.readline() == '"shipped"\n'
+    peer.close()
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.stdout is not None
+    assert stopped.stdout.readline() == '"shipped"\n'  # what the other has recorded
+    stopped.close()
+    assert judge(outside, "complete") == []
+    assert outside.executions() == {"reserve": 1, "charge": 2, "ship": 1}
+
+
+def wait_until_dead(outside: Outside) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not outside.died():
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -1,0 +1,280 @@
+"""What DBOS leaves to others, each seen to go wrong without it: see `_engines/dbos/__init__.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from onefold._engines.dbos.executor_locks import SessionLocks
+from onefold._engines.dbos.saga_database import SagaDatabase
+from onefold.errors import ConfigurationError
+from onefold.sagas import Abort, Compensated, Saga, saga
+from onefold.sagas.dbos import Dbos
+from tests.saga.conformance.cases import seen, until
+from tests.saga.conformance.sagas import QUICK, RETRY, SAGAS, WORLD, charge, order, patient, refund, release, reserve
+from tests.support.patience import PATIENCE_S
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'sagas.db'}"
+
+
+def opened(url: str, *sagas: Any, **settings: Any) -> Dbos:
+    return Dbos(url, sagas=sagas or SAGAS, takeover_s=0.1, **settings)
+
+
+async def test_a_second_engine_in_one_process_is_refused(url: str, tmp_path: Path) -> None:
+    async with opened(url):
+        with pytest.raises(ConfigurationError, match="one per process"):
+            async with opened(f"sqlite:///{tmp_path / 'other.db'}"):
+                pass
+    with pytest.raises(ConfigurationError, match="is not open"):
+        await opened(url).status("x")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: Dbos("sqlite://", sagas=[order]), "they need a file"),
+        (lambda: Dbos("sqlite:///:memory:", sagas=[order]), "they need a file"),
+        (lambda: Dbos("mysql://a:secret@b/c", sagas=[order]), "mysql keeps no sagas"),
+        (lambda: Dbos("sagas.db", sagas=[order]), "write sqlite:///sagas.db"),
+        (lambda: Dbos("sqlite:///x.db", sagas=[order], name="a b"), "name of the application"),
+        (lambda: Dbos("sqlite:///x.db", sagas=[order], takeover_s=0), "takeover_s"),
+        (lambda: Dbos("sqlite:///x.db", sagas=[order], database="x"), "SQLAlchemy Engine or AsyncEngine"),  # type: ignore[arg-type]
+        (lambda: Dbos("sqlite:///x.db"), "is missing sagas"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_wrong_setting_is_told(wrong: Callable[[], Dbos], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told) as raised:
+        wrong()
+    assert "secret" not in str(raised.value)
+
+
+async def test_the_file_is_wal_and_nothing_in_it_is_a_pickle(url: str, tmp_path: Path) -> None:
+    async with opened(url) as engine:
+        await engine.start(patient, "format", {"item": "book"})
+        await engine.signal("format", "paid", {"by": "card"})
+        await engine.result("format", timeout_s=PATIENCE_S)
+    with closing(sqlite3.connect(tmp_path / "sagas.db")) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        formats = {
+            each
+            for table in ("workflow_status", "operation_outputs", "notifications")
+            for (each,) in db.execute(f"SELECT serialization FROM {table}")
+        }
+    assert formats == {"portable_json"}
+
+
+async def test_the_event_loop_has_its_threads_after_the_engine_is_closed(url: str) -> None:
+    async with opened(url) as engine:
+        await engine.start(order, "threads", {"item": "book"})
+        await engine.result("threads", timeout_s=PATIENCE_S)
+    assert await asyncio.to_thread(lambda: "alive") == "alive"
+
+
+async def test_a_saga_that_is_closed_in_a_pause_goes_on_when_it_is_opened(url: str) -> None:
+    async with opened(url) as engine:
+        await engine.start(patient, "closed", {"item": "book", "sleep_s": 0.5})
+        await seen("closed", "reserve")
+    async with opened(url) as engine:
+        await engine.signal("closed", "paid", 1)
+        assert await engine.result("closed", timeout_s=PATIENCE_S) == 1
+    assert WORLD.of("closed") == ["reserve", "ship"]
+
+
+async def test_a_definition_that_changed_under_a_running_saga_stops_it_until_it_fits_again(url: str) -> None:
+    async with opened(url) as engine:
+        await engine.start(patient, "changed", {"item": "book"})
+        await seen("changed", "reserve")
+
+    @saga("conformance-patient", undo_retry=RETRY, undo_pause=QUICK)
+    async def changed(s: Saga, o: dict[str, Any]) -> None:
+        try:
+            await s.step("charge", charge, o, undo=refund, retry=RETRY)
+            await s.step("reserve", reserve, o, undo=release, retry=RETRY)
+        except Exception:
+            WORLD.act("caught", o)
+
+    async with opened(url, changed) as engine:
+        status = await until(engine, "changed", "stopped")
+        assert "recorded when charge was expected" in str(status.error)
+        assert not status.cancelled
+    assert WORLD.of("changed") == ["reserve"]
+    async with opened(url) as engine:
+        await engine.signal("changed", "paid", "after all")
+        assert await engine.result("changed", timeout_s=PATIENCE_S) == "after all"
+    assert WORLD.of("changed") == ["reserve", "ship"]
+
+
+async def test_a_new_version_leaves_old_sagas_to_their_own_code(url: str) -> None:
+    @saga("conformance-patient", version="2", undo_retry=RETRY, undo_pause=QUICK)
+    async def newer(s: Saga, o: dict[str, Any]) -> str:
+        await s.step("charge", charge, o, undo=refund, retry=RETRY)
+        return "new"
+
+    async with opened(url) as engine:
+        await engine.start(patient, "old", {"item": "book"})
+        await seen("old", "reserve")
+    async with opened(url, newer) as engine:  # which has no code for it, and must not touch it
+        await engine.start(newer, "new", {"item": "book"})
+        assert await engine.result("new", timeout_s=PATIENCE_S) == "new"
+        await engine.signal("old", "paid", "old")
+        assert (await engine.status("old")).state == "running"
+    async with opened(url, newer, patient) as engine:
+        assert await engine.result("old", timeout_s=PATIENCE_S) == "old"
+    assert WORLD.of("old") == ["reserve", "ship"]
+
+
+async def test_what_dbos_cancels_by_itself_is_shown_as_stopped(url: str) -> None:
+    from dbos import DBOS
+
+    async with opened(url) as engine:
+        await engine.start(patient, "foreign", {"item": "book"})
+        await seen("foreign", "reserve")
+        await DBOS.cancel_workflow_async("foreign")
+        status = await engine.status("foreign")
+        assert (status.state, "CANCELLED" in str(status.error)) == ("stopped", True)
+        assert WORLD.of("foreign") == ["reserve"]
+        assert await engine.cancel("foreign")
+        assert await engine.retry("foreign")
+        with pytest.raises(Compensated):
+            await engine.result("foreign", timeout_s=PATIENCE_S)
+    assert WORLD.of("foreign") == ["reserve", "release"]
+
+
+async def test_a_saga_can_be_started_from_a_step_of_another(url: str) -> None:
+    opened_engines: list[Dbos] = []
+
+    async def begin(o: dict[str, Any]) -> bool:
+        return await opened_engines[0].start(order, "inner", o)
+
+    @saga("outer")
+    async def outer(s: Saga, o: dict[str, Any]) -> Any:
+        return await s.step("begin", begin, o)
+
+    async with opened(url, outer, order) as engine:
+        opened_engines.append(engine)
+        await engine.start(outer, "outer", {"item": "book"})
+        assert await engine.result("outer", timeout_s=PATIENCE_S) is True
+        assert (await engine.result("inner", timeout_s=PATIENCE_S))["shipped"] == "shipped"
+
+
+async def test_a_lost_session_takes_its_lock_again(postgres_dsn: str) -> None:
+    import psycopg
+
+    locks, other = (SessionLocks(SagaDatabase(postgres_dsn), name) for name in ("own", "other"))
+    locks.hold()
+    other.hold()
+    assert not other.take("own")
+    with psycopg.connect(postgres_dsn, autocommit=True) as db:
+        db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    other.hold()
+    assert other.take("own")  # until it notices, it counts as dead
+    other.give_back("own")
+    locks.hold()
+    assert not other.take("own")
+    for each in (locks, other):
+        each.close()
+
+
+# A step in the user's own transaction
+
+
+TABLE = "CREATE TABLE stock (free INTEGER NOT NULL CHECK (free >= 0))"
+
+
+@asynccontextmanager
+async def shop(tmp_path: Path, colour: str) -> AsyncIterator[sa.Engine | AsyncEngine]:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(TABLE)
+        db.execute("INSERT INTO stock VALUES (1)")
+        db.commit()
+    if colour == "async":
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        yield engine
+        await engine.dispose()
+    else:
+        plain = sa.create_engine(f"sqlite:///{path}")
+        yield plain
+        plain.dispose()
+
+
+def free(tmp_path: Path) -> int:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        (count,) = db.execute("SELECT free FROM stock").fetchone()
+    return int(count)
+
+
+TAKE, GIVE = sa.text("UPDATE stock SET free = free - 1"), sa.text("UPDATE stock SET free = free + 1")
+
+
+def take(session: Session, o: dict[str, Any]) -> str:
+    session.execute(TAKE)
+    if o.get("abort"):
+        raise Abort("not today")
+    return "taken"
+
+
+def give(session: Session, o: dict[str, Any]) -> None:
+    session.execute(GIVE)
+
+
+async def take_async(session: AsyncSession, o: dict[str, Any]) -> str:
+    await session.execute(TAKE)
+    if o.get("abort"):
+        raise Abort("not today")
+    return "taken"
+
+
+async def give_async(session: AsyncSession, o: dict[str, Any]) -> None:
+    await session.execute(GIVE)
+
+
+@saga("stock", undo_retry=RETRY, undo_pause=QUICK)
+async def stock(s: Saga, o: dict[str, Any]) -> Any:
+    do, undo = (take_async, give_async) if o["colour"] == "async" else (take, give)
+    taken = await s.tx("take", do, o, retry=RETRY, undo=None if o.get("abort") else undo)
+    if o.get("twice"):
+        await s.tx("again", do, o, retry=RETRY)
+    return taken
+
+
+@pytest.mark.parametrize("colour", ["async", "threads"])
+async def test_a_transaction_commits_with_its_record_or_not_at_all(url: str, tmp_path: Path, colour: str) -> None:
+    async with shop(tmp_path, colour) as database, opened(url, stock, database=database) as engine:
+        await engine.start(stock, "aborts", {"colour": colour, "abort": True})
+        with pytest.raises(Compensated, match="not today"):
+            await engine.result("aborts", timeout_s=PATIENCE_S)
+        assert free(tmp_path) == 1
+        await engine.start(stock, "refused", {"colour": colour, "twice": True})
+        with pytest.raises(Compensated, match="CHECK constraint"):  # and what it had taken is given back
+            await engine.result("refused", timeout_s=PATIENCE_S)
+        assert free(tmp_path) == 1
+        await engine.start(stock, "takes", {"colour": colour})
+        assert await engine.result("takes", timeout_s=PATIENCE_S) == "taken"
+        assert free(tmp_path) == 0
+        history = [(entry.kind, entry.name, bool(entry.error)) for entry in await engine.history("refused")]
+        assert history[0] == ("step", "take", False)
+        assert ("step", "again", True) in history
+        assert history[-1] == ("undo", "take", False)
+
+
+async def test_a_transaction_without_a_database_or_of_the_other_colour_stops(url: str, tmp_path: Path) -> None:
+    async with opened(url, stock) as engine:
+        await engine.start(stock, "bare", {"colour": "async"})
+        assert "Dbos(..., database=engine)" in str((await until(engine, "bare", "stopped")).error)
+    async with shop(tmp_path, "threads") as database, opened(url, stock, database=database) as engine:
+        await engine.start(stock, "colour", {"colour": "async"})
+        assert "must be a `def`" in str((await until(engine, "colour", "stopped")).error)
