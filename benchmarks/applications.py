@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 import onefold
 from onefold._http.asgi import TRANSACTION
+from onefold.policies import trusted_header
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -45,9 +46,8 @@ _PSYCOPG_INSERT: Final = "INSERT INTO payments (account, amount) VALUES (%s, %s)
 _SQLITE_INSERT: Final = "INSERT INTO payments (account, amount) VALUES (?, ?)"
 
 
-def account_of(request: onefold.Request) -> str | None:
-    """The principal, as an application behind a gateway finds it."""
-    return request.header("x-account")
+#: The principal, as an application behind a gateway finds it.
+account_of: Final = trusted_header("x-account")
 
 
 def noop(place: str, pool_size: int) -> Starlette:

@@ -1,9 +1,9 @@
 """What a request costs, counted instead of timed: the same on every machine, and so fit to fail a build.
 
-On Postgres: round trips (ReadyForQuery answers, counted on the wire), bytes of WAL and transaction ids, one request
-after the other; and the function calls of onefold's own code, which a worker's CPU is spent on. On SQLite: statements,
-commits and hops between threads. `LIMITS` is the pinned table: it changes when onefold's protocol does, on purpose, and
-in the same commit.
+On Postgres: round trips (ReadyForQuery answers, counted on the wire), bytes sent (few, where statements are prepared),
+bytes of WAL and transaction ids, one request after the other; and the function calls of onefold's own code, which a
+worker's CPU is spent on. On SQLite: statements, commits and hops between threads. `LIMITS` is the pinned table: it
+changes when onefold's protocol does, on purpose, and in the same commit.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from onefold.testing.servers import PrivatePostgres
 
 Unit = Literal[
     "round trips",
+    "bytes sent",
     "function calls",
     "WAL bytes",
     "WAL bytes above bare",
@@ -67,6 +68,9 @@ LIMITS: Final = (
     Limit(subject="psycopg first", unit="round trips", most=3),
     Limit(subject="psycopg replay", unit="round trips", most=1),
     Limit(subject="psycopg replay elsewhere", unit="round trips", most=3),
+    # Statements that are parsed anew would need thousands.
+    Limit(subject="asyncpg first", unit="bytes sent", most=1100),
+    Limit(subject="psycopg first", unit="bytes sent", most=900),
     # A little above what Python 3.11 needs; later versions make fewer, because they call no comprehensions.
     Limit(subject="asyncpg first", unit="function calls", most=335),
     Limit(subject="asyncpg replay", unit="function calls", most=190),
@@ -124,9 +128,10 @@ async def _count_round_trips(driver: str, server: PrivatePostgres, place: str, c
         async def count_cycles(subject: str, application: Application) -> None:
             """The warm-up has prepared statements and, where keys repeat, filled what remembers them."""
             await application.post_all(WARM_UP, start=0)
-            before = wire.cycles
+            cycles, sent = wire.cycles, wire.bytes_sent
             await application.post_all(COUNTED, start=WARM_UP)
-            counts[f"{driver} {subject}", "round trips"] = (wire.cycles - before) / COUNTED
+            counts[f"{driver} {subject}", "round trips"] = (wire.cycles - cycles) / COUNTED
+            counts[f"{driver} {subject}", "bytes sent"] = (wire.bytes_sent - sent) / COUNTED
 
         async with _application(f"{driver}_bare", through) as bare:
             await count_cycles("bare", bare)

@@ -11,7 +11,7 @@ from onefold import AsyncOnefold
 
 #: WAL and transaction ids are the whole server's: whatever else it does at that moment counts, too. `make bench` looks.
 COUNTED: Final[frozenset[Unit]] = frozenset(
-    {"round trips", "function calls", "statements", "commits", "hops between threads"}
+    {"round trips", "bytes sent", "function calls", "statements", "commits", "hops between threads"}
 )
 
 

@@ -15,7 +15,13 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
-from onefold.errors import ConfigurationError, StatementRefused, StoreUnavailable, TransactionMisused
+from onefold.errors import (
+    ConfigurationError,
+    StatementRefused,
+    StoreUnavailable,
+    TransactionMisused,
+    UniqueViolated,
+)
 from tests.db.drivers import public_only
 
 BEGIN, COMMIT, ROLLBACK = Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK
@@ -190,6 +196,141 @@ def test_what_psycopg_has_prepared_is_forgotten_with_the_transaction_it_rests_on
         connection.batch((ROLLBACK,))
     connection.release()
     database.close()
+
+
+# --- prepared statements --------------------------------------------------------------------------------------
+
+fast_only = pytest.mark.parametrize("way", ["fast"], indirect=True)
+PREPARED = Statement(
+    "SELECT name FROM pg_prepared_statements WHERE name LIKE 'onefold%' AND statement LIKE '%INSERT INTO thing%'"
+)
+
+
+def insert(id_: int) -> Statement:
+    return Statement("INSERT INTO thing VALUES ($1::bigint)", (id_,))
+
+
+def ids_in(connection: Any) -> list[int]:
+    return [id_ for (id_,) in connection.fetch(Statement("SELECT id FROM thing ORDER BY id"))]
+
+
+@fast_only
+def test_a_statement_is_prepared_once_for_both_ways_to_send_it(postgres_dsn: str) -> None:
+    """In the text of a batch that goes on, and with bound values in one that commits."""
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True) as pool:
+        database = PsycopgDatabase(pool)
+        for id_ in range(3):
+            connection = database.acquire()
+            if id_ == 0:
+                connection.batch((BEGIN, TABLE, COMMIT))
+            connection.batch((BEGIN, insert(id_), insert(10 + id_)))
+            connection.batch((insert(20 + id_), insert(30 + id_), COMMIT))
+            assert len(connection.fetch(PREPARED)) == 1
+            connection.release()
+
+
+@fast_only
+async def test_a_statement_is_prepared_once_for_asyncio(postgres_dsn: str) -> None:
+    async with AsyncConnectionPool(postgres_dsn, min_size=1, max_size=1, open=False) as pool:
+        database = AsyncPsycopgDatabase(pool)
+        for id_ in range(3):
+            connection = await database.acquire()
+            if id_ == 0:
+                await connection.batch((BEGIN, TABLE, COMMIT))
+            await connection.batch((BEGIN, insert(id_)))
+            await connection.batch((insert(20 + id_), COMMIT))
+            assert len(await connection.fetch(PREPARED)) == 1
+            await connection.release()
+
+
+def test_statements_that_psycopg_deallocates_after_a_rollback_are_prepared_again(postgres_dsn: str) -> None:
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True) as pool:
+        database = PsycopgDatabase(pool)
+        connection = database.acquire()
+        connection.batch((BEGIN, TABLE, COMMIT))
+        for start in (1, 11):
+            connection.batch((BEGIN, insert(start)))
+            handle = connection.handle
+            handle.execute("SELECT 1", prepare=True)  # what it has prepared it deallocates, and ours too
+            with pytest.raises(ZeroDivisionError), handle.transaction():
+                raise ZeroDivisionError
+            connection.batch((insert(start + 1), COMMIT))
+        connection.batch((BEGIN, insert(21)))
+        connection.handle.execute("SELECT 1", prepare=True)
+        connection.batch((ROLLBACK,))
+        connection.batch((BEGIN, insert(22)))
+        connection.handle.execute("SELECT 1")  # now it deallocates what rested on the rollback before
+        connection.batch((insert(23), COMMIT))
+        assert ids_in(connection) == [1, 2, 11, 12, 22, 23]
+        connection.release()
+
+
+def test_a_pool_that_discards_everything_in_its_sessions_fails_no_request(postgres_dsn: str) -> None:
+    def discard(connection: Any) -> None:
+        connection.autocommit = True
+        connection.execute("DISCARD ALL")
+        connection.autocommit = False
+
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True, reset=discard) as pool:
+        database = PsycopgDatabase(pool)
+        for id_ in range(4):
+            connection = database.acquire()
+            if id_ == 0:
+                connection.batch((BEGIN, TABLE, COMMIT))
+            connection.batch((BEGIN, insert(id_)))
+            connection.batch((insert(10 + id_), COMMIT))
+            connection.release()
+        with pool.connection() as own:
+            assert own.execute("SELECT count(*) FROM thing").fetchone() == (8,)
+
+
+@fast_only
+def test_statements_that_a_handler_discards_fail_its_request_and_are_not_prepared_again(postgres_dsn: str) -> None:
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True) as pool:
+        database = PsycopgDatabase(pool)
+        connection = database.acquire()
+        connection.batch((BEGIN, TABLE, COMMIT))
+        connection.batch((BEGIN, insert(1), COMMIT))
+        connection.batch((BEGIN,))
+        connection.handle.execute("DEALLOCATE ALL")
+        with pytest.raises(StoreUnavailable, match="26000"):
+            connection.batch((insert(2), COMMIT))
+        connection.batch((ROLLBACK,))
+        connection.release()
+        connection = database.acquire()
+        connection.batch((BEGIN, insert(3), COMMIT))
+        assert connection.fetch(PREPARED) == []
+        assert ids_in(connection) == [1, 3]
+        connection.release()
+
+
+def test_an_application_that_has_psycopg_prepare_nothing_gets_no_prepared_statements(postgres_dsn: str) -> None:
+    options = {"prepare_threshold": None}
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, kwargs=options, open=True) as pool:
+        connection = PsycopgDatabase(pool).acquire()
+        connection.batch((BEGIN, TABLE, COMMIT))
+        connection.batch((BEGIN, insert(1)))
+        connection.batch((insert(2), COMMIT))
+        assert connection.fetch(PREPARED) == []
+        connection.release()
+
+
+def test_a_session_whose_first_batch_failed_is_replaced(postgres_dsn: str) -> None:
+    """Which of the statements that came with it are prepared is unknown."""
+    with ConnectionPool(postgres_dsn, min_size=1, max_size=1, open=True) as pool:
+        database = PsycopgDatabase(pool)
+        connection = database.acquire()
+        connection.batch((BEGIN, TABLE, COMMIT))
+        for _ in range(3):
+            for steps in ((BEGIN, insert(1), insert(1)), (BEGIN, insert(1), insert(1), COMMIT)):
+                with pytest.raises(UniqueViolated):
+                    connection.batch(steps)
+                connection.batch((ROLLBACK,))
+            connection.release()
+            connection = database.acquire()
+        connection.batch((BEGIN, insert(1), COMMIT))
+        assert ids_in(connection) == [1]
+        connection.release()
 
 
 # --- what a handler keeps -------------------------------------------------------------------------------------

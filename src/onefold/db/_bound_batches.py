@@ -28,7 +28,7 @@ _NO_RESULT_FORMATS: Final = _INT16(0)
 _COUNT_BYTES: Final = 2
 
 #: Beyond, they are named anew. A release of onefold has far fewer.
-_STATEMENTS_MAX: Final = 1000
+STATEMENTS_MAX: Final = 1000
 
 
 def has_secrets(steps: Sequence[Step]) -> bool:
@@ -103,9 +103,9 @@ class Binder:
         return b"".join(parts), new, it
 
     def _name(self, step: Step | str, text: Step | str, schema: str | None) -> NamedStatement:
-        if len(self._named) >= _STATEMENTS_MAX:
+        if len(self._named) >= STATEMENTS_MAX:
             self._named.clear()
-        it = self._named[schema, text] = _name(step, self._mark, schema)
+        it = self._named[schema, text] = name_statement(step, self._mark, schema)
         return it
 
 
@@ -119,7 +119,8 @@ class NamedStatement(NamedTuple):
     """How a Bind of it begins, up to the number of its values; where it has none: all of it, and its Execute."""
 
 
-def _name(step: Step | str, mark: str, schema: str | None) -> NamedStatement:
+def name_statement(step: Step | str, mark: str, schema: str | None) -> NamedStatement:
+    """A name that changes with the text: two releases of onefold may share a server-side session."""
     sql = placed(step.sql, schema) if isinstance(step, Statement) else step if isinstance(step, str) else crossing(step)
     name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
     count = len(step.values) if isinstance(step, Statement) else 0

@@ -3,6 +3,10 @@
 A batch whose values must not stand in the text goes in libpq's pipeline mode, one round trip with the values beside the
 text (see `_bound_batches`). A handler's copy of its connection has the prepared statements of the original.
 
+Statements of ours are prepared once per session, because parsing and planning them costs the server five times what
+running them does. psycopg deallocates all statements of a session, ours too, after something was rolled back: it says
+so in a queue of its own, which is read along (`_Deallocations`).
+
 All of psycopg's private names that the driver uses are in this file, and it is used only with the versions that the
 tests have run with, where all of them are there (`may_be_used`). `_psycopg_public` does without.
 """
@@ -10,22 +14,25 @@ tests have run with, where all of them are there (`may_be_used`). `_psycopg_publ
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import ref
 
 import psycopg
 from psycopg import BaseConnection, generators
+from psycopg._preparing import PrepareManager
 from psycopg.adapt import AdaptersMap
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ExecStatus
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Value
+from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.public_drivers import may_use_private_names
-from onefold.db._bound_batches import encoded, has_secrets
-from onefold.db._postgres import crossing, placed, rendered, script
+from onefold.db._bound_batches import STATEMENTS_MAX, NamedStatement, encoded, has_secrets, name_statement
+from onefold.db._postgres import BOUNDARIES, LEVELS, crossing, placed, rendered, script
+from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_public import (
     DEFAULTS,
@@ -44,10 +51,12 @@ TESTED_POOLS: Final = ((3, 3),)
 #: What is there, and what their objects are given when they are made.
 _NAMES: Final[dict[Any, str]] = {
     BaseConnection: "_check_connection_ok _notice_handler _notify_handler",
+    PrepareManager: "clear maintain_gen",
     generators: "execute fetch_many send",
 }
 _ATTRIBUTES: Final[dict[type[Any], str]] = {
     BaseConnection: "_adapters _autocommit _closed _prepared",
+    PrepareManager: "_to_flush",
     psycopg.RawCursor: "_adapters",
     psycopg.AsyncRawCursor: "_adapters",
     ConnectionPool: "_workers",
@@ -56,6 +65,12 @@ _ATTRIBUTES: Final[dict[type[Any], str]] = {
 
 _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _UNDOES: Final = frozenset({Boundary.ROLLBACK, Boundary.ROLLBACK_TO_SAVEPOINT})
+_BEGINS: Final = frozenset({Boundary.BEGIN_AS_CHOSEN, *LEVELS})
+_AS_CHOSEN: Final = BOUNDARIES[Boundary.BEGIN_AS_CHOSEN]
+
+#: Where our things hang on psycopg's objects: as long-lived as those are, and found again by every request.
+_SESSION: Final = "_onefold_session"
+_PREPARING: Final = "_onefold_preparing"
 
 
 def may_be_used() -> bool:
@@ -108,16 +123,79 @@ class _Copied(LentCopy[C]):
         self.handle.__dict__.update(wait=refuse, _check_connection_ok=refuse, pgconn=NoSession(), _closed=True)
 
 
+class PreparedNames:
+    """What the sessions of one pool prepare, by name."""
+
+    __slots__ = ("named", "on", "preparer")
+
+    def __init__(self) -> None:
+        #: False once a session was found to have other statements than it was given: a pooler changes sessions under
+        #: us, or the application discards what they have.
+        self.on = True
+        self.preparer = Preparer()
+        #: For batches whose values are bound.
+        self.named: dict[tuple[str | None, str | Step], NamedStatement] = {}
+
+    def name(self, step: Step, text: str | Step, schema: str | None) -> NamedStatement:
+        if len(self.named) >= STATEMENTS_MAX:
+            self.named.clear()
+        it = self.named[schema, text] = name_statement(step, self.preparer.mark, schema)
+        return it
+
+
+class _Deallocations(deque[bytes | None]):
+    """What psycopg has to deallocate in a session. It takes out what it does next; None stands for everything."""
+
+    def __init__(self, due: Sequence[bytes | None], prepared: set[str]) -> None:
+        super().__init__(due)
+        self._prepared = prepared
+
+    def popleft(self) -> bytes | None:
+        name = super().popleft()
+        if name is None:
+            self._prepared.clear()
+        return name
+
+
+class PreparingSession:
+    """What outlives a request on a connection of the pool."""
+
+    __slots__ = ("broken", "prepared", "preparing", "schema")
+
+    def __init__(self, connection: AnyConnection, pool: Any) -> None:
+        self.preparing: PreparedNames = vars(pool).setdefault(_PREPARING, PreparedNames())
+        self.prepared: set[str] = set()
+        #: Whether it is unknown which statements it has: it is not used again.
+        self.broken = False
+        manager = connection._prepared
+        manager._to_flush = _Deallocations(manager._to_flush, self.prepared)
+
+    def prepares(self, connection: AnyConnection) -> bool:
+        """An application behind a pooler tells psycopg to prepare nothing (prepare_threshold=None)."""
+        return self.preparing.on and not self.broken and connection.prepare_threshold is not None
+
+
+def _session_of(connection: AnyConnection, pool: Any) -> PreparingSession:
+    session: PreparingSession | None = vars(connection).get(_SESSION)
+    if session is None:
+        session = vars(connection)[_SESSION] = PreparingSession(connection, pool)
+    return session
+
+
 class FastConnection(PsycopgConnection):
     """For threads."""
 
-    __slots__ = ()
+    __slots__ = ("_session",)
     hands_out = _Copied
+
+    def __init__(self, pool: Any, connection: Handle, schema: str | None) -> None:
+        super().__init__(pool, connection, schema)
+        self._session = _session_of(connection, pool)
 
     def _send(self, steps: Sequence[Step]) -> int:
         connection = self._connection
         with connection.lock:
-            return connection.wait(_batch(connection, self._sendable(steps), self._schema))
+            return connection.wait(_batch(connection, self._session, self._sendable(steps), self._schema))
 
     def _rows(self, statement: Statement) -> list[Row]:
         with _OwnCursor(self._connection) as cursor:
@@ -126,17 +204,24 @@ class FastConnection(PsycopgConnection):
     def _set_autocommit(self, value: bool) -> None:
         self._connection._autocommit = value  # it is idle: there is nothing to ask the server, nor to lock
 
+    def release(self) -> None:
+        self.discard() if self._session.broken else super().release()
+
 
 class AsyncFastConnection(AsyncPsycopgConnection):
     """For asyncio."""
 
-    __slots__ = ()
+    __slots__ = ("_session",)
     hands_out = _Copied
+
+    def __init__(self, pool: Any, connection: AsyncHandle, schema: str | None) -> None:
+        super().__init__(pool, connection, schema)
+        self._session = _session_of(connection, pool)
 
     async def _send(self, steps: Sequence[Step]) -> int:
         connection = self._connection
         async with connection.lock:
-            return await connection.wait(_batch(connection, self._sendable(steps), self._schema))
+            return await connection.wait(_batch(connection, self._session, self._sendable(steps), self._schema))
 
     async def _rows(self, statement: Statement) -> list[Row]:
         async with _AsyncOwnCursor(self._connection) as cursor:
@@ -145,6 +230,9 @@ class AsyncFastConnection(AsyncPsycopgConnection):
 
     async def _set_autocommit(self, value: bool) -> None:
         self._connection._autocommit = value
+
+    async def release(self) -> None:
+        await (self.discard() if self._session.broken else super().release())
 
 
 class _OwnCursor(psycopg.RawCursor[Row]):
@@ -163,39 +251,58 @@ class _AsyncOwnCursor(psycopg.AsyncRawCursor[Row]):
         self._adapters = AdaptersMap(DEFAULTS)
 
 
-def _batch(connection: AnyConnection, steps: Sequence[Step], schema: str | None) -> Generator[Any, Any, int]:
+def _batch(
+    connection: AnyConnection, session: PreparingSession, steps: Sequence[Step], schema: str | None
+) -> Generator[Any, Any, int]:
     """Send the steps in one round trip. `wait` drives it, on a thread or on asyncio."""
     pgconn, encoding = connection.pgconn, connection.info.encoding
     begin = begin_of(connection)
+    new: set[str] = set()
+    prepares = session.prepares(connection)
     try:
         if has_secrets(steps):
-            last = yield from _send_bound(pgconn, steps, begin, schema)
+            last = yield from _send_bound(pgconn, session if prepares else None, new, steps, begin, schema)
         else:
-            texts = (begin if step is Boundary.BEGIN_AS_CHOSEN else rendered(step, schema) for step in steps)
-            pgconn.send_query(script(texts).encode(encoding))
+            if prepares and begin == _AS_CHOSEN:
+                query, unknown = session.preparing.preparer.query(steps, session.prepared, schema)
+                new.update(unknown)
+            else:
+                texts = (begin if step is Boundary.BEGIN_AS_CHOSEN else rendered(step, schema) for step in steps)
+                query = script(texts)
+            pgconn.send_query(query.encode(encoding))
             last = (yield from generators.execute(pgconn))[-1]
     finally:
         if any((step.boundary if isinstance(step, Nested) else step) in _UNDOES for step in steps):
             connection._prepared.clear()  # as psycopg does: what was prepared may rest on what is gone
-    if last.status not in _DONE:
-        raise psycopg.errors.error_from_result(last, encoding=encoding)
-    return last.command_tuples or 0
+    if last.status in _DONE:
+        session.prepared |= new
+        return last.command_tuples or 0
+    session.broken = session.broken or bool(new)  # which of the new statements exist by now is unknown
+    error = psycopg.errors.error_from_result(last, encoding=encoding)
+    if error.sqlstate in NOT_AS_PREPARED and prepares:
+        session.preparing.on, session.broken = False, True
+        if steps[0] in _BEGINS:  # nothing came before it: all of it can be sent again, as it is
+            return (yield from _batch(connection, session, (Boundary.ROLLBACK, *steps), schema))
+    raise error
 
 
-def _send_bound(pgconn: Any, steps: Sequence[Step], begin: str, schema: str | None) -> Generator[Any, Any, Any]:
-    """Send the steps with their values beside the text. The result of the last, or of the first that failed."""
-    queries = []
-    for step in steps:
-        values: tuple[Value, ...] = ()
-        if isinstance(step, Statement):
-            sql, values = placed(step.sql, schema), step.values
-        else:
-            sql = begin if step is Boundary.BEGIN_AS_CHOSEN else crossing(step)
-        formats = [Format.BINARY if isinstance(value, bytes) else Format.TEXT for value in values]
-        queries.append((sql.encode(), [encoded(value) for value in values], formats))
+def _send_bound(
+    pgconn: Any, session: PreparingSession | None, new: set[str], steps: Sequence[Step], begin: str, schema: str | None
+) -> Generator[Any, Any, Any]:
+    """Send the steps with their values beside the text, prepared in the session if there is one. The result of the
+    last, or of the first that failed."""
+    # All of them first: a value that cannot be written leaves nothing half sent.
+    queries = [_bindable(step, session, begin, schema) for step in steps]
     pgconn.enter_pipeline_mode()
-    for text, data, formats in queries:
-        pgconn.send_query_params(text, data, param_formats=formats)
+    for name, text, data, formats in queries:
+        if session is None or name is None:
+            pgconn.send_query_params(text.encode(), data, param_formats=formats)
+            continue
+        known = name.encode()
+        if name not in session.prepared and name not in new:
+            new.add(name)
+            pgconn.send_prepare(known, text.encode())
+        pgconn.send_query_prepared(known, data, formats)
     pgconn.pipeline_sync()
     yield from generators.send(pgconn)
     found = None
@@ -204,3 +311,21 @@ def _send_bound(pgconn: Any, steps: Sequence[Step], begin: str, schema: str | No
             found = result
     pgconn.exit_pipeline_mode()
     return found
+
+
+#: A statement's name, if it has one, its text, its values and their formats, as libpq takes them.
+_Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], list[int]]
+
+
+def _bindable(step: Step, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
+    key, values = (step.sql, step.values) if isinstance(step, Statement) else (step, ())
+    data, formats = [encoded(value) for value in values], [int(type(value) is bytes) for value in values]
+    if session is None or isinstance(step, Nested) or step is Boundary.BEGIN_AS_CHOSEN:
+        text = begin if step is Boundary.BEGIN_AS_CHOSEN else _text(step, schema)
+        return None, text, data, formats
+    named = session.preparing.named.get((schema, key)) or session.preparing.name(step, key, schema)
+    return named.name, named.sql, data, formats
+
+
+def _text(step: Step, schema: str | None) -> str:
+    return placed(step.sql, schema) if isinstance(step, Statement) else crossing(step)
