@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from onefold._http.fastapi import Tx, authorize_from, principal_from
+from onefold._steps.points import StepOptions
+from onefold._steps.steps import Steps
 
 if TYPE_CHECKING:
     from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, RequestSession, SessionTx
@@ -12,6 +14,8 @@ __all__ = [
     "AsyncSessionTx",
     "RequestSession",
     "SessionTx",
+    "StepOptions",
+    "Steps",
     "Tx",
     "authorize_from",
     "principal_from",

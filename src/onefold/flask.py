@@ -1,8 +1,12 @@
 """Flask: the request's transaction and SQLAlchemy session."""
 
 from onefold._http.flask import current_session, current_transaction
+from onefold._steps.points import StepOptions
+from onefold._steps.steps import Steps
 
 __all__ = [
+    "StepOptions",
+    "Steps",
     "current_session",
     "current_transaction",
 ]

@@ -27,6 +27,7 @@ from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry.request_events import Reaped
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
+from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
 from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
@@ -53,10 +54,12 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     _asynchronous = False
     _notifier: ThreadNotifier
+    _beats: ThreadHeartbeat
 
     def _open(self, database: object) -> Database[Any]:
         opened = sync_database(database)
         self._notifier = ThreadNotifier(opened)
+        self._beats = ThreadHeartbeat(opened)
         return opened
 
     def _wakes(self) -> tuple[Callable[[], None], ...]:
@@ -128,7 +131,7 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
         """Forget what has expired, in batches."""
-        flow = reap(self._layer.store, limit=limit, batches_max=batches_max, listener=self._layer.listener)
+        flow = reap(self._layer.stepped, limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return run(flow, ThreadExecutor(self._database))
 
     @thread_block("once.reaping()")
@@ -177,6 +180,7 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def close(self) -> None:
         """Close the connections onefold opened itself."""
+        self._beats.close()
         self._notifier.close()
         self._database.close()
 
@@ -201,10 +205,12 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     _asynchronous = True
     _notifier: Notifier
+    _beats: TaskHeartbeat
 
     def _open(self, database: object) -> AsyncDatabase[Any]:
         opened = async_database(database)
         self._notifier = Notifier(opened)
+        self._beats = TaskHeartbeat(opened)
         return opened
 
     def _wakes(self) -> tuple[Callable[[], None], ...]:
@@ -274,7 +280,7 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     async def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
         """Forget what has expired, in batches."""
-        flow = reap(self._layer.store, limit=limit, batches_max=batches_max, listener=self._layer.listener)
+        flow = reap(self._layer.stepped, limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return await run_async(flow, TaskExecutor(self._database))
 
     @task_block("once.reaping()")
@@ -316,6 +322,7 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     async def close(self) -> None:
         """Close the connections onefold opened itself."""
+        await self._beats.close()
         await self._notifier.close()
         await self._database.close()
 

@@ -29,6 +29,7 @@ from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
+from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
 from onefold._worker.ledger_reaper import LedgerReaper
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import ConsumerSettings, RelaySettings, select_consumers
@@ -77,6 +78,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
     _asynchronous: ClassVar[bool]
 
     _notifier: Notifier | ThreadNotifier
+    _beats: TaskHeartbeat | ThreadHeartbeat
 
     def _open(self, database: object) -> D:
         raise NotImplementedError
@@ -128,6 +130,7 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             name=repr(self),
             dialect=self._database.dialect,
             plain=self._plain,
+            beats=self._beats,
             outbox=self._outbox.new_buffer,
             sessions=self._sessions,
             principal=principal,
@@ -144,7 +147,6 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
             unsealed_answers=unsealed_answers,
             reap_every_s=reap_every_s,
         )
-        self._development = development
         self._guard_engine(development)
 
     def _check_given(self, unknown: Collection[str], broker: object, listener: object) -> None:
@@ -158,13 +160,12 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
 
     def _prepare_messages(self, broker: BrokerGiven | None) -> None:
         self._broker = broker
-        self._consumers = []
-        self._recurring = []
-        self._published = []
+        self._consumers, self._recurring, self._published = [], [], []
         self._news = News()
         self._ledger = LedgerReaper(self._database.dialect)
 
     def _guard_engine(self, development: bool) -> None:
+        self._development = development
         if development and (guard := getattr(self._database, "guard", None)) is not None:
             guard(self._layer.operation_inside)
 

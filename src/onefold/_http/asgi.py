@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onefold._http.background import AnswerReplaced, is_only_replaced, run_held_back
-from onefold._http.guarded_request import SESSIONS, GuardedRequest
-from onefold._http.guarded_request import TRANSACTION as TRANSACTION  # where an application without a framework looks
+from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
 from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import RequestGuard
+from onefold._http.scope_keys import SESSIONS
+from onefold._http.scope_keys import TRANSACTION as TRANSACTION  # where an application without a framework looks
 from onefold._idempotency.retention import REAP_LIMIT, reap
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
@@ -133,7 +134,7 @@ class IdempotencyMiddleware:
 
     async def _live(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         async def reap_now() -> None:
-            flow = reap(self._guard.store, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
+            flow = reap(self._guard.all_rows, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
             await run_async(flow, TaskExecutor(self._database))
 
         lifespan = Lifespan(receive, send, check_ready=self._ready.check, reaping=self._reaping, reap=reap_now)

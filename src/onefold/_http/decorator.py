@@ -20,7 +20,9 @@ from typing import Any, Protocol, TypeVar, cast
 from onefold._http.background import PARAMETER, ask_for_background, hold_back
 from onefold._http.guarded_request import GuardedRequest, current_request
 from onefold._http.policy import Policy
+from onefold._http.steps_parameter import find_steps, without
 from onefold._kernel.handler_errors import late_isolation
+from onefold._steps.steps import Steps
 from onefold.errors import ConfigurationError, ProgrammerError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,21 +53,25 @@ class IdempotentHandler:
         return name_of(self.function)
 
 
-def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = False) -> F:
-    """The same function, known to resolvers as an idempotent handler. `asynchronous`: nothing but async functions."""
-    _check_markable(function, asynchronous)
+def mark(function: F, policy: Policy, layer: Serving) -> F:
+    """The same function, known to resolvers as an idempotent handler."""
     found = IdempotentHandler(policy, function, layer)
+    steps = find_steps(function) if policy.steps else None
     # Frameworks read the parameters' types here, and some look up names (`from __future__ import annotations`) among
     # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
     signature, background = None, PARAMETER
     with suppress(Exception):
-        signature, background = ask_for_background(inspect.signature(function, eval_str=True))
+        signature, background = ask_for_background(without(inspect.signature(function, eval_str=True), steps))
+    if signature is None and steps is not None:
+        signature = without(inspect.signature(function), steps)
     if is_async(function):
 
         @functools.wraps(function)
         async def call_handler(*args: Any, **kwargs: Any) -> Any:
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
+            if steps is not None:
+                kwargs[steps] = _steps_of(guarded, found, asynchronous=True)
             try:
                 result = await function(*args, **kwargs)
                 if guarded is not None:
@@ -83,6 +89,8 @@ def mark(function: F, policy: Policy, layer: Serving, *, asynchronous: bool = Fa
         def call_handler(*args: Any, **kwargs: Any) -> Any:
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
+            if steps is not None:
+                kwargs[steps] = _steps_of(guarded, found, asynchronous=False)
             try:
                 result = function(*args, **kwargs)
                 if guarded is not None:
@@ -119,7 +127,8 @@ def name_of(function: object) -> str:
     return f"{module}.{name}" if module else str(name)
 
 
-def _check_markable(function: object, asynchronous: bool) -> None:
+def check_markable(function: object, asynchronous: bool) -> None:
+    """Refuse what cannot be a handler."""
     name = name_of(function)
     if inspect.isclass(function) or not callable(function):
         raise ConfigurationError(
@@ -167,6 +176,15 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
         )
     guarded.entered = True
     return guarded
+
+
+def _steps_of(guarded: GuardedRequest[Any] | None, found: IdempotentHandler, *, asynchronous: bool) -> Steps:
+    if guarded is None or guarded.steps is None:
+        raise ProgrammerError(
+            f"{found.name} works in steps, and was called by another handler, whose request has none of its own for "
+            "it. Call an unmarked function instead, and hand it your steps"
+        )
+    return guarded.steps.of(asynchronous=asynchronous)
 
 
 def note_exception(error: Exception) -> None:

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from onefold._http.authentication import NAMED, TEMPLATE
 from onefold._http.policy import METHODS
 from onefold._http.starlette import find_transaction
+from onefold._http.steps_parameter import GIVES_TRANSACTION
 from onefold._kernel.transaction import Transaction
 
 H = TypeVar("H")
@@ -34,6 +35,8 @@ async def transaction_of(connection: HTTPConnection) -> Transaction[Any]:
     """The transaction of the request, for `Depends`. Async, so that FastAPI spends no thread on it."""
     return find_transaction(connection, "below @app.post(...)")
 
+
+setattr(transaction_of, GIVES_TRANSACTION, True)
 
 Tx: TypeAlias = Annotated[Transaction[H], Depends(transaction_of)]
 """The request's transaction: `Tx[asyncpg.Connection]`, `Tx[sqlite3.Connection]`, ..."""

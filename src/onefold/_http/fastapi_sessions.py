@@ -23,7 +23,8 @@ from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
 from onefold._http.fastapi import Tx
-from onefold._http.guarded_request import SESSIONS, TRANSACTION
+from onefold._http.request_steps import is_between_steps
+from onefold._http.scope_keys import SESSIONS, TRANSACTION
 from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError
@@ -35,9 +36,10 @@ async def session_of(tx: Tx[Any]) -> Any:
 
 
 async def request_session(connection: HTTPConnection) -> AsyncIterator[Any]:
-    """The same where the request has a transaction; else a session of its own, which its user commits."""
+    """The same where the request has a transaction; else a session of its own, which its user commits. A handler that
+    works in steps has none while its dependencies are asked."""
     tx = connection.scope.get(TRANSACTION)
-    if isinstance(tx, Transaction):
+    if isinstance(tx, Transaction) and not is_between_steps(connection.scope):
         yield tx.session()
         return
     sessions = connection.scope.get(SESSIONS)

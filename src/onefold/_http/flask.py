@@ -22,10 +22,12 @@ from werkzeug.routing import RequestRedirect, Rule
 
 from onefold._http.authentication import of_werkzeug, with_body
 from onefold._http.decorator import note_exception, policy_of
-from onefold._http.guarded_request import SESSIONS, TRANSACTION, current_request
+from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import ServedPath
 from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response
+from onefold._http.request_steps import is_between_steps
+from onefold._http.scope_keys import SESSIONS, TRANSACTION
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError
 
@@ -194,7 +196,7 @@ def current_session() -> Any:
     from flask import g, request
 
     tx = request.environ.get(TRANSACTION)
-    if isinstance(tx, Transaction):
+    if isinstance(tx, Transaction) and not is_between_steps(request.environ):
         return tx.session()
     if _OWN not in g:
         sessions = request.environ.get(SESSIONS)

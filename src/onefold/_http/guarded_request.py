@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import Context, ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from onefold._http.authentication import ApplicationRefusal, authorize, identify, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
@@ -26,6 +26,10 @@ from onefold._http.policy import Route
 from onefold._http.refusals import refuse
 from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
+from onefold._http.request_steps import RequestSteps, give_back_interrupted
+from onefold._http.scope_keys import GUARDED, TRANSACTION
+from onefold._http.stepped_store import RequestWork
+from onefold._http.stored_request import write_request
 from onefold._http.stored_response import NOT_STORED, make_answer, make_replay
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
 from onefold._idempotency.store import Store
@@ -41,25 +45,20 @@ from onefold.errors import (
     OnefoldError,
     ProgrammerError,
     StatementRefused,
+    StoreError,
     StoreUnavailable,
     TooManyRequests,
     TransactionAborted,
     TransactionMisused,
+    WorkChanged,
+    WorkParked,
+    WorkTakenOver,
 )
 
 if TYPE_CHECKING:
     from onefold._http.request_guard import RequestGuard
 
 E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
-
-#: Where a handler finds its transaction in the scope or environ.
-TRANSACTION: Final = "onefold.transaction"
-
-#: Where a shedder inside of the layer finds the guarded request: see `GuardedRequest.step_aside`.
-GUARDED: Final = "onefold.guarded_request"
-
-#: Where a request finds the application's sessions.
-SESSIONS: Final = "onefold.sessions"
 
 _log = logging.getLogger("onefold.requests")
 
@@ -70,7 +69,7 @@ class GuardedRequest(Generic[E]):
     __slots__ = (
         "_ask", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token",
         "entered", "executor", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent",
-        "stream_error", "tx",
+        "steps", "stream_error", "tx", "work",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +82,10 @@ class GuardedRequest(Generic[E]):
         executor: E,
     ) -> None:
         self._guard = guard
-        self._store = guard.store if key is not None else guard.unkeyed
+        #: Its work, where its handler works in steps.
+        self.work = RequestWork(guard.stepped) if route.policy.steps and guard.stepped is not None else None
+        self.steps: RequestSteps | None = None
+        self._store: Store = self.work or (guard.store if key is not None else guard.unkeyed)
         self._key = key
         self._key_ms = key_ms
         self._ask: Ask | None = None
@@ -125,13 +127,14 @@ class GuardedRequest(Generic[E]):
         if error is not None and not isinstance(error, Exception):
             self.sent, self.over = self.sent or 0, True
             self.executor.abandon()  # interrupted: nothing more may be awaited on its connection
+            give_back_interrupted(self)
         assert self._token is not None
         current_request.reset(self._token)
         if self.place is not None:
             self.leave_quota()
         # It knows the scope, and tracebacks lead to it: circles for the garbage collector.
         cast("MutableMapping[str, Any]", self.request.source).pop(GUARDED, None)
-        self._token = self.raised = self.stream_error = None
+        self._token = self.raised = self.stream_error = self.steps = None
 
     def leave_quota(self) -> None:
         """The request is not in flight any more. Its record is stored once COMMIT was answered, whatever interrupts
@@ -139,6 +142,11 @@ class GuardedRequest(Generic[E]):
         if self.place is not None:
             self.place.recorded = self.keyed and self.tx.settled
             self.place.leave()
+
+    @property
+    def shared(self) -> RequestGuard:
+        """What all requests of the application share."""
+        return self._guard
 
     def belongs_to(self, store: Store) -> bool:
         return self._guard.store is store
@@ -173,6 +181,8 @@ class GuardedRequest(Generic[E]):
                     self.request, self._route, guard.naming,
                     principal=principal, key=self._key, key_ms=self._key_ms, body=body,
                 )  # fmt: skip
+            if self.work is not None:
+                self.work.request = write_request(self.request, body, principal)
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
@@ -197,7 +207,10 @@ class GuardedRequest(Generic[E]):
         if isinstance(claim, Run):
             self._run = claim
             self._emit_claimed("run")
-            self.tx.open()
+            if self.work is None:
+                self.tx.open()
+            else:
+                self.steps = RequestSteps(self)
             return None
         self.over = True
         return self._answer(claim)
@@ -249,7 +262,7 @@ class GuardedRequest(Generic[E]):
         if run is None or ask is None:  # unprotected, because the route says so
             self.over = True
             return None
-        if self.raised is not None and failure_of(self.raised, self.operation, self.policy.lease_s) is not None:
+        if self.raised is not None and self._failure_of(self.raised) is not None:
             return await self.fail(self.raised)
         refused = 400 <= response.status < 500
         if response.status >= 500 or response.status in NOT_STORED or not self.entered:
@@ -260,10 +273,12 @@ class GuardedRequest(Generic[E]):
             _log.warning(success_not_stored(self.operation, self.raised, response.status))
             return self._answer_misuse(await self.abort(type(self.raised).__name__))
         try:
+            if self.steps is not None:
+                self.steps.check_end()
             self.tx.check_end(keep_rows=not refused)
             if self.tx.joined:
                 await close_sessions(self.tx, not refused)
-            if not refused and self._guard.development and self.policy.writes:
+            if not refused and self._guard.development and self.policy.writes and self.steps is None:
                 check_used(self.tx, self.operation, response.status)
             answer = make_answer(
                 response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept,
@@ -304,11 +319,17 @@ class GuardedRequest(Generic[E]):
         self.sent = self.sent or 0
         explain_wait(error, self.operation)
         judged = not self.over and self._run is not None
-        failure = failure_of(error, self.operation, self.policy.lease_s) if judged else None
+        failure = self._failure_of(error) if judged else None
         found = await self.abort(type(failure or error).__name__)
         if failure is None:
             return self._answer_lost(found, error)
         return self._guard.log_and_refuse(failure, self.request, self.operation)
+
+    def _failure_of(self, error: BaseException) -> OnefoldError | None:
+        """What a handler raised, if it is the database's to answer for, or says what became of its work."""
+        if self.work is not None and isinstance(error, StoreError | WorkTakenOver | WorkParked | WorkChanged):
+            return error
+        return failure_of(error, self.operation, self.policy.lease_s)
 
     def _answer_misuse(self, found: OnefoldError | None) -> Response | None:
         """What is answered in place of something better where the handler has committed by itself."""

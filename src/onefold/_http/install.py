@@ -11,7 +11,7 @@ from weakref import WeakSet
 from onefold._http import asgi, wsgi
 from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
 from onefold._http.bare_header_check import header_taken
-from onefold._http.decorator import IdempotentHandler, idempotent_handler_of, mark, name_of
+from onefold._http.decorator import IdempotentHandler, check_markable, idempotent_handler_of, mark, name_of
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import READY, Known, Readiness, check_complete, check_free, check_served
 from onefold._http.openapi import describe
@@ -30,16 +30,20 @@ from onefold._http.request import Request
 from onefold._http.request_guard import RequestGuard
 from onefold._http.request_identity import Naming
 from onefold._http.session_needs import check_sessions
+from onefold._http.stepped_store import SteppedStore
+from onefold._http.steps_parameter import check_steps, find_steps
 from onefold._http.stored_response import Reading
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.encryption import Sealer, peppers_of
 from onefold._idempotency.sql import sqlite
-from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import UnkeyedStore
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Database, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
 from onefold._policy.quota import Quota
+from onefold._steps.performing import LeaseRenewals
+from onefold._steps.sealing import Sealing
+from onefold._steps.works import Works
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -71,6 +75,7 @@ class Layer:
         name: str,
         dialect: str,
         plain: PlainTransaction,
+        beats: LeaseRenewals,
         outbox: Callable[[], Outgoing],
         sessions: Sessions | None,
         principal: Principal | None,
@@ -110,9 +115,11 @@ class Layer:
         self.reaping = Reaping(reap_every_s)
         self.store = _store(dialect)
         reading = Reading(sealer, unsealed_answers, earlier_records)
+        self.stepped = SteppedStore(self.store, Works(dialect), beats, Sealing(sealer, unsealed_answers))
         self._guard = RequestGuard(
             store=self.store,
             unkeyed=UnkeyedStore(plain),
+            stepped=self.stepped,
             outbox=outbox,
             sessions=sessions,
             listener=listener,
@@ -144,12 +151,18 @@ class Layer:
         policy = self.policy(settings)
 
         def decorate(function: F) -> F:
+            check_markable(function, self._asynchronous)
             check_sessions(function, name_of(function), self.name, self._guard.sessions)
+            own = policy
+            if find_steps(function) is not None:
+                asynchronous, name = self._asynchronous, name_of(function)
+                check_steps(function, name, policy, asynchronous=asynchronous, by=self.name)
+                own = replace(policy, steps=True)
             self._give(policy.operation, function)
-            found = mark(function, policy, self, asynchronous=self._asynchronous)
-            own = idempotent_handler_of(found)
-            assert own is not None
-            self._marks.add(own)
+            found = mark(function, own, self)
+            handler = idempotent_handler_of(found)
+            assert handler is not None
+            self._marks.add(handler)
             return found
 
         return decorate
@@ -375,7 +388,7 @@ def _describe_in_openapi(app: Any, routes: Routes) -> None:
     app.openapi = describe_once
 
 
-def _store(dialect: str) -> Store:
+def _store(dialect: str) -> LockedStore:
     match dialect:
         case "postgres":
             return LockedStore()

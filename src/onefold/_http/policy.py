@@ -87,6 +87,8 @@ class Policy:
     writes: bool = True
     isolation: Isolation | None = None
     quota: Quota | None = None
+    steps: bool = field(default=False, repr=False)
+    """Whether its handler works in recorded steps: read from the handler's own parameters."""
     principal_question: Question = field(init=False, repr=False, compare=False)
     authorize_question: Question | None = field(init=False, repr=False, compare=False)
 

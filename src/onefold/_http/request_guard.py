@@ -14,6 +14,7 @@ from onefold._http.policy import Policy, Route
 from onefold._http.problems import problem
 from onefold._http.request import Request, Response
 from onefold._http.request_identity import NAMING, Naming
+from onefold._http.stepped_store import SteppedStore
 from onefold._http.stored_response import READING, Reading, new_run_id
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
@@ -41,6 +42,8 @@ class RequestGuard:
     store: Store
     unkeyed: Store
     """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
+    stepped: SteppedStore | None = None
+    """For requests whose handlers work in steps."""
     outbox: Callable[[], Outgoing] = no_outbox
     sessions: Sessions | None = None
     naming: Naming = NAMING
@@ -55,6 +58,11 @@ class RequestGuard:
     """Of the application that the layer is around: how its `authorize` and `principal` are asked."""
     now_ms: Callable[[], int] = wall_ms
     new_run_id: Callable[[], bytes] = new_run_id
+
+    @property
+    def all_rows(self) -> SteppedStore | Store:
+        """What knows the records, and the works where there are some."""
+        return self.stepped or self.store
 
     def screen(self, request: Request, route: Route, executor: E) -> GuardedRequest[E] | Response:
         """Judge a request by its head, before its body is read and before any store access.

@@ -9,13 +9,14 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onefold._http.guarded_request import SESSIONS, GuardedRequest
-from onefold._http.guarded_request import TRANSACTION as TRANSACTION  # where an application without a framework looks
+from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
 from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Reaping
 from onefold._http.request import Headers, Request, Response
 from onefold._http.request_guard import RequestGuard
+from onefold._http.scope_keys import SESSIONS
+from onefold._http.scope_keys import TRANSACTION as TRANSACTION  # where an application without a framework looks
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run

@@ -19,6 +19,7 @@ the record. A connection lost during COMMIT is neither, so the outcome is looked
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
@@ -31,6 +32,7 @@ from onefold._kernel.effects import (
     Boundary,
     Discard,
     Fetch,
+    Flow,
     Release,
     ReleaseCommitted,
     Row,
@@ -117,7 +119,7 @@ class LockedStore:
     """Keys claimed by locks that end with their transaction, or with their process."""
 
     def __init__(self, sql: LockedStatements = postgres, *, recent: Recent | None = None) -> None:
-        self._sql = sql
+        self.sql = sql
         self._recent = Recent() if recent is None else recent
         #: Whether transactions at the level they have by default were found to be stricter than READ COMMITTED.
         self._strict = False
@@ -139,13 +141,26 @@ class LockedStore:
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
     ) -> Claim | None:
         # First what finds out whether the transaction is still ours: nothing may be written outside of it.
-        undo = self._sql.UNDO_WHOLE if run.reserved else self._sql.UNDO
-        proof = self._sql.KEEP if keep_rows else undo
-        write = self._sql.settle_reserved if run.reserved else self._sql.settle
+        undo = self.sql.UNDO_WHOLE if run.reserved else self.sql.UNDO
+        proof = self.sql.KEEP if keep_rows else undo
+        write = self.sql.settle_reserved if run.reserved else self.sql.settle
+        return await self.commit(ask, answer, (*proof, write(ask, answer), *also), keep_rows=keep_rows)
+
+    async def commit(
+        self,
+        ask: Ask,
+        answer: Answer,
+        steps: tuple[Step, ...],
+        *,
+        keep_rows: bool,
+        check_claim: Callable[[], Flow[None]] | None = None,
+    ) -> Claim | None:
+        """Commit what `steps` write, a record of this answer among it. `check_claim` is asked where they were refused,
+        and raises if that is because the claim is lost."""
         try:
-            await Batch((*proof, write(ask, answer), *also, Boundary.COMMIT))
+            await Batch((*steps, Boundary.COMMIT))
         except (UniqueViolated, RequiredValueMissing, SerializationFailed) as error:
-            return await self._after_lost_race(ask, error)
+            return await self._after_lost_race(ask, error, check_claim)
         except ConnectionLost:
             await Discard()
             claim = await self._after_lost_commit(ask)
@@ -168,7 +183,7 @@ class LockedStore:
         found: OnefoldError | None = None
         if touched:
             try:
-                await Batch(self._sql.PROOF)
+                await Batch(self.sql.PROOF)
             except TransactionEnded:
                 found = TransactionMisused(COMMITTED_BY_HANDLER)
             except ConnectionLost:
@@ -180,14 +195,14 @@ class LockedStore:
             raise found
 
     async def status(self, digest: bytes) -> Status:
-        [row] = await with_connection(lambda: ask_for(self._sql.status(digest)))
+        [row] = await with_connection(lambda: ask_for(self.sql.status(digest)))
         return status_of(*row)
 
     async def reap(self, limit: int) -> int:
-        return await with_connection(lambda: in_batch(self._sql.reap(limit)))
+        return await with_connection(lambda: in_batch(self.sql.reap(limit)))
 
     async def _find(self, ask: Ask) -> Claim | None:
-        rows = await Fetch(self._sql.find(ask))
+        rows = await Fetch(self.sql.find(ask))
         return judge_records(ask, [record_of(record) for *record, expired in rows if not expired])
 
     async def _claim(self, ask: Ask) -> Claim:
@@ -209,11 +224,11 @@ class LockedStore:
     async def _try(self, ask: Ask, first: tuple[Boundary, ...]) -> Claim:
         strict = self._strict if ask.isolation is None else ask.isolation != "read committed"
         run = _RUN_RESERVED if strict else _RUN
-        look = self._sql.reserve(ask) if strict else self._sql.look(ask)
-        begin = (*self._sql.opening(ask), self._sql.lock(ask), *self._sql.BEFORE_HANDLER, look)
+        look = self.sql.reserve(ask) if strict else self.sql.look(ask)
+        begin = (*self.sql.opening(ask), self.sql.lock(ask), *self.sql.BEFORE_HANDLER, look)
         if await Batch((*first, *begin)) == 0:
             return run
-        seen = await Fetch(self._sql.see(ask))
+        seen = await Fetch(self.sql.see(ask))
         has_one_snapshot, *_ = seen[0]
         if has_one_snapshot and not strict:
             self._strict = True  # from now on, without this detour
@@ -223,7 +238,7 @@ class LockedStore:
             # Another payload holds the key, or a request that only looked at it did. Try once more, then believe it.
             if await Batch((Boundary.ROLLBACK, *begin)) == 0:
                 return run
-            claim = await self._judge(ask, run, await Fetch(self._sql.see(ask))) or Mismatch()
+            claim = await self._judge(ask, run, await Fetch(self.sql.see(ask))) or Mismatch()
         if not isinstance(claim, Run):
             await Batch((Boundary.ROLLBACK,))
         return claim
@@ -237,22 +252,28 @@ class LockedStore:
             return known
         if late or (kept and ask.refuses_late):
             return Expired()
-        if verdict == self._sql.SAME_IN_FLIGHT:
+        if verdict == self.sql.SAME_IN_FLIGHT:
             return InFlight()
-        if verdict == self._sql.OTHER_IN_FLIGHT:
+        if verdict == self.sql.OTHER_IN_FLIGHT:
             return None if ask.tells_apart else InFlight()
         # Ours to run: a record past its retention makes room.
-        room = self._sql.forget(ask)
+        room = self.sql.forget(ask)
         if room:
             await Batch(room)
         return run
 
     async def _after_lost_race(
-        self, ask: Ask, error: UniqueViolated | RequiredValueMissing | SerializationFailed
+        self,
+        ask: Ask,
+        error: UniqueViolated | RequiredValueMissing | SerializationFailed,
+        check_claim: Callable[[], Flow[None]] | None,
     ) -> Claim:
         async def look_again() -> Claim | None:
             await Batch((Boundary.ROLLBACK,))
-            return await self._find(ask)
+            found = await self._find(ask)
+            if found is None and check_claim is not None:
+                await check_claim()
+            return found
 
         claim = await discard_on_error(look_again)
         await Release()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from onefold._idempotency.sql import postgres
-from onefold._idempotency.store import Store
+from onefold._kernel.effects import Flow
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.request_events import Reaped
 from onefold._policy.ranges import require
@@ -17,7 +19,13 @@ def pg_cron_job(limit: int = 50_000) -> str:
     return f"SELECT cron.schedule('onefold-reap', '*/5 * * * *', $${postgres.reap_script(limit)}$$);\n"
 
 
-async def reap(store: Store, *, limit: int, batches_max: int, listener: Listener | None = None) -> Reaped:
+class Reaps(Protocol):
+    """What forgets expired rows, at most so many at once; how many records there were."""
+
+    def reap(self, limit: int) -> Flow[int]: ...
+
+
+async def reap(store: Reaps, *, limit: int, batches_max: int, listener: Listener | None = None) -> Reaped:
     """Delete expired records, `limit` at a time, until none is left or `batches_max` is done."""
     require("limit", limit, least=1, most=100_000, whole=True)
     require("batches_max", batches_max, least=1, whole=True)

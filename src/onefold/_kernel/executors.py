@@ -152,6 +152,10 @@ class TaskExecutor(Generic[H]):
             raise ProgrammerError(_NO_CONNECTION)
         return self._connection
 
+    def anew(self) -> TaskExecutor[H]:
+        """Another one, over the same database."""
+        return TaskExecutor(self._database)
+
     def on_this_thread(self) -> Connection[Any] | None:
         """The connection for a plain `def`, which has a thread of its own while the request is a task: used there like
         its handle, without asking the loop, which may be waiting for that thread. None: it is the loop's only."""

@@ -142,6 +142,14 @@ class OwnedTransaction(Transaction[H]):
         """The route runs without its store, because it said so: there is no transaction to offer."""
         self._over = error
 
+    def explain(self, why: str) -> None:
+        """It is not begun, and this is what its user is told who touches it."""
+        self._over = why
+
+    @property
+    def is_open(self) -> bool:
+        return self._over is None
+
     def check_end(self, *, keep_rows: bool = True) -> None:
         """Called before it is settled: raises TransactionMisused where a savepoint, or a cancellation that was not
         awaited, forbids that."""

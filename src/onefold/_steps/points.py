@@ -178,6 +178,10 @@ class Points:
         self.check_end()
         self._finished = True
 
+    def finish_failed(self) -> None:
+        """What `finish` was to do raised, and nothing of it stays: other steps may follow, and another `finish`."""
+        self._finished = False
+
     def check_end(self) -> None:
         """Whether all that is recorded was asked for. Code that ends before that has taken another way than the attempt
         that recorded it: it does not know what has happened. Raises WorkChanged."""

@@ -12,9 +12,10 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from onefold._http.asgi import Application, Message, Receive, Send, send_whole
-from onefold._http.guarded_request import GUARDED, GuardedRequest
+from onefold._http.guarded_request import GuardedRequest
 from onefold._http.problems import problem
 from onefold._http.request import Request
+from onefold._http.scope_keys import GUARDED
 from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
 from onefold._http.shedding.admission_queue import Ticket, Verdict
 from onefold._http.shedding.settings import Shedding

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Event
 from typing import Any, TypeVar
 
-from onefold._http.guarded_request import GUARDED, GuardedRequest
+from onefold._http.guarded_request import GuardedRequest
 from onefold._http.problems import problem
 from onefold._http.request import Response
+from onefold._http.scope_keys import GUARDED
 from onefold._http.shedding.admission_controller import EVENT_STREAM, Admission, AdmissionController
 from onefold._http.shedding.admission_queue import Ticket, Verdict
 from onefold._http.shedding.settings import Shedding

@@ -1,0 +1,235 @@
+"""Keys whose requests work in steps: claimed by a work's row, settled with a record in its place.
+
+Theory of operation. A claim takes the locks of the key and looks for its record, as for every request; then, in that
+very transaction, it inserts the work's row and commits. From there on the row keeps others away, and no connection is
+held. A row that is there already is looked at under the locks of the key once more: a work whose lease runs is in
+flight, one that was given up is taken over with its steps. The settle waits for the lock of the key, writes the record
+and deletes the work in one transaction: a claim finds the lock, the work, or the record.
+
+Failure windows. A crash before the settle's COMMIT leaves the work and its steps, and the next one goes on. A COMMIT
+whose answer was lost is looked for as that of every request: the answer tells this run from others.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.encryption import UnreadableAnswer
+from onefold._idempotency.model import (
+    SCHEMA_VERSION,
+    Answer,
+    Ask,
+    Claim,
+    InFlight,
+    Mismatch,
+    Record,
+    Run,
+    Status,
+    key_lock,
+)
+from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
+from onefold._kernel.effects import Acquire, Boundary, Discard, Fetch, Isolation, Row, Statement, Step
+from onefold._kernel.owned_transaction import OwnedTransaction
+from onefold._steps.model import Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
+from onefold._steps.performing import LeaseRenewals, Performing
+from onefold._steps.sealing import Sealing, request_context
+from onefold._steps.works import CLAIMS_MAX, Works
+from onefold.errors import StoreError, WorkParked, WorkTakenOver
+
+_log = logging.getLogger("onefold.requests")
+
+
+class SteppedStore:
+    """What the requests of an application that work in steps share."""
+
+    def __init__(self, keys: LockedStore, works: Works, beats: LeaseRenewals, sealing: Sealing) -> None:
+        self.keys = keys
+        self.works = works
+        self.beats = beats
+        self.sealing = sealing
+
+    async def reap(self, limit: int) -> int:
+        """Forget records and works, at most so many of each; how many records there were."""
+        await self.works.reap(limit)
+        return await self.keys.reap(limit)
+
+    async def status(self, digest: bytes) -> Status:
+        """What became of a key whose route may work in steps."""
+        found = await self.keys.status(digest)
+        if found.state != "unknown":
+            return found
+        rows = await with_connection(functools.partial(_fetch, self.works.sql.status(digest)))
+        if not rows:
+            return found
+        parked, leased = rows[0]
+        return Status("parked" if parked else "in_flight" if leased else "interrupted")
+
+
+class RequestWork:
+    """The work of one request: its claim and its settle (`Store`), and what ends it (`WorkEnd`)."""
+
+    records_result = False
+
+    def __init__(self, shared: SteppedStore) -> None:
+        self._shared = shared
+        self._keys, self._works = shared.keys, shared.works
+        self.before = shared.keys.sql.BEFORE_HANDLER
+        #: What is kept of the request for as long as the work is not done.
+        self.request: bytes | None = None
+        self._held: Held | None = None
+        self._isolation: Isolation | None = None
+        self.performing: Performing | None = None
+
+    # --- the claim -----------------------------------------------------------------------------------------------
+
+    async def claim(self, ask: Ask) -> Claim:
+        """After Run the work is held, and no connection is. Raises WorkParked."""
+        self._isolation = ask.isolation
+        mine = self._work_of(ask)
+        alone = ask._replace(isolation="read committed")  # whatever phases have: each look must see what was committed
+        sql = self._keys.sql
+        for _ in range(CLAIMS_MAX):
+            for get in (self._works.insert, self._works.take):
+                claim = await self._keys.claim(alone)
+                if not isinstance(claim, Run):
+                    return claim
+                found: WorkClaim | None = await discard_on_error(functools.partial(get, mine, sql.KEEP))
+                if found is not None:
+                    return self._judge(found)
+        return InFlight()
+
+    def _judge(self, found: WorkClaim) -> Claim:
+        match found:
+            case Held():
+                self._held, self.performing = found, None
+                return Run()
+            case Differs():
+                return Mismatch()
+            case WaitsForPerson(reason):
+                raise WorkParked(f"This request was begun and waits for a person: {reason}. Nothing is done meanwhile.")
+            case _:
+                return InFlight()
+
+    def _work_of(self, ask: Ask) -> WorkAsk:
+        shut = None if self.request is None else self._shared.sealing.close(self.request, request_context(ask.digest))
+        return WorkAsk(
+            digest=ask.digest,
+            kind="request",
+            operation=ask.operation,
+            fingerprint=ask.fingerprint,
+            lease_s=ask.lease_s,
+            retention_s=ask.retention_s,
+            earlier=ask.earlier,
+            request=shut,
+            same=functools.partial(_is_same, ask),
+        )
+
+    def begin(self, operation: str, new_transaction: Callable[[], OwnedTransaction[Any]]) -> Performing:
+        """The handler is about to run."""
+        assert self._held is not None
+        self._shared.beats.hold(self._held)
+        self.performing = Performing(
+            self._works,
+            self._held,
+            end=self,
+            operation=operation,
+            lease_s=self._held.lease_s,
+            isolation=self._isolation,
+            new_transaction=new_transaction,
+            sealing=self._shared.sealing,
+            beats=self._shared.beats,
+        )
+        return self.performing
+
+    # --- its end -------------------------------------------------------------------------------------------------
+
+    async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
+        """The transaction stays open: it is committed with the answer."""
+
+    async def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Claim | None:
+        """The record in the place of the work. Raises WorkTakenOver."""
+        held, sql, work = self._mine(), self._keys.sql, self._works.sql
+        if self.is_finishing:
+            strict = self._isolation not in (None, "read committed")
+            undo = sql.UNDO_WHOLE if strict else sql.UNDO
+            opened: tuple[Step, ...] = sql.KEEP if keep_rows else undo
+        else:
+            await Acquire()
+            opened = (Boundary.BEGIN,)
+        locks = [lock for digest in ask.names for lock in work.wait_for_key(key_lock(digest))]
+        steps = (*opened, work.lock(held), *locks, sql.settle(ask, answer), *also, *work.forget(held))
+        self._shared.beats.drop(held)
+        return await self._keys.commit(
+            ask, answer, steps, keep_rows=keep_rows, check_claim=functools.partial(self._check_claim, held)
+        )
+
+    async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
+        """Keep what is recorded, and let another go on. Where the store cannot be told, the lease runs out."""
+        held = self._mine()
+        if self.is_finishing:
+            await rollback_and_release()
+        self._shared.beats.drop(held)
+        if not held.taken_over:
+            await self.give_back(held)
+
+    async def give_back(self, held: Held) -> None:
+        """The same, for a work that has no transaction open."""
+        try:
+            await self._works.release(held)
+        except StoreError as error:
+            await Discard()
+            _log.warning(
+                "%s: the lease of its work %s could not be given back, and a retry is in flight until it ends (%g s): "
+                "%s", held.operation, held.digest.hex(), held.lease_s, error,
+            )  # fmt: skip
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether the transaction of `finish` is open."""
+        return self.performing is not None and self.performing.finishing is not None
+
+    def abandon(self) -> Held | None:
+        """The request was interrupted: its lease is renewed no more. The work, if there is something to give back."""
+        held = self._held
+        if held is not None:
+            self._shared.beats.drop(held)
+        return None if held is None or held.taken_over else held
+
+    async def _check_claim(self, held: Held) -> None:
+        if not await Fetch(self._works.sql.lock(held)):
+            held.taken_over = True
+            raise WorkTakenOver(
+                "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
+            )
+
+    def _mine(self) -> Held:
+        assert self._held is not None
+        return self._held
+
+    # --- the rest of the port ------------------------------------------------------------------------------------
+
+    async def status(self, digest: bytes) -> Status:
+        return await self._shared.status(digest)
+
+    async def reap(self, limit: int) -> int:
+        return await self._shared.reap(limit)
+
+
+def _is_same(ask: Ask, digest: bytes, fingerprint: bytes) -> bool:
+    """Whether a work is of the same request. A fingerprint under a key that has left the ring is another's."""
+    if ask.same is None:
+        return fingerprint == ask.fingerprint
+    try:
+        return ask.same(Record(digest, fingerprint, ask.operation, SCHEMA_VERSION, 0, b"", None))
+    except UnreadableAnswer:
+        return False
+
+
+async def _fetch(statement: Statement) -> list[Row]:
+    return await Fetch(statement)

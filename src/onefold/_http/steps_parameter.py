@@ -1,0 +1,94 @@
+"""Handlers that work in recorded steps: known by a parameter annotated with Steps, which onefold gives.
+
+What cannot work is refused where the handler is marked: steps need a key to be resumed by, and a handler that works in
+steps has no transaction of its own beside them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, get_args, get_origin
+
+from onefold._http.policy import Policy
+from onefold._http.session_needs import GIVES_SESSION
+from onefold._kernel.transaction import Transaction
+from onefold._steps.steps import Steps, is_async
+from onefold.errors import ConfigurationError
+
+#: Set on the dependencies that give a transaction.
+GIVES_TRANSACTION: Final = "__onefold_gives_transaction__"
+
+#: Dependencies of dependencies are followed so far.
+_DEPTH_MAX: Final = 20
+
+
+def find_steps(function: Callable[..., Any]) -> str | None:
+    """The parameter for the steps, if a handler has one."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+    except Exception:  # a name that is not known yet: what is written tells
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return None
+    return next((parameter.name for parameter in parameters if _is_steps(parameter.annotation)), None)
+
+
+def without(signature: inspect.Signature, name: str | None) -> inspect.Signature:
+    """The signature that a framework sees."""
+    return signature.replace(parameters=[each for each in signature.parameters.values() if each.name != name])
+
+
+def check_steps(function: Callable[..., Any], name: str, policy: Policy, *, asynchronous: bool, by: str) -> None:
+    """Refuse a handler that cannot work in steps as it is written."""
+    if not policy.required:
+        raise ConfigurationError(
+            f"{name} works in steps, and its key is optional: a request without one could not be resumed. Write "
+            "@once.idempotent(required=True)"
+        )
+    if policy.store_down == "run":
+        raise ConfigurationError(
+            f"{name} works in steps and has store_down='run': without the store no step can be recorded. Leave it out"
+        )
+    if is_async(function) and not asynchronous:
+        raise ConfigurationError(
+            f"{name} is an async function that works in steps, and {by} is for threads: write a plain def, or use "
+            "AsyncOnefold"
+        )
+    for parameter, through in _transactions(function, _DEPTH_MAX):
+        raise ConfigurationError(
+            f"{name} works in steps, and has the parameter {parameter!r}{through}, which is the transaction or a "
+            "session of the whole request: there is none. Take it out; the functions of work.phase(...) and "
+            "work.finish(...) get their own transaction, and tx.session() in it"
+        )
+
+
+def _is_steps(annotation: object) -> bool:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, str):
+        return annotation.strip("'\"").rpartition(".")[2] == Steps.__name__
+    return annotation is Steps
+
+
+def _transactions(function: Callable[..., Any], depth: int, through: str = "") -> Iterator[tuple[str, str]]:
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+    except Exception:  # a name that is not known yet: the framework finds out
+        return
+    for parameter in parameters:
+        annotated = get_origin(parameter.annotation) is Annotated
+        kind, *marks = get_args(parameter.annotation) if annotated else (parameter.annotation,)
+        if kind is Transaction or get_origin(kind) is Transaction:
+            yield parameter.name, through
+        for mark in (*marks, parameter.default):
+            dependency = getattr(mark, "dependency", None)
+            if getattr(dependency, GIVES_TRANSACTION, False) or (
+                # Of a dependency it is a session of its own: it authenticates, perhaps.
+                getattr(dependency, GIVES_SESSION, False) and not through
+            ):
+                yield parameter.name, through
+            elif callable(dependency) and depth:
+                inside = f" (in {getattr(dependency, '__qualname__', '?')})"
+                yield from _transactions(dependency, depth - 1, inside)

@@ -1,0 +1,388 @@
+"""What the steps of a work do: a phase in its transaction, a call and its record, the end.
+
+Theory of operation. A phase locks the work's row where it is ours, runs the user's function in that transaction, and
+commits its rows, its events, its record and a new lease together. The lock keeps others from taking the work over for
+as long as the phase lasts. A call runs without a connection; its result is recorded in a short transaction afterwards.
+The transaction of `finish` is begun like that of a phase; who ends it depends on what the work is (`WorkEnd`).
+
+Failure windows. A crash in a phase is a rollback, a crash after its COMMIT finds the record. A crash between a call and
+its record makes the call again, under the same key; a call that must not be made again is marked before, and parks the
+work instead. A COMMIT whose answer was lost is looked for: a phase that is not known to be recorded ends this attempt.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.effects import (
+    Acquire,
+    Batch,
+    Boundary,
+    Call,
+    Discard,
+    Fetch,
+    Flow,
+    Isolation,
+    Now,
+    Release,
+    ReleaseCommitted,
+    Sleep,
+    Statement,
+    Step,
+    begin_at,
+)
+from onefold._kernel.handler_errors import rethrow
+from onefold._kernel.lost_commits import look_until_known
+from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
+from onefold._kernel.results import decode_result, encode_result
+from onefold._steps.model import Done, Held, StepKind
+from onefold._steps.model import Step as RecordedStep
+from onefold._steps.points import Next, Points, RecordedResult, RunPoint, StepOptions, Unknown
+from onefold._steps.sealing import Sealing, end_context, step_context
+from onefold._steps.works import CLAIMS_MAX, Works, read_steps
+from onefold.errors import (
+    ConnectionLost,
+    OutcomeUnknown,
+    RequiredValueMissing,
+    SerializationFailed,
+    StoreBusy,
+    StoreUnavailable,
+    WorkMisused,
+    WorkParked,
+    WorkTakenOver,
+)
+
+_log = logging.getLogger("onefold.steps")
+
+#: Between the attempts to record a call that was made, for as long as its lease lasts.
+_RECORD_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class LeaseRenewals(Protocol):
+    """What renews the leases of works that are in a call."""
+
+    def hold(self, work: Held) -> object: ...
+    def drop(self, work: Held) -> object: ...
+
+
+class WorkEnd(Protocol):
+    """How the work ends."""
+
+    @property
+    def before(self) -> tuple[Step, ...]:
+        """What stands before the lock in the transaction of `finish`."""
+        ...
+
+    @property
+    def records_result(self) -> bool:
+        """Whether a later attempt may ask for the result of `finish`."""
+        ...
+
+    def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> Flow[None]:
+        """The function of `finish` has returned: commit, or leave that to what ends the work."""
+        ...
+
+
+class Performing:
+    """The steps of one attempt at a work."""
+
+    def __init__(
+        self,
+        works: Works,
+        claim: Held | Done,
+        *,
+        end: WorkEnd,
+        operation: str,
+        lease_s: float,
+        isolation: Isolation | None,
+        new_transaction: Callable[[], OwnedTransaction[Any]],
+        sealing: Sealing,
+        beats: LeaseRenewals,
+    ) -> None:
+        self._works = works
+        self._held = claim if isinstance(claim, Held) else None
+        self._done = claim if isinstance(claim, Done) else None
+        self.digest = claim.digest
+        self._end = end
+        self._operation = operation
+        self._lease_s = lease_s
+        self._isolation = isolation
+        self._new_transaction = new_transaction
+        self._sealing = sealing
+        self._beats = beats
+        self._points = Points(claim.steps, what=operation)
+        #: Steps that were asked for and not begun: coroutines that were not awaited.
+        self.unbegun = 0
+        #: The step whose COMMIT was interrupted: it may be recorded or not, and nothing may be built on either.
+        self._unsure: str | None = None
+        self._parked: WorkParked | None = None
+        #: The transaction of `finish`, from its function's return on.
+        self.finishing: OwnedTransaction[Any] | None = None
+
+    # --- what users call -----------------------------------------------------------------------------------
+
+    async def phase(self, options: StepOptions, function: Callable[[Any], Any], returns: object) -> Any:
+        step = self._ask("phase", options)
+        if not isinstance(step, RunPoint):
+            return self._read(step.recorded, returns)
+        held, tx = self._mine(), self._new_transaction()
+        try:
+            await self._enter(held, ())
+            _, plain = await self._perform(tx, function, returns, what=f"phase {step.name!r}")
+            record = self._close(step, "phase", plain or b"")
+            self._unsure = step.name
+            await commit(tx, functools.partial(self._commit_phase, held, record))
+            self._unsure = None
+        except BaseException:
+            self._points.failed()
+            self._beat_again(held)
+            raise
+        self._beat_again(held)
+        self._points.done(record.result)
+        return self._read(record, returns)
+
+    async def call(self, options: StepOptions, function: Callable[[], Any], returns: object) -> Any:
+        step = self._ask("call", options)
+        if isinstance(step, Unknown):
+            raise await self._park(step.recorded.name)
+        if isinstance(step, RecordedResult):
+            return self._read(step.recorded, returns)
+        held = self._mine()
+        try:
+            if step.marked:
+                await self._record(held, RecordedStep(step.position, step.name, "call", "started", None))
+                self._points.started()
+            value = await Call(function)
+            plain = encode_result(value, returns, what=self._result_of("call", step.name))
+            record = self._close(step, "call", plain)
+            await self._record(held, record)
+        except BaseException:
+            self._points.failed()
+            raise
+        self._points.done(record.result)
+        return self._read(record, returns)
+
+    async def finish(self, function: Callable[[Any], Any], returns: object) -> Any:
+        self.unbegun -= 1
+        self._check_sure()
+        self._points.finish()
+        if self._done is not None:
+            return self._read_end(self._done.result, returns)
+        held, tx = self._mine(), self._new_transaction()
+        try:
+            await self._enter(held, self._end.before)
+            recorded = self._end.records_result
+            value, plain = await self._perform(tx, function, returns, what="finish", recorded=recorded)
+        except BaseException:
+            self._points.finish_failed()
+            self._beat_again(held)
+            raise
+        stored = None if plain is None else self._sealing.close(plain, end_context(held.digest))
+        self.finishing = tx
+        await self._end.finish(tx, held, stored)
+        return value if stored is None else self._read_end(stored, returns)
+
+    def check_end(self) -> None:
+        """Called before the work is ended. Raises WorkMisused, WorkChanged."""
+        if self.unbegun:
+            raise WorkMisused(
+                f"{self._operation} asked for a step and did not await it, so that it did not happen: write `await "
+                "work.phase(...)`, `await work.call(...)`, `await work.finish(...)`. Nothing was stored"
+            )
+        self._check_sure()
+        if self._parked is not None:
+            raise self._parked
+        self._points.check_end()
+
+    # --- a phase ---------------------------------------------------------------------------------------------
+
+    async def _enter(self, held: Held, before: tuple[Step, ...]) -> None:
+        """Begin a transaction that has the work's row locked. Raises WorkTakenOver."""
+        self._beats.drop(held)
+        begin: tuple[Step, ...] = (
+            begin_at(self._isolation), *self._works.sql.opening(self._lease_s), *before, self._works.sql.lock(held),
+        )  # fmt: skip
+        for left in reversed(range(CLAIMS_MAX)):
+            try:
+                ours = await checkout(functools.partial(_batch, begin))
+                break
+            except SerializationFailed:  # the lease was renewed after the snapshot was taken
+                if not left:
+                    raise
+        if not ours:
+            await rollback_and_release()
+            raise self._taken_over(held)
+
+    async def _perform(
+        self,
+        tx: OwnedTransaction[Any],
+        function: Callable[[Any], Any],
+        returns: object,
+        *,
+        what: str,
+        recorded: bool = True,
+    ) -> tuple[Any, bytes | None]:
+        """Run the user's function in the transaction, which is rolled back where that fails."""
+        tx.open()
+        try:
+            value = await Call(functools.partial(function, tx))
+            plain = encode_result(value, returns, what=f"the result of {what}{self._of}") if recorded else None
+            tx.check_end()
+            await close_sessions(tx, True)
+            tx.check_executed(f"{what}{self._of} ended")
+        except Exception:
+            await undo(tx, rollback_and_release, name=self._operation)
+            raise
+        return value, plain
+
+    async def _commit_phase(self, held: Held, record: RecordedStep, events: tuple[Statement, ...]) -> None:
+        sql = self._works.sql
+        try:
+            await Batch((*sql.proof, *events, sql.renew(held), sql.record(held, record), Boundary.COMMIT))
+        except ConnectionLost as error:
+            await Discard()
+            await self._look_for(held, record, error)
+        except RequiredValueMissing as error:
+            await Discard()
+            raise self._taken_over(held) from error
+        except Exception as error:
+            await Discard()
+            self._unsure = None
+            rethrow(error)
+        else:
+            await ReleaseCommitted()
+
+    async def _look_for(self, held: Held, record: RecordedStep, error: ConnectionLost) -> None:
+        """COMMIT was sent and its answer lost. Returns where it took place."""
+        found, asked = await look_until_known(
+            lambda: with_connection(functools.partial(self._find, held, record.position))
+        )
+        what = f"the connection of phase {record.name!r} of {self._operation} was lost during COMMIT"
+        if found is None:
+            raise OutcomeUnknown(f"{what} and {'it is not decided yet' if asked else 'the store cannot be asked'}")
+        if not found:
+            self._unsure = None
+            raise StoreUnavailable(f"{what}, and nothing of it was committed; a retry runs it again") from error
+
+    async def _find(self, held: Held, position: int) -> bool | None:
+        """Whether the step is recorded. None: its transaction still has the row."""
+        await Batch((Boundary.BEGIN,))
+        seen = await Fetch(self._works.sql.look(held))
+        steps = read_steps(await Fetch(self._works.sql.steps(held.digest)))
+        await Batch((Boundary.ROLLBACK,))
+        if not seen:
+            return None
+        if seen[0][0] != held.fence:
+            raise self._taken_over(held)
+        return any(step.position == position for step in steps)
+
+    # --- a call ----------------------------------------------------------------------------------------------
+
+    async def _record(self, held: Held, record: RecordedStep) -> None:
+        """Commit a record of a call. It is tried for as long as the lease lasts: what is not recorded happens again."""
+        sql, until = self._works.sql, await Now() + self._lease_s
+        steps: tuple[Step, ...] = (Boundary.BEGIN, sql.renew(held), sql.record(held, record), Boundary.COMMIT)
+        for turn in range(1_000_000):
+            try:
+                await Acquire()
+                await Batch(steps)
+            except RequiredValueMissing as error:
+                await Discard()
+                raise self._taken_over(held) from error
+            except (StoreUnavailable, StoreBusy) as error:
+                await Discard()
+                pause_s = _RECORD_PAUSES_S[min(turn, len(_RECORD_PAUSES_S) - 1)]
+                if held.taken_over or await Now() + pause_s >= until:
+                    raise StoreUnavailable(
+                        f"{record.state} of call {record.name!r} of {self._operation} could not be recorded: {error}"
+                    ) from error
+                await Sleep(pause_s)
+            except Exception:
+                await Discard()
+                raise
+            else:
+                await Release()
+                return
+
+    async def _park(self, name: str) -> WorkParked:
+        held, reason = self._mine(), f"outcome unknown: {name}"
+        await self._works.park(held, reason)
+        _log.error(
+            "%s is parked (work %s): call %r was begun by an earlier attempt, its outcome is not known, and it must "
+            "not be made again (replayable=False). Find out what became of it, then `onefold keys resume` or `release`",
+            self._operation, held.digest.hex(), name,
+        )  # fmt: skip
+        self._beats.drop(held)
+        self._parked = WorkParked(
+            f"The outcome of {name!r}, a part of this request, is not known. A person looks into it."
+        )
+        return self._parked
+
+    # --- what they share -------------------------------------------------------------------------------------
+
+    def _ask(self, kind: StepKind, options: StepOptions) -> Next:
+        self.unbegun -= 1
+        self._check_sure()
+        step = self._points.ask(kind, options)
+        if isinstance(step, RunPoint) and self._done is not None:
+            self._points.failed()
+            raise WorkMisused(
+                f"{self._operation} is finished, and {kind} {options.name!r} is not among the steps that it recorded: "
+                "what is to be done after the end of a work is another work"
+            )
+        return step
+
+    def _mine(self) -> Held:
+        assert self._held is not None
+        if self._held.taken_over:
+            raise self._taken_over(self._held)
+        return self._held
+
+    def _taken_over(self, held: Held) -> WorkTakenOver:
+        held.taken_over = True
+        return WorkTakenOver(
+            "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
+        )
+
+    def _check_sure(self) -> None:
+        if self._unsure is not None:
+            raise OutcomeUnknown(
+                f"the end of phase {self._unsure!r} of {self._operation} was interrupted, and it is not known whether "
+                "it is recorded: this attempt ends, and the next one finds out"
+            )
+
+    def _beat_again(self, held: Held) -> None:
+        if not held.taken_over:
+            self._beats.hold(held)
+
+    @property
+    def _of(self) -> str:
+        return f" of {self._operation}"
+
+    def _result_of(self, kind: StepKind, name: str) -> str:
+        return f"the result of {kind} {name!r}{self._of}"
+
+    def _close(self, step: RunPoint, kind: StepKind, plain: bytes) -> RecordedStep:
+        stored = self._sealing.close(plain, step_context(self.digest, step.position, step.name))
+        return RecordedStep(step.position, step.name, kind, "done", stored)
+
+    def _read(self, recorded: RecordedStep, returns: object) -> Any:
+        """On the first run too: what comes back as something else after a crash does so at once."""
+        if recorded.result is None:
+            return None
+        plain = self._sealing.open(recorded.result, step_context(self.digest, recorded.position, recorded.name))
+        return decode_result(plain, returns, what=self._result_of(recorded.kind, recorded.name))
+
+    def _read_end(self, stored: bytes | None, returns: object) -> Any:
+        if stored is None:
+            return None
+        plain = self._sealing.open(stored, end_context(self.digest))
+        return decode_result(plain, returns, what=f"the result of finish{self._of}")
+
+
+async def _batch(steps: tuple[Step, ...]) -> int:
+    return await Batch(steps)

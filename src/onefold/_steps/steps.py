@@ -1,0 +1,179 @@
+"""A work as its user sees it: phases, calls, the end, and the keys of its steps.
+
+`await` belongs to AsyncOnefold, whose functions are async; with Onefold both are plain.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, overload
+
+from onefold._kernel.call_blocks import Block, enter, leave
+from onefold._kernel.derive import derive
+from onefold._kernel.effects import Flow
+from onefold._kernel.results import result_type_of
+from onefold._kernel.transaction import Transaction
+from onefold._steps.performing import Performing
+from onefold._steps.points import StepOptions, step_options
+from onefold.errors import ConfigurationError, WorkMisused
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Keeps the keys of steps apart from what applications derive. It never changes.
+_DERIVED: Final = "onefold.step"
+
+NOT_GIVEN: Final = (
+    "a parameter annotated with Steps is given by onefold: mark the handler with @once.idempotent(required=True), "
+    "directly above the function and below the route's own decorator"
+)
+
+
+class Steps:
+    """The steps of one work. What is recorded is never run again: after a crash, or when a request is retried, each
+    step that was done before answers from its record, and the work goes on behind it."""
+
+    __slots__ = ("_asynchronous", "_perform", "_performing")
+
+    def __init__(self, performing: Performing, perform: Callable[[Flow[Any]], Any], *, asynchronous: bool) -> None:
+        self._performing = performing
+        self._perform = perform
+        self._asynchronous = asynchronous
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> Never:
+        """Asked for by FastAPI, of a parameter that it would read from the request."""
+        raise ConfigurationError(NOT_GIVEN)
+
+    @overload
+    def phase(
+        self,
+        step: str | StepOptions,
+        function: Callable[Concatenate[Transaction[Any], P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def phase(
+        self,
+        step: str | StepOptions,
+        function: Callable[Concatenate[Transaction[Any], P], R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    def phase(self, step: str | StepOptions, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What `function(tx, *args, **kwargs)` returns, in a transaction of its own: its rows, its events and the
+        record of its result are committed together, before this returns."""
+        options = step_options(step)
+        self._check(f"phase {options.name!r}", function)
+        in_transaction = functools.partial(_put_first, function, args, kwargs)
+        return self._begin(self._performing.phase(options, in_transaction, _returned(options, function)))
+
+    @overload
+    def call(
+        self,
+        step: str | StepOptions,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def call(self, step: str | StepOptions, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def call(self, step: str | StepOptions, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What `function(*args, **kwargs)` returns, which calls another service. No transaction is open meanwhile; the
+        result is recorded when it returns. onefold's clients send the step's key by themselves, others take
+        `derive(step)`: a call that is made again after a crash has the same key."""
+        options = step_options(step)
+        self._check(f"call {options.name!r}", function)
+        block = Block(key=self.derive(options), name=f"of step {options.name!r}")
+        under_key = _awaited_under if self._asynchronous else _called_under
+        keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
+        return self._begin(self._performing.call(options, keyed, _returned(options, function)))
+
+    @overload
+    def finish(
+        self,
+        function: Callable[Concatenate[Transaction[Any], P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def finish(
+        self, function: Callable[Concatenate[Transaction[Any], P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    def finish(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What `function(tx, *args, **kwargs)` returns, in the transaction that ends the work: with the stored answer
+        of a request, the ledger row of a message, the end of `once.work(...)`. The last step, and at most one."""
+        self._check("finish", function)
+        in_transaction = functools.partial(_put_first, function, args, kwargs)
+        return self._begin(self._performing.finish(in_transaction, result_type_of(function)))
+
+    def derive(self, step: str | StepOptions) -> str:
+        """The key of a step: the same in every attempt at this work, for services that take an idempotency key."""
+        return derive(_DERIVED, self._performing.digest, step_options(step).key_name)
+
+    def _begin(self, flow: Flow[Any]) -> Any:
+        self._performing.unbegun += 1
+        return self._perform(flow)
+
+    def _check(self, what: str, function: object) -> None:
+        if not callable(function):
+            raise WorkMisused(
+                f"{what} was given {function!r:.80}, which is no function. Hand over the function and its arguments "
+                "one by one, as in work.call('charge', charge_card, ride), and do not call it"
+            )
+        if is_async(function) is not self._asynchronous:
+            raise WorkMisused(_WRONG_COLOUR[self._asynchronous].format(what=what, name=_name_of(function)))
+
+
+_WRONG_COLOUR: Final = {
+    True: "{what} was given {name}, which is no async function: under AsyncOnefold it would stop every other request "
+    "meanwhile. Write `async def`; for a call that blocks, functools.partial(asyncio.to_thread, {name})",
+    False: "{what} was given {name}, an async function, and Onefold is for threads: write a plain def, or use "
+    "AsyncOnefold",
+}
+
+
+def is_async(function: object) -> bool:
+    """Whether a function, a partial of one or an object that is called like one is to be awaited."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and callable(function):
+        function = function.__call__
+    return inspect.iscoroutinefunction(function)
+
+
+def _returned(options: StepOptions, function: Callable[..., Any]) -> object:
+    return options.returns if options.has_type else result_type_of(function)
+
+
+def _put_first(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Any:
+    return function(tx, *args, **kwargs)
+
+
+def _called_under(block: Block, function: Callable[[], Any]) -> Any:
+    token = enter(block)
+    try:
+        return function()
+    finally:
+        leave(token)
+
+
+async def _awaited_under(block: Block, function: Callable[[], Any]) -> Any:
+    token = enter(block)
+    try:
+        return await function()
+    finally:
+        leave(token)
+
+
+def _name_of(function: object) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__)

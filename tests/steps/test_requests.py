@@ -1,0 +1,102 @@
+"""Requests that work in steps, in each framework, on each database: what is recorded is never done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.steps.places import Place
+from tests.steps.rides import FRAMEWORKS, Application, breaks
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def rides(request: pytest.FixtureRequest, address: str) -> Iterator[Application]:
+    with FRAMEWORKS[request.param](address) as application:
+        yield application
+
+
+def effects(place: Place) -> list[str]:
+    return [name for (name,) in place.rows("SELECT name FROM effects ORDER BY name")]
+
+
+def events(place: Place) -> int:
+    return len(place.rows("SELECT id FROM onefold_outbox"))
+
+
+def test_a_request_does_each_step_once_and_leaves_its_record_only(rides: Application, place: Place) -> None:
+    first = rides.post()
+    assert (first.status_code, first.json()) == (201, {"charge": "ch_0"})
+    assert effects(place) == ["paid ch_0", "ride"]
+    assert events(place) == 1
+    assert (place.works_left(), place.steps_left()) == (0, [])
+    again = rides.post()
+    assert (again.status_code, again.json(), again.headers["idempotent-replayed"]) == (201, first.json(), "true")
+    assert rides.shop.plan.runs["charge"] == 1
+
+
+@pytest.mark.parametrize("where", ["insert", "created", "charge", "charged", "pay", "finished"])
+def test_a_request_that_fails_is_gone_on_with_where_it_stood(rides: Application, place: Place, where: str) -> None:
+    rides.shop.plan.after[where] = breaks
+    assert rides.post().status_code == 500
+    assert rides.post().status_code == 500
+    rides.shop.plan.after.clear()
+    answer = rides.post()
+    assert (answer.status_code, answer.json()) == (201, {"charge": "ch_0"})
+    assert effects(place) == ["paid ch_0", "ride"]
+    assert events(place) == 1
+    assert list(rides.shop.processor.effects.values()) == [1]
+    assert (place.works_left(), place.steps_left()) == (0, [])
+    done_before = {"charge": 1, "charged": 1, "pay": 1, "finished": 1}.get(where)
+    if where in ("charged", "pay", "finished"):
+        assert rides.shop.plan.runs["charge"] == done_before
+
+
+def test_a_call_that_is_made_again_has_the_same_key(rides: Application, place: Place) -> None:
+    rides.shop.processor.fail_next = [ConnectionError("lost"), ConnectionError("lost")]
+    assert [rides.post().status_code for _ in range(3)] == [500, 500, 201]
+    assert len(rides.shop.processor.calls) == 3
+    assert len(set(rides.shop.processor.calls)) == 1
+
+
+def test_a_request_that_failed_before_its_first_step_leaves_nothing(rides: Application, place: Place) -> None:
+    rides.shop.plan.after["insert"] = breaks
+    assert rides.post().status_code == 500
+    assert place.works_left() == 0
+
+
+def test_another_payload_under_the_key_of_a_work_is_refused(rides: Application, place: Place) -> None:
+    rides.shop.plan.after["created"] = breaks
+    assert rides.post().status_code == 500
+    assert rides.post(ride={"from": "C", "to": "D"}).status_code == 422
+
+
+def test_a_work_that_is_being_done_is_in_flight(rides: Application, place: Place) -> None:
+    rides.shop.plan.after["created"] = breaks
+    assert rides.post().status_code == 500
+    place.change(
+        "UPDATE onefold_work SET lease_ends_at = now() + interval '1 hour'"
+        if place.is_postgres
+        else "UPDATE onefold_work SET lease_ends_at_ms = lease_ends_at_ms + 3600000"
+    )
+    answer = rides.post()
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:onefold:problem:key-in-flight")
+
+
+def test_a_refusal_keeps_the_phases_and_undoes_the_finish(rides: Application, place: Place) -> None:
+    rides.shop.plan.status = 402
+    assert rides.post().status_code == 402
+    assert effects(place) == ["ride"]
+    assert place.works_left() == 0
+    rides.shop.plan.status = 201
+    again = rides.post()
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (402, "true")
+
+
+def test_a_parked_work_answers_409(rides: Application, place: Place) -> None:
+    rides.shop.plan.after["created"] = breaks
+    assert rides.post().status_code == 500
+    place.change("UPDATE onefold_work SET parked = 'outcome unknown: charge'")
+    answer = rides.post()
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:onefold:problem:work-parked")
+    assert answer.json()["retryable"] is False
