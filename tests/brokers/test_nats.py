@@ -345,7 +345,7 @@ async def subjects_of(jetstream: JetStreamContext, stream: str) -> set[str]:
 async def held_up(broker: NatsBroker, verb: str) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
     """A broker that stops between what it reads of a durable and what it makes of that, until it may go on, or for a
     moment: another one may be made to wait for it."""
-    jetstream = (await broker.link()).jetstream
+    jetstream = (await broker.connect()).jetstream
     reached, going_on = asyncio.Event(), asyncio.Event()
     change = getattr(jetstream, verb)
 
@@ -406,7 +406,7 @@ async def test_who_died_while_changing_a_consumer_keeps_nobody_from_it(
     locked = asyncio.Event()
 
     async def hold(broker: NatsBroker) -> None:
-        async with _durables.alone(broker, await broker.link(), "billing"):
+        async with _durables.alone(broker, await broker.connect(), "billing"):
             locked.set()
             await asyncio.Event().wait()
 

@@ -32,7 +32,7 @@ from onefold.brokers.local import _sql as local
 from onefold.db import _migrations as migrations
 from onefold.db import _postgres as db_postgres
 from onefold.db._migrations import migrate
-from onefold.db._postgres import placed
+from onefold.db._postgres import qualify_tables
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.testing.servers import PrivatePostgres
@@ -214,7 +214,7 @@ def test_a_qualified_statement_is_planned_as_it_would_be_without(postgres_dsn: s
 
 def test_every_table_of_ours_is_put_in_its_schema_and_nothing_else_is(postgres_dsn: str) -> None:
     texts = [*_statements(), *(sql for statements in MIGRATIONS["postgres"].values() for sql in statements)]
-    found = {name for sql in texts for name in re.findall(r'"ours"\.(\w+)', placed(sql, "ours"))}
+    found = {name for sql in texts for name in re.findall(r'"ours"\.(\w+)', qualify_tables(sql, "ours"))}
     opened = PsycopgDatabase(postgres_dsn)
     run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))
     opened.close()
@@ -222,4 +222,4 @@ def test_every_table_of_ours_is_put_in_its_schema_and_nothing_else_is(postgres_d
         tables = connection.execute("SELECT relname FROM pg_class WHERE relname LIKE 'onefold%' AND relkind = 'r'")
         assert found | {"onefold_migration"} == {name for (name,) in tables}
     meant = 'SELECT \'onefold_record\' FROM "a ""b".onefold_record'
-    assert placed("SELECT 'onefold_record' FROM onefold_record", 'a "b') == meant
+    assert qualify_tables("SELECT 'onefold_record' FROM onefold_record", 'a "b') == meant

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._kernel.effects import Statement, Value
-from onefold.db._postgres import checked_dsn, inlined, literals, script
+from onefold.db._postgres import check_dsn, inline_values, literals, script
 from onefold.errors import ConfigurationError, StatementRefused
 from onefold.testing.servers import PrivatePostgres
 
@@ -54,7 +54,7 @@ def test_a_statement_with_its_values_written_in_means_the_same(
     @given(text=TRICKY, blob=st.binary(), integer=st.integers(-(2**62), 2**62))
     def means_the_same(text: str, blob: bytes, integer: int) -> None:
         values = (integer, text, blob, None, None, None, None, None, None, f"$1{text}")
-        query = inlined(Statement(sql, values)).encode()
+        query = inline_values(Statement(sql, values)).encode()
         assert connection.execute(query).fetchone() == (text, f"$1{text}", 0, -integer, blob + blob)
 
     means_the_same()
@@ -89,7 +89,7 @@ def test_text_that_postgres_cannot_hold_is_refused_before_it_is_sent(text: str) 
     ],
 )
 def test_a_dsn_is_accepted(dsn: str) -> None:
-    assert checked_dsn(dsn) == dsn
+    assert check_dsn(dsn) == dsn
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_a_dsn_is_accepted(dsn: str) -> None:
 )
 def test_a_dsn_that_is_none_is_refused_without_being_repeated(dsn: str) -> None:
     with pytest.raises(ConfigurationError) as refusal:
-        checked_dsn(dsn)
+        check_dsn(dsn)
     assert "hunter2" not in str(refusal.value)

@@ -227,7 +227,7 @@ def test_a_connection_of_which_nothing_is_kept_is_used_again(database: SqliteDat
     links = []
     for id_ in range(5):
         connection = database.acquire()
-        links.append(connection._link)
+        links.append(connection._file)
         cursor = connection.handle.execute(f"INSERT INTO thing (id) VALUES ({id_})")
         assert cursor.rowcount == 1
         del cursor

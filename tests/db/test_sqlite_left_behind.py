@@ -28,13 +28,13 @@ def database(sqlite_path: Path) -> Iterator[SqliteDatabase]:
 
 def is_used_again(database: SqliteDatabase, change: Change, end: Boundary) -> bool:
     connection = database.acquire()
-    link = connection._link
+    link = connection._file
     change(connection.handle)
     connection.batch((end,))
     at_rest = connection.is_at_rest()
     connection.release()
     following = database.acquire()
-    again = following._link is link
+    again = following._file is link
     following.release()
     assert at_rest == again, "a connection is closed on its thread, not on the event loop"
     return again

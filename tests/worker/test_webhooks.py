@@ -26,7 +26,7 @@ from onefold.brokers import _endpoint_schema as schema
 from onefold.brokers._connect import broker_of
 from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success
 from onefold.brokers.webhook import EndpointAnswer, WebhookBroker, _endpoint_table, verify_webhook
-from onefold.brokers.webhook._endpoint_table import made
+from onefold.brokers.webhook._endpoint_table import make_endpoint
 from onefold.db._migrations import migrate
 from onefold.errors import ConfigurationError, ConnectionLost, MessageRefused, MessageUnreadable
 from tests.outbox.relaying import ScriptedBroker, Stage, opened
@@ -98,8 +98,8 @@ async def test_what_is_stopped_says_for_which_endpoint_without_its_path(stage: S
         await until(lambda: len(receivers.got["bad"]) == 1)
         await until(lambda: len(receivers.got["good"]) == 1)
     [stopped] = (await stage.run(report(stage.dialect))).stopped
-    assert (stopped.destination, stopped.next_try_s) == (made("", BAD).name, None)
-    assert "/hooks" not in made("", BAD).name
+    assert (stopped.destination, stopped.next_try_s) == (make_endpoint("", BAD).name, None)
+    assert "/hooks" not in make_endpoint("", BAD).name
 
 
 class Listed(Receivers):

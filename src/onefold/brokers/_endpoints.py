@@ -57,15 +57,15 @@ class EndpointSeen:
         return self.disabled_at_ms is None
 
     def wants(self, topic: str) -> bool:
-        return wanted(self.topics, topic)
+        return is_wanted(self.topics, topic)
 
 
-def wanted(topics: Iterable[str], topic: str) -> bool:
+def is_wanted(topics: Iterable[str], topic: str) -> bool:
     """Whether an endpoint with these topics and patterns gets the topic."""
     return matches_any((">" if each == EVERY_TOPIC else each for each in topics), topic)
 
 
-def checked_topics(endpoint: str, topics: Iterable[str]) -> None:
+def check_topics(endpoint: str, topics: Iterable[str]) -> None:
     """Raises ConfigurationError."""
     for topic in topics:
         if (fault := find_fault(topic)) is not None:
@@ -80,7 +80,7 @@ async def endpoints(dialect: str) -> list[EndpointSeen]:
     """
 
     async def work() -> list[EndpointSeen]:
-        rows = await Fetch(_stated(dialect, sql, ENDPOINTS_MAX))
+        rows = await Fetch(_statement(dialect, sql, ENDPOINTS_MAX))
         return [
             EndpointSeen(
                 name=name, url=url, topics=tuple(json.loads(topics)), secret=secret, failures=failures,
@@ -96,8 +96,8 @@ async def add(dialect: str, name: str, url: str, topics: Sequence[str], *, secre
     """Add an endpoint, or change it. It is enabled."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"endpoint {name!r} must be 1 to 100 letters, digits and '._:-'")
-    checked_url(f"the endpoint {name!r}", url)
-    checked_topics(f"endpoint {name!r}", topics)
+    check_url(f"the endpoint {name!r}", url)
+    check_topics(f"endpoint {name!r}", topics)
     if not topics:
         raise ConfigurationError(f"endpoint {name!r} has no topic: name some, or '*' for every topic")
     sql = """
@@ -156,7 +156,7 @@ async def note_failures(
     return await _change(dialect, condemned, name, failures_max, round(failing_s * 1000)) > 0
 
 
-def checked_url(what: str, url: str) -> str:
+def check_url(what: str, url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise ConfigurationError(
@@ -167,10 +167,10 @@ def checked_url(what: str, url: str) -> str:
 
 async def _change(dialect: str, sql: str, *values: Value) -> int:
     async def work() -> int:
-        return await Batch((_stated(dialect, sql, *values),))
+        return await Batch((_statement(dialect, sql, *values),))
 
     return await with_connection(work)
 
 
-def _stated(dialect: str, sql: str, *values: Value) -> Statement:
+def _statement(dialect: str, sql: str, *values: Value) -> Statement:
     return Statement(qualified(sql) if dialect == "postgres" else sqlite_values(sql), values)

@@ -103,7 +103,7 @@ class KafkaSubscription:
         self._joined = False
         self._problem: KafkaError | None = None
         self._answers: dict[tuple[str, int], tuple[int, KafkaError | None]] = {}
-        self._consumer: Consumer | None = made(
+        self._consumer: Consumer | None = make_client(
             Consumer,
             {
                 "allow.auto.create.topics": True,
@@ -120,7 +120,7 @@ class KafkaSubscription:
         self._thread = ThreadPoolExecutor(1, f"onefold-kafka-{group}")
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._consumer is None
 
     async def join(self) -> None:
@@ -131,7 +131,7 @@ class KafkaSubscription:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
-            if self.closed:
+            if self.is_closed:
                 raise self._over()
             if taken := self._take(limit):
                 return taken
@@ -158,7 +158,7 @@ class KafkaSubscription:
             await self._call(partial(self._poll, 1, 0.0))
 
     async def close(self) -> None:
-        if not self.closed:
+        if not self.is_closed:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._end)
             self._thread.shutdown()
 
@@ -174,15 +174,15 @@ class KafkaSubscription:
     # --- on the subscription's own thread ----------------------------------------------------------------
 
     async def _call(self, function: Callable[[], T]) -> T:
-        if self.closed:
+        if self.is_closed:
             raise self._over()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, function)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
 
     def _over(self) -> BrokerUnavailable:
         return BrokerUnavailable(f"the subscription of {self._group!r} is closed")
 
-    def _guarded(self, function: Callable[[], T]) -> T:
-        if self.closed:  # Meanwhile.
+    def _guard(self, function: Callable[[], T]) -> T:
+        if self.is_closed:  # Meanwhile.
             raise self._over()
         try:
             return function()
@@ -265,7 +265,7 @@ class KafkaSubscription:
 
     def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._joined = True
-        if self.closed:
+        if self.is_closed:
             return  # Dealt out while the client leaves the group, in the last polls of its close: none is taken.
         for partition in partitions:
             self._adopt(partition.topic, partition.partition)
@@ -321,7 +321,7 @@ class KafkaSubscription:
             self._answers[partition.topic, partition.partition] = (partition.offset, error or partition.error)
 
 
-def made(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
+def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
     try:
         return kind(settings)
     except KafkaException as error:

@@ -55,7 +55,7 @@ class RabbitmqConnection:
 
     async def channel(self, *, confirms: bool) -> AbstractChannel:
         connection = await self._live()
-        async with translated("opening a channel"), asyncio.timeout(self.patience_s):
+        async with translate_errors("opening a channel"), asyncio.timeout(self.patience_s):
             return await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
 
     def allow(self) -> None:
@@ -93,14 +93,14 @@ class RabbitmqConnection:
         address = urlsplit(self._url)
         host, port = address.hostname or "localhost", address.port or PORTS[address.scheme]
         try:
-            async with translated(f"connecting to {host}:{port}", but=_TELLING), asyncio.timeout(self.patience_s):
+            async with translate_errors(f"connecting to {host}:{port}", but=_TELLING), asyncio.timeout(self.patience_s):
                 # A plain TCP connection first: the client logs an error for each one that is refused.
                 _, knock = await asyncio.open_connection(host, port)
                 knock.close()
                 return await aio_pika.connect(self._url, timeout=self.patience_s)
         except (AuthenticationError, ProbableAuthenticationError) as error:
             raise ConfigurationError(
-                f"RabbitMQ at {host}:{port} does not let us in: {said(error)}; see the URL's user and password"
+                f"RabbitMQ at {host}:{port} does not let us in: {text_of(error)}; see the URL's user and password"
             ) from error
         except (InvalidFrameError, ConnectionNotAllowed) as error:
             # The client does not say which: it gives up over the answer that would tell.
@@ -111,17 +111,17 @@ class RabbitmqConnection:
 
 async def declare_exchange(channel: AbstractChannel, name: str, patience_s: float) -> AbstractExchange:
     try:
-        async with translated(f"declaring the exchange {name!r}", but=UNFIT), asyncio.timeout(patience_s):
+        async with translate_errors(f"declaring the exchange {name!r}", but=UNFIT), asyncio.timeout(patience_s):
             return await channel.declare_exchange(name, aio_pika.ExchangeType.TOPIC, durable=True)
     except UNFIT as error:
         raise ConfigurationError(
-            f"exchange={name!r} is not a durable topic exchange that we may use: {said(error)}; "
+            f"exchange={name!r} is not a durable topic exchange that we may use: {text_of(error)}; "
             "choose another name, or delete the one that is there"
         ) from error
 
 
 @asynccontextmanager
-async def translated(doing: str, *, but: tuple[type[Exception], ...] = ()) -> AsyncIterator[None]:
+async def translate_errors(doing: str, *, but: tuple[type[Exception], ...] = ()) -> AsyncIterator[None]:
     """The client's errors as ours, but for those that the caller can make more of."""
     try:
         yield
@@ -136,17 +136,17 @@ async def translated(doing: str, *, but: tuple[type[Exception], ...] = ()) -> As
     except TimeoutError as error:
         raise BrokerUnavailable(f"{doing}: RabbitMQ did not answer in time") from error
     except aio_pika.exceptions.CONNECTION_EXCEPTIONS as error:
-        raise BrokerUnavailable(f"{doing}: {said(error)}") from error
+        raise BrokerUnavailable(f"{doing}: {text_of(error)}") from error
 
 
 async def end(closable: AbstractChannel | AbstractConnection) -> None:
     """Close what may be dead already. A failure to close is ignored: no caller could do anything about it."""
     with suppress(BrokerUnavailable):
-        async with translated("closing"), asyncio.timeout(_CLOSE_S):
+        async with translate_errors("closing"), asyncio.timeout(_CLOSE_S):
             await closable.close()
 
 
-def said(error: BaseException | None) -> str:
+def text_of(error: BaseException | None) -> str:
     if error is None:
         return "it was closed"
     return repr(error) if error.args else type(error).__name__

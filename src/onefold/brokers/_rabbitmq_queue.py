@@ -17,7 +17,14 @@ from aiormq.abc import AbstractChannel as Channel
 
 from onefold._kernel.messages import Delivery, Origin, received
 from onefold._kernel.topics import MORE
-from onefold.brokers._rabbitmq_channel import UNFIT, RabbitmqConnection, declare_exchange, end, said, translated
+from onefold.brokers._rabbitmq_channel import (
+    UNFIT,
+    RabbitmqConnection,
+    declare_exchange,
+    end,
+    text_of,
+    translate_errors,
+)
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
 PREFIX: Final = "cloudEvents_"
@@ -72,7 +79,7 @@ class RabbitSubscription:
 
     def __init__(
         self,
-        line: RabbitmqConnection,
+        connection: RabbitmqConnection,
         *,
         exchange: str,
         queue: str,
@@ -80,7 +87,7 @@ class RabbitSubscription:
         topics: Sequence[str],
         prefetch: int,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._exchange = exchange
         self._queue = queue
         self._queue_type: QueueType = queue_type
@@ -96,29 +103,32 @@ class RabbitSubscription:
         async with self._attaching:
             if self._feed is None or self._feed.ended is not None:
                 await self._detach()
-                self._channel = await self._line.channel(confirms=False)
-                async with translated(f"subscribing to {self._queue!r}"), asyncio.timeout(self._line.patience_s):
+                self._channel = await self._connection.channel(confirms=False)
+                async with (
+                    translate_errors(f"subscribing to {self._queue!r}"),
+                    asyncio.timeout(self._connection.patience_s),
+                ):
                     self._feed = await self._consume(self._channel)
             return self._feed
 
     async def _consume(self, channel: AbstractChannel) -> _Feed:
         arguments: dict[str, Any] = {"x-queue-type": self._queue_type}
-        if self._queue_type == "quorum" and self._line.major >= _DELIVERY_LIMIT_SINCE:
+        if self._queue_type == "quorum" and self._connection.major >= _DELIVERY_LIMIT_SINCE:
             arguments["x-delivery-limit"] = -1
         await channel.set_qos(prefetch_count=self._prefetch)
-        exchange = await declare_exchange(channel, self._exchange, self._line.patience_s)
+        exchange = await declare_exchange(channel, self._exchange, self._connection.patience_s)
         try:
             queue = await channel.declare_queue(self._queue, durable=True, arguments=arguments)
         except UNFIT as error:
             raise ConfigurationError(
-                f"the queue {self._queue!r} is not one that onefold can use: {said(error)}; delete it once it is "
+                f"the queue {self._queue!r} is not one that onefold can use: {text_of(error)}; delete it once it is "
                 "empty, choose its queue_type, or choose another queue_prefix"
             ) from error
         for topic in self._topics:
             await queue.bind(exchange, binding_key(topic))
         feed = _Feed(await channel.get_underlay_channel())
         feed.channel.on_consumer_cancel_callbacks.add(lambda _: feed.end("RabbitMQ has ended the delivery"))
-        channel.close_callbacks.add(lambda _, error: feed.end(said(error)))
+        channel.close_callbacks.add(lambda _, error: feed.end(text_of(error)))
         await queue.consume(feed.arrive)
         return feed
 
@@ -144,7 +154,7 @@ class RabbitSubscription:
             if feed.ended is not None:
                 late += len(tags)
                 continue
-            async with translated(f"acknowledging to {self._queue!r}"):
+            async with translate_errors(f"acknowledging to {self._queue!r}"):
                 # What lies before all else that is unsettled goes in one frame.
                 first = 0
                 for tag in tuple(feed.unsettled):
@@ -167,7 +177,7 @@ class RabbitSubscription:
         for feed, tags in _by_feed(deliveries).items():
             if feed.ended is not None:
                 continue  # RabbitMQ has taken them back by itself.
-            async with translated(f"giving back to {self._queue!r}"):
+            async with translate_errors(f"giving back to {self._queue!r}"):
                 for tag in [tag for tag in feed.unsettled if tag in tags]:
                     del feed.unsettled[tag]
                     await feed.channel.basic_nack(tag, requeue=True)

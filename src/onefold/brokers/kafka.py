@@ -30,7 +30,7 @@ from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.redaction import redact
 from onefold._kernel.topics import refuse_patterns
 from onefold._policy.ranges import require
-from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, ClusterHealth, KafkaSubscription, ask, made
+from onefold.brokers._kafka_group import PREFIX, PROBE_S, SLICE_S, ClusterHealth, KafkaSubscription, ask, make_client
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
 __all__ = ["KafkaBroker", "Setting"]
@@ -106,7 +106,11 @@ class KafkaBroker:
                 f"topic_prefix={topic_prefix!r} is too long: give up to {_TOPIC_CHARACTERS_MAX - _TOPIC_OURS_MAX} "
                 f"characters, for Kafka takes {_TOPIC_CHARACTERS_MAX} for a topic"
             )
-        self._settings: dict[str, Any] = {**_DEFAULTS, **_checked(settings or {}), "bootstrap.servers": bootstrap}
+        self._settings: dict[str, Any] = {
+            **_DEFAULTS,
+            **_check_settings(settings or {}),
+            "bootstrap.servers": bootstrap,
+        }
         self._topic_prefix = topic_prefix
         self._confirm_s = confirm_s
         self._redelivery_s = redelivery_s
@@ -143,7 +147,7 @@ class KafkaBroker:
         answers = [sender.send(self._topic_prefix + message.topic, message) for message in messages]
         # librdkafka gives up after confirm_s, and looks once a second.
         await asyncio.wait(answers, timeout=self._confirm_s + 2.0)
-        return [answer.result() if answer.done() else _unconfirmed() for answer in answers]
+        return [answer.result() if answer.done() else _no_report() for answer in answers]
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> KafkaSubscription:
         if not consumer or len(consumer) > _TOPIC_CHARACTERS_MAX:
@@ -167,7 +171,7 @@ class KafkaBroker:
         except BaseException:
             await subscription.close()
             raise
-        self._subscriptions = {*(each for each in self._subscriptions if not each.closed), subscription}
+        self._subscriptions = {*(each for each in self._subscriptions if not each.is_closed), subscription}
         return subscription
 
     async def close(self) -> None:
@@ -199,7 +203,7 @@ class _PolledProducer:
         self.health = ClusterHealth()
         self._loop = asyncio.get_running_loop()
         self._settled: list[tuple[asyncio.Future[Confirm], Confirm]] = []
-        self._producer: Producer | None = made(
+        self._producer: Producer | None = make_client(
             Producer,
             {
                 **settings,
@@ -270,7 +274,7 @@ class _PolledProducer:
             self._producer = None  # Its threads and sockets end here, with the last reference.
 
 
-def _checked(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
+def _check_settings(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
     for name, value in settings.items():
         if name in _TAKEN:
             raise ConfigurationError(f"settings[{name!r}] is said by onefold itself: leave it out")
@@ -297,7 +301,7 @@ def _over() -> BrokerUnavailable:
     return BrokerUnavailable("this broker is closed: open it again, or make another")
 
 
-def _unconfirmed() -> Confirm:
+def _no_report() -> Confirm:
     return BrokerUnavailable("Kafka's client did not report on it in time")
 
 

@@ -33,7 +33,14 @@ from onefold._kernel.messages import Confirm, Message, write
 from onefold._kernel.ports import SubscriptionSeen
 from onefold._policy.ranges import require
 from onefold.brokers._addresses import check_address
-from onefold.brokers._rabbitmq_channel import PORTS, RabbitmqConnection, declare_exchange, end, said, translated
+from onefold.brokers._rabbitmq_channel import (
+    PORTS,
+    RabbitmqConnection,
+    declare_exchange,
+    end,
+    text_of,
+    translate_errors,
+)
 from onefold.brokers._rabbitmq_queue import PREFIX, QueueType, RabbitSubscription, binding_key
 from onefold.errors import BrokerUnavailable, ConfigurationError, ConsumerActive, MessageRefused
 
@@ -107,11 +114,13 @@ class RabbitBroker:
             raise BrokerUnavailable(str(error)) from error
         answers = await asyncio.gather(*(self._send(outlet, message) for message in messages))
         if not any(isinstance(answer, _Condemned) for answer in answers):
-            return [_settled(answer) for answer in answers]
+            return [_confirm_of(answer) for answer in answers]
         # RabbitMQ has closed the channel over one message, and all that were on it with that one. One at a time, it
         # is seen which it was. What had arrived all the same arrives twice, under its id.
         return [
-            await self._send_alone(message) if isinstance(answer, _Condemned | BrokerUnavailable) else _settled(answer)
+            await self._send_alone(message)
+            if isinstance(answer, _Condemned | BrokerUnavailable)
+            else _confirm_of(answer)
             for message, answer in zip(messages, answers, strict=True)
         ]
 
@@ -181,7 +190,7 @@ class RabbitBroker:
         channel = await self._in.channel(confirms=False)
         try:
             with suppress(ChannelNotFoundEntity):
-                async with translated(doing, but=(ChannelNotFoundEntity,)), asyncio.timeout(self._confirm_s):
+                async with translate_errors(doing, but=(ChannelNotFoundEntity,)), asyncio.timeout(self._confirm_s):
                     yield channel
         finally:
             await end(channel)
@@ -215,7 +224,10 @@ class RabbitBroker:
         )
         try:
             about_it = (ChannelClosed, ConnectionFrameError, DeliveryError)
-            async with translated(f"publishing to {message.topic!r}", but=about_it), asyncio.timeout(self._confirm_s):
+            async with (
+                translate_errors(f"publishing to {message.topic!r}", but=about_it),
+                asyncio.timeout(self._confirm_s),
+            ):
                 # What is returned is known by its id alone: the same id must not be under way twice.
                 while (earlier := self._flying.get(message.id)) is not None:
                     await earlier.wait()
@@ -231,10 +243,10 @@ class RabbitBroker:
                 "subscribe a consumer to it first"
             )
         except (DeliveryError, ChannelNotFoundEntity) as error:  # Not confirmed, or the exchange is gone.
-            return BrokerUnavailable(f"RabbitMQ did not take message {message.id}: {said(error)}")
+            return BrokerUnavailable(f"RabbitMQ did not take message {message.id}: {text_of(error)}")
         except (ChannelClosed, ConnectionFrameError) as error:
             ours = not error.args or error.args[0] is None  # We have closed it ourselves: the server gives a reason.
-            return BrokerUnavailable("the channel was closed") if ours else _Condemned(said(error))
+            return BrokerUnavailable("the channel was closed") if ours else _Condemned(text_of(error))
         except (ValueError, TypeError) as error:
             return MessageRefused(f"message {message.id} does not fit into AMQP: {error}")
         except BrokerUnavailable as error:
@@ -247,7 +259,7 @@ class RabbitBroker:
         except (BrokerUnavailable, ConfigurationError) as error:
             return BrokerUnavailable(str(error))
         try:
-            return _settled(await self._send(outlet, message))
+            return _confirm_of(await self._send(outlet, message))
         finally:
             await end(outlet.channel)
 
@@ -265,5 +277,5 @@ class _Condemned:
     reason: str
 
 
-def _settled(answer: Confirm | _Condemned) -> Confirm:
+def _confirm_of(answer: Confirm | _Condemned) -> Confirm:
     return MessageRefused(f"RabbitMQ refuses it: {answer.reason}") if isinstance(answer, _Condemned) else answer

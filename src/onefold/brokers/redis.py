@@ -124,7 +124,7 @@ class RedisBroker:
             pairs = [part for pair in fields.items() for part in pair]
             pipe.execute_command("XADD", self.key(message.topic), *once, "*", *pairs, DATA, message.data)
         if sent:
-            for index, answer in zip(sent, await self._sent(pipe, len(sent)), strict=True):
+            for index, answer in zip(sent, await self._send(pipe, len(sent)), strict=True):
                 answers[index] = answer
         return answers
 
@@ -218,7 +218,7 @@ class RedisBroker:
         except _TROUBLE as error:
             raise self.unavailable(error) from error
 
-    async def _sent(self, pipe: Any, count: int) -> list[Confirm]:
+    async def _send(self, pipe: Any, count: int) -> list[Confirm]:
         try:
             async with asyncio.timeout(self.confirm_s):
                 answers = await pipe.execute(raise_on_error=False)

@@ -28,8 +28,8 @@ from onefold.db._asyncpg_pool import FairPool, Pool
 from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle, row_count
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._fork_and_loop import close_quietly
-from onefold.db._postgres import as_ourselves, error_for, placed, refused, rendered
-from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer, unprepared
+from onefold.db._postgres import as_ourselves, error_for, qualify_tables, render_step, unsent_error
+from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer, render_unprepared
 from onefold.errors import OnefoldError
 
 #: Minor versions.
@@ -265,7 +265,7 @@ class FastConnection:
                 pool.prepares = False
             # Which of the new statements exist by now is unknown: prepare no more here, and do not reuse it.
             self._broken = self._broken or bool(new) or not pool.prepares
-            raise self._mapped(error) from error
+            raise self._translate_error(error) from error
         finally:
             if connection._top_xact is not None and (ends or not self._in_transaction()):
                 connection._top_xact = None  # what we told asyncpg is over
@@ -288,7 +288,7 @@ class FastConnection:
             if unknown:
                 new.update(unknown)
         else:
-            query = unprepared((*steps, *reset.first), self.schema)
+            query = render_unprepared((*steps, *reset.first), self.schema)
         return self._execute(f"{query};{reset.rest}" if reset.rest else query)
 
     def _send_bound(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
@@ -311,10 +311,10 @@ class FastConnection:
         status = ""
         for step in (*steps, *reset.first):
             if isinstance(step, Statement) and step.values:
-                _, said, _ = await self._execute_ours(placed(step.sql, self.schema), step.values, status=True)
+                _, said, _ = await self._execute_ours(qualify_tables(step.sql, self.schema), step.values, status=True)
                 status = said.decode()
             else:
-                status = await self._execute(rendered(step, self.schema))
+                status = await self._execute(render_step(step, self.schema))
         return await self._execute(reset.rest) if reset.rest else status
 
     def _execute(self, query: str) -> Awaitable[str]:
@@ -340,11 +340,11 @@ class FastConnection:
         return prepares and self._connection._protocol is not None
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        sql = placed(statement.sql, self.schema)
+        sql = qualify_tables(statement.sql, self.schema)
         try:
             return [tuple(record) for record in await self._execute_ours(sql, statement.values)]
         except VENDOR_ERRORS as error:
-            raise self._mapped(error) from error
+            raise self._translate_error(error) from error
 
     async def release(self) -> None:
         if self._broken or self._in_transaction():
@@ -359,7 +359,7 @@ class FastConnection:
         try:
             await pool.pool.release(proxy, timeout=pool.patience_s)
         except VENDOR_ERRORS as error:
-            raise self._mapped(error) from error
+            raise self._translate_error(error) from error
 
     async def discard(self) -> None:
         connection = self._connection
@@ -384,13 +384,13 @@ class FastConnection:
     def _in_transaction(self) -> bool:
         return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
 
-    def _mapped(self, error: BaseException) -> OnefoldError:
+    def _translate_error(self, error: BaseException) -> OnefoldError:
         sqlstate = getattr(error, "sqlstate", None)
         connection = self._connection
         # The server's end may have closed the transport already, and asyncpg hear of it only in the loop's next turn.
         alive = not connection.is_closed() and not connection._transport.is_closing()
         if isinstance(error, asyncpg.InterfaceError) and alive:
-            return refused(error)  # asyncpg itself would not send it
+            return unsent_error(error)  # asyncpg itself would not send it
         return error_for(sqlstate, error)
 
 

@@ -24,10 +24,10 @@ from onefold.db._postgres import (
     as_ourselves,
     crossing,
     error_for,
-    placed,
-    refused,
-    rendered,
+    qualify_tables,
+    render_step,
     script,
+    unsent_error,
 )
 from onefold.db._prepared_batches import NOT_AS_PREPARED
 from onefold.errors import OnefoldError
@@ -113,7 +113,7 @@ class PublicConnection:
             for send in self._parts(as_ourselves(steps) if self._handed_out else steps, binds):
                 status = await send
         except VENDOR_ERRORS as error:
-            raise await self._mapped(error) from error
+            raise await self._translate_error(error) from error
         return row_count(status) if isinstance(last, Statement) else 0
 
     def _parts(self, steps: Sequence[Step], binds: bool) -> Iterator[Any]:
@@ -121,11 +121,11 @@ class PublicConnection:
         execute = self._proxy.execute
         for alone, group in groupby(steps, lambda step: _goes_alone(step, binds)):
             if not alone:
-                yield execute(script(rendered(step, self.schema) for step in group))
+                yield execute(script(render_step(step, self.schema) for step in group))
                 continue
             for step in group:
                 if isinstance(step, Statement):
-                    yield execute(placed(step.sql, self.schema), *step.values)
+                    yield execute(qualify_tables(step.sql, self.schema), *step.values)
                 else:
                     yield self._cross(step)
 
@@ -146,12 +146,12 @@ class PublicConnection:
         return ""
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        sql = placed(statement.sql, self.schema)
+        sql = qualify_tables(statement.sql, self.schema)
         try:
             records = await self._proxy.fetch(sql, *statement.values, record_class=asyncpg.Record)
             return [tuple(record) for record in records]
         except VENDOR_ERRORS as error:
-            raise await self._mapped(error) from error
+            raise await self._translate_error(error) from error
 
     async def release(self) -> None:
         if self._broken or self._transaction is not None or self._in_transaction():
@@ -161,7 +161,7 @@ class PublicConnection:
         try:
             await pool.pool.release(self._proxy, timeout=pool.patience_s)
         except VENDOR_ERRORS as error:
-            raise await self._mapped(error) from error
+            raise await self._translate_error(error) from error
         finally:
             self._leave()
 
@@ -199,11 +199,11 @@ class PublicConnection:
         except asyncpg.InterfaceError:  # the pool has taken it back when it was closed
             return True
 
-    async def _mapped(self, error: BaseException) -> OnefoldError:
+    async def _translate_error(self, error: BaseException) -> OnefoldError:
         if isinstance(error, asyncpg.InterfaceError):
             await asyncio.sleep(0)  # that the server has closed it asyncpg hears in the loop's next turn
             if not self._is_closed():
-                return refused(error)  # asyncpg itself would not send it
+                return unsent_error(error)  # asyncpg itself would not send it
         sqlstate = getattr(error, "sqlstate", None)
         # asyncpg goes on to look for the statements that are gone: a handler's DISCARD ALL, or a pooler in between.
         self._broken = self._broken or sqlstate in NOT_AS_PREPARED

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import Boundary, Statement, Step, Value
-from onefold.db._postgres import crossing, placed
+from onefold.db._postgres import crossing, qualify_tables
 from onefold.errors import StatementRefused
 
 _INT16: Final = Struct("!h").pack
@@ -38,7 +38,7 @@ def has_secrets(steps: Sequence[Step]) -> bool:
     return bool([step for step in steps if type(step) is Statement and step.values])
 
 
-def encoded(value: Value) -> bytes | None:
+def encode_value(value: Value) -> bytes | None:
     """A value as Postgres reads it: bytes as they are, the rest as text. None: NULL."""
     match value:
         case bytes() | None:
@@ -121,7 +121,13 @@ class NamedStatement(NamedTuple):
 
 def name_statement(step: Step | str, mark: str, schema: str | None) -> NamedStatement:
     """A name that changes with the text: two releases of onefold may share a server-side session."""
-    sql = placed(step.sql, schema) if isinstance(step, Statement) else step if isinstance(step, str) else crossing(step)
+    sql = (
+        qualify_tables(step.sql, schema)
+        if isinstance(step, Statement)
+        else step
+        if isinstance(step, str)
+        else crossing(step)
+    )
     name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
     count = len(step.values) if isinstance(step, Statement) else 0
     head = b"\0" + name.encode() + b"\0" + _INT16(count)
@@ -156,7 +162,7 @@ def _bind(head: bytes, values: tuple[Value, ...]) -> bytes:
 
 
 def _field(value: Value) -> bytes:
-    text = encoded(value)
+    text = encode_value(value)
     return _NULL if text is None else _INT32(len(text)) + text
 
 

@@ -81,11 +81,11 @@ def sync_database(database: object) -> Database[Any]:
     """The database for threads."""
     found: Database[Any]
     if not isinstance(database, str | Path):
-        found = _given(database, "Onefold")
+        found = _wrap(database, "Onefold")
     elif (address := _read(database)).dialect == "sqlite":
-        found = _made("sqlite", "SqliteDatabase", address.text)
+        found = _make("sqlite", "SqliteDatabase", address.text)
     else:
-        found = _made("psycopg", "PsycopgDatabase", address.text)
+        found = _make("psycopg", "PsycopgDatabase", address.text)
     return found
 
 
@@ -103,13 +103,13 @@ def async_database(database: object) -> AsyncDatabase[Any]:
     """The database for asyncio. A Postgres URL is served by asyncpg where it is installed, else by psycopg."""
     found: AsyncDatabase[Any]
     if not isinstance(database, str | Path):
-        found = _given(database, "AsyncOnefold")
+        found = _wrap(database, "AsyncOnefold")
     elif (address := _read(database)).dialect == "sqlite":
-        found = _made("sqlite", "async_sqlite", address.text)
+        found = _make("sqlite", "async_sqlite", address.text)
     elif find_spec("asyncpg") or not find_spec("psycopg"):
-        found = _made("asyncpg", "AsyncpgDatabase", address.text)
+        found = _make("asyncpg", "AsyncpgDatabase", address.text)
     else:
-        found = _made("psycopg", "AsyncPsycopgDatabase", address.text)
+        found = _make("psycopg", "AsyncPsycopgDatabase", address.text)
     return found
 
 
@@ -135,11 +135,11 @@ def dialect_of(database: object) -> str:
     if isinstance(database, str | Path):
         return _read(database).dialect
     app_kind: AppKind = "AsyncOnefold" if _is_async(database) else "Onefold"
-    dialect: str = _given(database, app_kind).dialect
+    dialect: str = _wrap(database, app_kind).dialect
     return dialect
 
 
-def _given(database: object, app_kind: AppKind) -> Any:
+def _wrap(database: object, app_kind: AppKind) -> Any:
     """A Database for an object of some driver, or the object itself if it is one."""
     vendor = _vendor_of(database)
     if vendor is None and not _is_database(database):
@@ -150,10 +150,10 @@ def _given(database: object, app_kind: AppKind) -> Any:
         works_on = "asyncio" if app_kind == "Onefold" else "threads"
         instead = f", or give {app_kind} a {vendor.counterpart}" if vendor else ""
         raise ConfigurationError(f"{_name(database)} works on {works_on}; use {_OTHER[app_kind]}{instead}")
-    return database if vendor is None else _made(vendor.module, vendor.database, database)
+    return database if vendor is None else _make(vendor.module, vendor.database, database)
 
 
-def _made(module: str, name: str, given: object) -> Any:
+def _make(module: str, name: str, given: object) -> Any:
     try:
         driver = import_module(f"onefold.db.{module}")
     except ModuleNotFoundError as error:

@@ -29,7 +29,7 @@ class Connections:
             close_quietly(connection)
 
 
-def forked(kind: str) -> ConfigurationError:
+def fork_error(kind: str) -> ConfigurationError:
     """What is said of a pool that the application opened in another process."""
     return ConfigurationError(
         f"the {kind} was opened before this process ({getpid()}) was forked: both would talk over the same sockets. "

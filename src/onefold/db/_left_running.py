@@ -47,7 +47,7 @@ def is_end(steps: Sequence[Step]) -> bool:
     return not all(isinstance(step, Nested) for step in steps)
 
 
-def left_inside(driver: str, patience_s: float, steps: Sequence[Step] | None = None) -> TransactionMisused:
+def still_used_error(driver: str, patience_s: float, steps: Sequence[Step] | None = None) -> TransactionMisused:
     """The error for a transaction that cannot be ended by these steps, because it is still in use.
 
     Where it was to be undone, that is done all the same, and the error reaches no caller: so why it took so long is

@@ -56,15 +56,15 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
     """Apply what is missing; the versions applied now. What a newer release has applied is fine, see `newer`."""
 
     async def work() -> list[int]:
-        if not _missing(migrations, await _applied(dialect)):
+        if not _missing(migrations, await _fetch_applied(dialect)):
             return []
-        await Batch((Boundary.BEGIN, *_stated(dialect, _LOCK[dialect])))
-        missing = _missing(migrations, await _applied(dialect))
+        await Batch((Boundary.BEGIN, *_to_statements(dialect, _LOCK[dialect])))
+        missing = _missing(migrations, await _fetch_applied(dialect))
         steps: list[Step] = []
-        if missing and not await Fetch(*_stated(dialect, [_EXISTS[dialect]])):
-            steps += _stated(dialect, [_CREATE[dialect]])
+        if missing and not await Fetch(*_to_statements(dialect, [_EXISTS[dialect]])):
+            steps += _to_statements(dialect, [_CREATE[dialect]])
         for version in missing:
-            steps += _stated(dialect, _statements(version, migrations))
+            steps += _to_statements(dialect, _texts_of(version, migrations))
         await Batch((*steps, Boundary.COMMIT))
         return missing
 
@@ -75,7 +75,7 @@ async def newer(dialect: str, migrations: Migrations) -> list[int]:
     """The versions a newer onefold has applied, which this one does not know and works beside."""
 
     async def work() -> list[int]:
-        return sorted(await _applied(dialect) - migrations.keys())
+        return sorted(await _fetch_applied(dialect) - migrations.keys())
 
     return await with_connection(work)
 
@@ -85,21 +85,21 @@ def script(dialect: str, migrations: Migrations, *, after: int = 0) -> str:
     missing = [version for version in sorted(migrations) if version > after]
     statements = [*_LOCK[dialect], *([] if after else [_CREATE[dialect]])]
     for version in missing:
-        statements += _statements(version, migrations)
+        statements += _texts_of(version, migrations)
     body = "".join(f"{dedent(statement).strip()};\n\n" for statement in statements)
     return f"-- onefold for {dialect}, versions {missing}\n\nBEGIN;\n\n{body}COMMIT;\n"
 
 
-def _stated(dialect: str, texts: Iterable[str]) -> list[Statement]:
+def _to_statements(dialect: str, texts: Iterable[str]) -> list[Statement]:
     return [Statement(_QUALIFY[dialect](text)) for text in texts]
 
 
-def _statements(version: int, migrations: Migrations) -> tuple[str, ...]:
+def _texts_of(version: int, migrations: Migrations) -> tuple[str, ...]:
     return (*migrations[version], f"INSERT INTO onefold_migration (version) VALUES ({version})")
 
 
-async def _applied(dialect: str) -> set[int]:
-    if not await Fetch(*_stated(dialect, [_EXISTS[dialect]])):
+async def _fetch_applied(dialect: str) -> set[int]:
+    if not await Fetch(*_to_statements(dialect, [_EXISTS[dialect]])):
         return set()
     return {version for (version,) in await Fetch(Statement(_APPLIED))}
 

@@ -172,12 +172,12 @@ def error_for(sqlstate: str | None, error: BaseException) -> OnefoldError:
     return kind(f"Postgres {sqlstate}: {error}{hint}")
 
 
-def refused(error: BaseException) -> StatementRefused:
+def unsent_error(error: BaseException) -> StatementRefused:
     """Our error for a statement that the driver would not even send."""
     return StatementRefused(f"Postgres: {type(error).__name__}: {error}")
 
 
-def not_connected(error: BaseException) -> StoreUnavailable:
+def connect_error(error: BaseException) -> StoreUnavailable:
     """Our error for a connection that could not be had."""
     return StoreUnavailable(f"no connection to Postgres: {type(error).__name__}: {error}")
 
@@ -190,7 +190,7 @@ def none_free(seconds: float) -> StoreUnavailable:
     )
 
 
-def checked_dsn(dsn: str) -> str:
+def check_dsn(dsn: str) -> str:
     """The DSN, if it is a URL the drivers agree on. It may hold a password, so no message repeats it."""
     scheme, separator, rest = dsn.partition("://")
     if not separator or scheme not in ("postgresql", "postgres"):
@@ -238,7 +238,7 @@ class Place:
 
 
 @lru_cache(maxsize=4000)
-def placed(sql: str, schema: str | None) -> str:
+def qualify_tables(sql: str, schema: str | None) -> str:
     """The statement, with our tables in their schema."""
     if schema is None:
         return sql
@@ -270,7 +270,7 @@ def literals(values: Iterable[Value]) -> tuple[str, ...]:
             case int():
                 texts.append(f"'{value:d}'")
             case str():
-                texts.append(_short(value) if len(value) <= _SHORT else _escaped(value))
+                texts.append(_short(value) if len(value) <= _SHORT else _escape(value))
             case None:
                 texts.append("NULL")
             case _:
@@ -282,7 +282,7 @@ def literals(values: Iterable[Value]) -> tuple[str, ...]:
 _SHORT = 100
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     if "\0" in value or not _is_unicode(value):
         raise StatementRefused(
             "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
@@ -291,7 +291,7 @@ def _escaped(value: str) -> str:
     return f"E'{escaped}'"
 
 
-_short = lru_cache(maxsize=1000)(_escaped)
+_short = lru_cache(maxsize=1000)(_escape)
 
 
 def _is_unicode(value: str) -> bool:
@@ -302,7 +302,7 @@ def _is_unicode(value: str) -> bool:
     return True
 
 
-def inlined(statement: Statement, schema: str | None = None) -> str:
+def inline_values(statement: Statement, schema: str | None = None) -> str:
     """The statement with its values written in."""
     template, places = _template(statement.sql, schema)
     texts = literals(statement.values)
@@ -312,7 +312,7 @@ def inlined(statement: Statement, schema: str | None = None) -> str:
 @lru_cache(maxsize=1000)
 def _template(sql: str, schema: str | None) -> tuple[str, tuple[int, ...]]:
     """The text with `%s` for its values, and which of them goes where."""
-    sql = placed(sql, schema)
+    sql = qualify_tables(sql, schema)
     places = tuple(int(number) - 1 for number in PLACEHOLDER.findall(sql))
     return PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
 
@@ -322,9 +322,9 @@ def placeholders(sql: str) -> int:
     return max((int(found) for found in PLACEHOLDER.findall(sql)), default=0)
 
 
-def rendered(step: Step, schema: str | None = None) -> str:
+def render_step(step: Step, schema: str | None = None) -> str:
     """A step of a batch as SQL text."""
-    return inlined(step, schema) if isinstance(step, Statement) else crossing(step)
+    return inline_values(step, schema) if isinstance(step, Statement) else crossing(step)
 
 
 def crossing(step: Boundary | Nested) -> str:

@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import Nested, Statement, Step, Value
-from onefold.db._postgres import BOUNDARIES, literals, placed, placeholders, rendered, script
+from onefold.db._postgres import BOUNDARIES, literals, placeholders, qualify_tables, render_step, script
 
 #: SQLSTATEs: a prepared statement is missing, or there already. Not the session it was, or a pooler is in between.
 NOT_AS_PREPARED = ("26000", "42P05")
@@ -25,9 +25,9 @@ _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\
 _STATEMENTS_MAX: Final = 1000
 
 
-def unprepared(steps: Sequence[Step], schema: str | None) -> str:
+def render_unprepared(steps: Sequence[Step], schema: str | None) -> str:
     """The batch for a session in which nothing can be prepared, or nothing is known to be."""
-    return script(rendered(step, schema) for step in steps)
+    return script(render_step(step, schema) for step in steps)
 
 
 class Preparer:
@@ -56,7 +56,7 @@ class Preparer:
                     except KeyError:
                         it = self._name(step.sql, schema)
                     if it is None:
-                        return unprepared(steps, schema), ()
+                        return render_unprepared(steps, schema), ()
                     # Each statement is prepared right before it is first executed: BEGIN must come first, and so must
                     # the ROLLBACK that makes an aborted transaction take statements again.
                     if it.name not in prepared and it.name not in new:
@@ -65,7 +65,7 @@ class Preparer:
                     texts += (it.execute,)
                     values += step.values
                 case Nested():
-                    return unprepared(steps, schema), ()  # a name of its own each time
+                    return render_unprepared(steps, schema), ()  # a name of its own each time
                 case _:
                     texts += (BOUNDARIES[step],)
         return script(texts) % literals(values), new
@@ -89,7 +89,7 @@ def _name(sql: str, mark: str, schema: str | None) -> _Prepared | None:
     if not _PREPARABLE.match(sql):
         return None
     # A name that changes with the text: two releases of onefold may share a server-side session.
-    text = placed(sql, schema)
+    text = qualify_tables(sql, schema)
     name = f"onefold_{mark}_{blake2b(text.encode(), digest_size=8).hexdigest()}"
     holes = ",".join(["%s"] * placeholders(sql))
     prepare = f"PREPARE {name} AS {text}".replace("%", "%%")

@@ -30,8 +30,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.public_drivers import may_use_private_names
-from onefold.db._bound_batches import STATEMENTS_MAX, NamedStatement, encoded, has_secrets, name_statement
-from onefold.db._postgres import BOUNDARIES, LEVELS, crossing, placed, rendered, script
+from onefold.db._bound_batches import STATEMENTS_MAX, NamedStatement, encode_value, has_secrets, name_statement
+from onefold.db._postgres import BOUNDARIES, LEVELS, crossing, qualify_tables, render_step, script
 from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_public import (
@@ -76,12 +76,12 @@ _PREPARING: Final = "_onefold_preparing"
 def may_be_used() -> bool:
     """Whether the psycopg that is installed is one that this file was written for."""
     there = all(hasattr(kind, name) for kind, names in _NAMES.items() for name in names.split())
-    given = all(name in _given(kind) for kind, names in _ATTRIBUTES.items() for name in names.split())
+    given = all(name in _names_set_by(kind) for kind, names in _ATTRIBUTES.items() for name in names.split())
     tested = may_use_private_names("psycopg", TESTED) and may_use_private_names("psycopg-pool", TESTED_POOLS)
     return there and given and tested
 
 
-def _given(kind: type[Any]) -> set[str]:
+def _names_set_by(kind: type[Any]) -> set[str]:
     makers = (vars(base).get("__init__") for base in kind.__mro__)
     return {name for maker in makers for name in getattr(getattr(maker, "__code__", None), "co_names", ())}
 
@@ -199,7 +199,7 @@ class FastConnection(PsycopgConnection):
 
     def _rows(self, statement: Statement) -> list[Row]:
         with _OwnCursor(self._connection) as cursor:
-            return cursor.execute(placed(statement.sql, self._schema).encode(), statement.values).fetchall()
+            return cursor.execute(qualify_tables(statement.sql, self._schema).encode(), statement.values).fetchall()
 
     def _set_autocommit(self, value: bool) -> None:
         self._connection._autocommit = value  # it is idle: there is nothing to ask the server, nor to lock
@@ -225,7 +225,7 @@ class AsyncFastConnection(AsyncPsycopgConnection):
 
     async def _rows(self, statement: Statement) -> list[Row]:
         async with _AsyncOwnCursor(self._connection) as cursor:
-            await cursor.execute(placed(statement.sql, self._schema).encode(), statement.values)
+            await cursor.execute(qualify_tables(statement.sql, self._schema).encode(), statement.values)
             return await cursor.fetchall()
 
     async def _set_autocommit(self, value: bool) -> None:
@@ -267,7 +267,7 @@ def _batch(
                 query, unknown = session.preparing.preparer.query(steps, session.prepared, schema)
                 new.update(unknown)
             else:
-                texts = (begin if step is Boundary.BEGIN_AS_CHOSEN else rendered(step, schema) for step in steps)
+                texts = (begin if step is Boundary.BEGIN_AS_CHOSEN else render_step(step, schema) for step in steps)
                 query = script(texts)
             pgconn.send_query(query.encode(encoding))
             last = (yield from generators.execute(pgconn))[-1]
@@ -319,7 +319,7 @@ _Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], list[int]]
 
 def _bindable(step: Step, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
     key, values = (step.sql, step.values) if isinstance(step, Statement) else (step, ())
-    data, formats = [encoded(value) for value in values], [int(type(value) is bytes) for value in values]
+    data, formats = [encode_value(value) for value in values], [int(type(value) is bytes) for value in values]
     if session is None or isinstance(step, Nested) or step is Boundary.BEGIN_AS_CHOSEN:
         text = begin if step is Boundary.BEGIN_AS_CHOSEN else _text(step, schema)
         return None, text, data, formats
@@ -328,4 +328,4 @@ def _bindable(step: Step, session: PreparingSession | None, begin: str, schema: 
 
 
 def _text(step: Step, schema: str | None) -> str:
-    return placed(step.sql, schema) if isinstance(step, Statement) else crossing(step)
+    return qualify_tables(step.sql, schema) if isinstance(step, Statement) else crossing(step)

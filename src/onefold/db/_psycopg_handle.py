@@ -23,7 +23,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import ConnStatus
 
 from onefold._kernel.effects import Step
-from onefold.db._left_running import END_S, close_unlocked, hang_up, is_end, is_free, left_inside
+from onefold.db._left_running import END_S, close_unlocked, hang_up, is_end, is_free, still_used_error
 from onefold.errors import TransactionMisused
 
 C = TypeVar("C", Connection[Any], AsyncConnection[Any])
@@ -50,7 +50,7 @@ class LentCopy(Generic[C]):
         """The copy. It prepares no statements: psycopg would give them names that the original has given already."""
         pgconn = connection.pgconn
         kind: Any = type(connection)
-        handle: C = _copied(kind)(pgconn)  # as psycopg makes it, which has notices go to the new object
+        handle: C = _copy_class(kind)(pgconn)  # as psycopg makes it, which has notices go to the new object
         handle.prepare_threshold = None
         # What the application has put there in the pool's `configure`, too; and what has a leading underscore is
         # psycopg's own.
@@ -74,10 +74,10 @@ class LentCopy(Generic[C]):
         """The handler has ended: what is under way may finish, and nothing begins any more."""
         self.waits.over = True
 
-    def left_inside(self, steps: Sequence[Step] | None) -> TransactionMisused:
+    def still_used_error(self, steps: Sequence[Step] | None) -> TransactionMisused:
         """The wait for it was in vain. Whatever undoes the transaction now waits no more."""
         waited_s, self.patience_s = self.patience_s, 0.0
-        return left_inside("psycopg", waited_s, steps)
+        return still_used_error("psycopg", waited_s, steps)
 
     def void(self) -> None:
         """From now on code that kept the handle can do nothing with it, but to finish what is under way."""
@@ -110,7 +110,7 @@ class _CopyOfConnection:
 
 
 @lru_cache(maxsize=100)
-def _copied(kind: Any) -> Any:
+def _copy_class(kind: Any) -> Any:
     return type(kind.__name__, (_CopyOfConnection, kind), {"__module__": kind.__module__})
 
 
@@ -139,7 +139,7 @@ def check_left(handed_out: LentCopy[Connection[Any]] | None, steps: Sequence[Ste
     if handed_out is None or not _is_held_up(handed_out, steps):
         return
     if not is_free(handed_out.handle.lock, handed_out.patience_s):
-        raise handed_out.left_inside(steps)
+        raise handed_out.still_used_error(steps)
 
 
 async def check_left_by_tasks(
@@ -151,7 +151,7 @@ async def check_left_by_tasks(
             async with asyncio.timeout(handed_out.patience_s), handed_out.handle.lock:
                 pass
         except TimeoutError:
-            raise handed_out.left_inside(steps) from None
+            raise handed_out.still_used_error(steps) from None
 
 
 async def hang_up_tasks(handed_out: LentCopy[AsyncConnection[Any]] | None) -> None:
@@ -195,9 +195,9 @@ class _NotedWait:
         self.called = True
         with self.inside:
             waited = refuse() if self.over else self._wait(*args, **kwargs)
-        return self._noted(waited) if inspect.iscoroutine(waited) else waited
+        return self._note(waited) if inspect.iscoroutine(waited) else waited
 
-    async def _noted(self, waited: Coroutine[Any, Any, Any]) -> Any:
+    async def _note(self, waited: Coroutine[Any, Any, Any]) -> Any:
         left = asyncio.get_running_loop().create_future()
         self.tasks.add(left)
         try:

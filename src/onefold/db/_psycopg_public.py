@@ -24,12 +24,12 @@ from onefold.db._postgres import (
     PLACEHOLDER,
     Place,
     as_ourselves,
+    connect_error,
     error_for,
-    not_connected,
-    placed,
-    refused,
-    rendered,
+    qualify_tables,
+    render_step,
     script,
+    unsent_error,
 )
 from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, unless_over
 from onefold.errors import OnefoldError
@@ -90,7 +90,7 @@ class PsycopgConnection(_Taken[Handle]):
                 self._schema = place.read(self.fetch(FIND_TABLES))
         except (OnefoldError, *VENDOR_ERRORS) as error:
             self.discard()
-            raise not_connected(error) from error
+            raise connect_error(error) from error
         except BaseException:
             self.discard()
             raise
@@ -100,14 +100,14 @@ class PsycopgConnection(_Taken[Handle]):
         try:
             return self._send(steps)
         except VENDOR_ERRORS as error:
-            raise mapped(self._connection, error) from error
+            raise translate_error(self._connection, error) from error
 
     def fetch(self, statement: Statement) -> list[Row]:
         check_left(self._handed_out)
         try:
             return self._rows(statement)
         except VENDOR_ERRORS as error:
-            raise mapped(self._connection, error) from error
+            raise translate_error(self._connection, error) from error
 
     def _send(self, steps: Sequence[Step]) -> int:
         binds, steps = has_secrets(steps), self._sendable(steps)
@@ -164,7 +164,7 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
                 self._schema = place.read(await self.fetch(FIND_TABLES))
         except (OnefoldError, *VENDOR_ERRORS) as error:
             await self.discard()
-            raise not_connected(error) from error
+            raise connect_error(error) from error
         except BaseException:
             await self.discard()
             raise
@@ -174,14 +174,14 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
         try:
             return await self._send(steps)
         except VENDOR_ERRORS as error:
-            raise mapped(self._connection, error) from error
+            raise translate_error(self._connection, error) from error
 
     async def fetch(self, statement: Statement) -> list[Row]:
         await check_left_by_tasks(self._handed_out)
         try:
             return await self._rows(statement)
         except VENDOR_ERRORS as error:
-            raise mapped(self._connection, error) from error
+            raise translate_error(self._connection, error) from error
 
     async def _send(self, steps: Sequence[Step]) -> int:
         binds, steps = has_secrets(steps), self._sendable(steps)
@@ -239,7 +239,7 @@ def queries(
                 texts = []
             yield query_of(step, schema)
         else:
-            texts.append(begin if step is Boundary.BEGIN_AS_CHOSEN else rendered(step, schema))
+            texts.append(begin if step is Boundary.BEGIN_AS_CHOSEN else render_step(step, schema))
     if texts:
         yield script(texts), None
 
@@ -247,14 +247,14 @@ def queries(
 def query_of(statement: Statement, schema: str | None) -> tuple[Any, Any]:
     """A statement as psycopg's cursors take it, with its values."""
     if not statement.values:
-        return placed(statement.sql, schema), None
+        return qualify_tables(statement.sql, schema), None
     values = {f"p{number}": value for number, value in enumerate(statement.values, start=1)}
     return _with_names(statement.sql, schema), values
 
 
 @lru_cache(maxsize=1000)
 def _with_names(sql: str, schema: str | None) -> str:
-    return PLACEHOLDER.sub(r"%(p\1)s", placed(sql, schema).replace("%", "%%"))
+    return PLACEHOLDER.sub(r"%(p\1)s", qualify_tables(sql, schema).replace("%", "%%"))
 
 
 def begin_of(connection: AnyConnection) -> str:
@@ -303,9 +303,9 @@ def is_idle(connection: AnyConnection) -> bool:
     return connection.info.transaction_status is TransactionStatus.IDLE
 
 
-def mapped(connection: AnyConnection, error: BaseException) -> OnefoldError:
+def translate_error(connection: AnyConnection, error: BaseException) -> OnefoldError:
     """Our error for psycopg's."""
     sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
     if sqlstate is None and not connection.closed:
-        return refused(error)  # psycopg itself would not send it
+        return unsent_error(error)  # psycopg itself would not send it
     return error_for(sqlstate, error)

@@ -23,12 +23,12 @@ class Shielded:
         self, work: Coroutine[Any, Any, T], *, on_abandoned: Callable[[T], Coroutine[Any, Any, None]] | None = None
     ) -> T:
         """The result of the work; `on_abandoned` disposes of it if the wait was cancelled."""
-        task = self._started(work)
+        task = self._start(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if on_abandoned is not None:
-                _ = self._started(_disposed(task, on_abandoned))
+                _ = self._start(_dispose(task, on_abandoned))
             raise
 
     async def finish(self, timeout_s: float) -> None:
@@ -38,17 +38,17 @@ class Shielded:
         while self._under_way and loop.time() < deadline:
             await asyncio.wait(self._under_way, timeout=deadline - loop.time())
 
-    def _started(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _end(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved: of an abandoned task no other code would, and asyncio would complain
 
 
-async def _disposed(task: asyncio.Task[T], on_abandoned: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+async def _dispose(task: asyncio.Task[T], on_abandoned: Callable[[T], Coroutine[Any, Any, None]]) -> None:
     await on_abandoned(await task)

@@ -21,7 +21,7 @@ from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.ports import Connection, Database
 from onefold._kernel.timeouts import within
-from onefold.db._left_running import PAUSE_S, is_end, left_inside
+from onefold.db._left_running import PAUSE_S, is_end, still_used_error
 from onefold.errors import ProgrammerError
 
 H = TypeVar("H")
@@ -223,7 +223,7 @@ class ThreadedDatabase(Generic[H, A]):
             thread.end()
             raise
         handle = partial(self._present, connection, thread)
-        left = partial(self._left, executors, leave, thread)
+        left = partial(self._give_back_thread, executors, leave, thread)
         interrupt = partial(self._interrupt, connection)
         return ThreadedConnection(
             connection, thread, handle, left, self._at_rest, self._glance, interrupt, self._end_handler
@@ -237,7 +237,7 @@ class ThreadedDatabase(Generic[H, A]):
             executors.end()
         self.database.close()
 
-    def _left(self, executors: _Threads, leave: Callable[[], None], thread: ConnectionThread) -> None:
+    def _give_back_thread(self, executors: _Threads, leave: Callable[[], None], thread: ConnectionThread) -> None:
         leave()
         if self._closed or len(executors.idle) >= IDLE_MAX:
             thread.end()
@@ -312,7 +312,7 @@ class ThreadedConnection(Generic[H, A]):
         return self._connection if self._at_rest is None else None
 
     async def batch(self, steps: Sequence[Step]) -> int:
-        if (rows := self._glanced(steps)) is not None:
+        if (rows := self._try_glance(steps)) is not None:
             return len(rows)
         if not self._thread.is_idle and self._end_handler is not None and is_end(steps):
             await self._wait_for_left(self._end_handler(self._connection))
@@ -325,14 +325,14 @@ class ThreadedConnection(Generic[H, A]):
                 await self._thread.run(_nothing)
         except TimeoutError:
             self._patient = False
-            raise left_inside("SQLite", patience_s) from None
+            raise still_used_error("SQLite", patience_s) from None
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        if statement.brief and (rows := self._glanced((statement,))) is not None:
+        if statement.brief and (rows := self._try_glance((statement,))) is not None:
             return rows
         return await self._thread.run(partial(self._connection.fetch, statement))
 
-    def _glanced(self, steps: Sequence[Step]) -> list[Row] | None:
+    def _try_glance(self, steps: Sequence[Step]) -> list[Row] | None:
         if self._glance is None or not self._thread.is_idle:
             return None
         return self._glance(self._connection, steps)

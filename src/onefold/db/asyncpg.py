@@ -21,7 +21,7 @@ from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold.db._asyncpg_public import VENDOR_ERRORS, PublicConnection, PublicPool
 from onefold.db._fork_and_loop import Connections, elsewhere
-from onefold.db._postgres import FIND_TABLES, Place, checked_dsn, none_free, not_connected
+from onefold.db._postgres import FIND_TABLES, Place, check_dsn, connect_error, none_free
 from onefold.errors import ConfigurationError, OnefoldError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class AsyncpgDatabase:
     dialect = "postgres"
 
     def __init__(self, pool: Pool | str, *, acquire_timeout_s: float = 10.0, close_timeout_s: float = 10.0) -> None:
-        self._dsn = checked_dsn(pool) if isinstance(pool, str) else None
+        self._dsn = check_dsn(pool) if isinstance(pool, str) else None
         self._pool: Any = None if isinstance(pool, str) else pool
         self._fast = _fast_pool()
         #: Where the application's pool is used. asyncpg has no public name for the loop that it belongs to.
@@ -60,7 +60,7 @@ class AsyncpgDatabase:
         except TimeoutError as error:
             raise none_free(self._acquire_timeout_s) from error
         except VENDOR_ERRORS as error:
-            raise not_connected(error) from error
+            raise connect_error(error) from error
         taken = pool.connection(proxy, self._place.schema)
         if self._place.schema is None:
             await _find_tables(taken, self._place)
@@ -119,7 +119,7 @@ async def _find_tables(connection: AsyncpgConnection, place: Place) -> None:
         raise
     except OnefoldError as error:
         await connection.discard()
-        raise not_connected(error) from error
+        raise connect_error(error) from error
     except BaseException:  # a cancelled task must not wait for a connection in an unknown state
         in_background(connection.discard())
         raise

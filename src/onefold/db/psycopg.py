@@ -25,8 +25,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop, Process
-from onefold.db._fork_and_loop import Connections, elsewhere, forked
-from onefold.db._postgres import Place, checked_dsn, none_free, not_connected
+from onefold.db._fork_and_loop import Connections, elsewhere, fork_error
+from onefold.db._postgres import Place, check_dsn, connect_error, none_free
 from onefold.db._psycopg_public import VENDOR_ERRORS, AnyConnection, AsyncPsycopgConnection, PsycopgConnection
 from onefold.errors import ConfigurationError, OnefoldError
 
@@ -46,7 +46,7 @@ class PsycopgDatabase:
     dialect = "postgres"
 
     def __init__(self, pool: ConnectionPool[Any] | str, *, acquire_timeout_s: float = 10.0) -> None:
-        self._dsn = _checked(pool) if isinstance(pool, str) else None
+        self._dsn = _check_dsn(pool) if isinstance(pool, str) else None
         self._pool = None if isinstance(pool, str) else pool
         self._opening = threading.Lock()
         self._process = Process(known=False)
@@ -60,12 +60,12 @@ class PsycopgDatabase:
         deadline = time.monotonic() + self._acquire_timeout_s
         self._process.renew(self._replace_inherited)
         try:
-            pool = self._pool or self._opened()
+            pool = self._pool or self._open_pool()
             while _is_gone(connection := pool.getconn(timeout=max(0.0, deadline - time.monotonic()))):
                 connection.close()
                 pool.putconn(connection)
         except VENDOR_ERRORS as error:
-            raise _not_connected(error, self._acquire_timeout_s) from error
+            raise _connect_error(error, self._acquire_timeout_s) from error
         self._opened_in = self._opened_in or getpid()
         kind: type[PsycopgConnection] = PsycopgConnection if self._fast is None else self._fast.FastConnection
         taken = kind(pool, connection, self._place.schema)
@@ -85,7 +85,7 @@ class PsycopgDatabase:
         # The threads of a pool do not survive a fork, and the sockets it has opened are its parent's.
         if pool is not None and not pool.closed and self._is_inherited(pool):
             if self._dsn is None:
-                raise forked("psycopg pool")
+                raise fork_error("psycopg pool")
             self._process.keep(pool)
             self._pool, self._opened_in = None, 0
 
@@ -94,7 +94,7 @@ class PsycopgDatabase:
             return bool(self._fast.is_inherited(pool))
         return self._opened_in not in (0, getpid())
 
-    def _opened(self) -> ConnectionPool[Any]:
+    def _open_pool(self) -> ConnectionPool[Any]:
         with self._opening:
             if self._pool is None:
                 assert self._dsn is not None
@@ -114,7 +114,7 @@ class AsyncPsycopgDatabase:
     dialect = "postgres"
 
     def __init__(self, pool: AsyncConnectionPool[Any] | str, *, acquire_timeout_s: float = 10.0) -> None:
-        self._dsn = _checked(pool) if isinstance(pool, str) else None
+        self._dsn = _check_dsn(pool) if isinstance(pool, str) else None
         self._pool = None if isinstance(pool, str) else pool
         self._opened = PerLoop(_Opened, _Opened.drop)
         self._fast = _fast()
@@ -132,7 +132,7 @@ class AsyncPsycopgDatabase:
                 await connection.close()
                 await pool.putconn(connection)
         except VENDOR_ERRORS as error:
-            raise _not_connected(error, self._acquire_timeout_s) from error
+            raise _connect_error(error, self._acquire_timeout_s) from error
         kind: type[AsyncPsycopgConnection]
         kind = AsyncPsycopgConnection if self._fast is None else self._fast.AsyncFastConnection
         taken = kind(pool, connection, self._place.schema)
@@ -203,9 +203,9 @@ def _is_gone(connection: AnyConnection) -> bool:
     return connection.closed
 
 
-def _checked(dsn: str) -> str:
+def _check_dsn(dsn: str) -> str:
     if "://" in dsn:
-        checked_dsn(dsn)
+        check_dsn(dsn)
     try:
         conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -216,8 +216,8 @@ def _checked(dsn: str) -> str:
     return dsn
 
 
-def _not_connected(error: BaseException, timeout_s: float) -> OnefoldError:
-    return none_free(timeout_s) if isinstance(error, PoolTimeout) else not_connected(error)
+def _connect_error(error: BaseException, timeout_s: float) -> OnefoldError:
+    return none_free(timeout_s) if isinstance(error, PoolTimeout) else connect_error(error)
 
 
 def _fast() -> ModuleType | None:

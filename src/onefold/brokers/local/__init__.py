@@ -103,7 +103,7 @@ class LocalBroker:
             return subscribed
 
         routes = _routes(messages, await self._run(deliver))
-        return [None if routes[message.topic] else _unrouted(message) for message in messages]
+        return [None if routes[message.topic] else _unrouted_error(message) for message in messages]
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> LocalSubscription:
         known = await self._run(self._topics)
@@ -295,7 +295,7 @@ def _delivery(position: int, headers: str, data: bytes, taken: int) -> Delivery:
     return received(json.loads(headers), bytes(data), redelivered=taken > 1, receipt=position, origin=origin)
 
 
-def _unrouted(message: Message) -> TopicNotSubscribed:
+def _unrouted_error(message: Message) -> TopicNotSubscribed:
     return TopicNotSubscribed(
         f"no consumer has subscribed to {message.topic!r} on this database; the event waits in the outbox until one "
         "does (onefold consume)"

@@ -31,7 +31,7 @@ from onefold.brokers._addresses import check_address
 from onefold.brokers.nats._connection import OPEN, TROUBLE, NatsConnection, PublishCall
 from onefold.brokers.nats._durables import remove, subscriptions, unsubscribe
 from onefold.brokers.nats._publish import SUBJECT, EncodedMessage, encode
-from onefold.brokers.nats._stream import check, covers, is_ours, wanted
+from onefold.brokers.nats._stream import check, covers, is_ours, stream_config
 from onefold.brokers.nats._subscription import NatsSubscription
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
@@ -90,7 +90,7 @@ class NatsBroker:
         self.ack_wait_s = ack_wait_s
         self.duplicate_window_s = duplicate_window_s
         self._trim = trim
-        self._wanted = wanted(stream, self.prefix, replicas=replicas, duplicate_window_s=duplicate_window_s)
+        self._wanted = stream_config(stream, self.prefix, replicas=replicas, duplicate_window_s=duplicate_window_s)
         self._servers = [servers] if isinstance(servers, str) else list(servers)
         for server in self._servers or [""]:
             address = server if "://" in server else f"nats://{server}"
@@ -99,14 +99,14 @@ class NatsBroker:
                 raise ConfigurationError(f"NatsBroker({redact(address)!r}) names no server: write nats://host:4222")
         self._options = dict(options or {})
         self._connecting = asyncio.Lock()
-        self._link: NatsConnection | None = None
+        self._connection: NatsConnection | None = None
         self._closed = True
 
     async def open(self) -> None:
         """Connect; make the stream, or check the one that is there."""
         self._closed = False
         try:
-            config = await self._find_or_make(await self.link())
+            config = await self._find_or_make(await self.connect())
             check(config, self.prefix)
         except BaseException as error:
             await self.close()
@@ -124,11 +124,11 @@ class NatsBroker:
             )
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
-        link = await self.link() if messages else None
+        connection = await self.connect() if messages else None
         answers: list[Confirm] = []
         for start in range(0, len(messages), _IN_FLIGHT_MAX):
-            assert link is not None
-            answers += await self._send(link, messages[start : start + _IN_FLIGHT_MAX])
+            assert connection is not None
+            answers += await self._send(connection, messages[start : start + _IN_FLIGHT_MAX])
         return answers
 
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> NatsSubscription:
@@ -152,9 +152,9 @@ class NatsBroker:
     async def close(self) -> None:
         self._closed = True
         async with self._connecting:
-            link, self._link = self._link, None
-            if link is not None:
-                await link.close()
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
 
     def subject(self, topic: str) -> str:
         return f"{self.prefix}.{topic}"
@@ -166,34 +166,34 @@ class NatsBroker:
     def unavailable(self, reason: object) -> BrokerUnavailable:
         return BrokerUnavailable(f"NATS at {', '.join(map(redact, self._servers))}: {reason or type(reason).__name__}")
 
-    async def link(self) -> NatsConnection:
+    async def connect(self) -> NatsConnection:
         """The connection, a new one if the last one is gone."""
         async with self._connecting:
             if self._closed:
                 raise self.unavailable("this broker is closed; call open()")
-            if self._link is None or not self._link.alive:
-                if self._link is not None:
-                    await self._link.close()
-                self._link = None
-                link = NatsConnection()
+            if self._connection is None or not self._connection.alive:
+                if self._connection is not None:
+                    await self._connection.close()
+                self._connection = None
+                connection = NatsConnection()
                 try:
                     async with asyncio.timeout(self.confirm_s):
-                        await link.connect(self._servers, self._options)
+                        await connection.connect(self._servers, self._options)
                 except BaseException as error:
-                    await link.close()
+                    await connection.close()
                     if isinstance(error, TROUBLE):
                         raise self.unavailable(error) from error
                     raise
-                self._link = link
-            return self._link
+                self._connection = connection
+            return self._connection
 
-    async def _find_or_make(self, link: NatsConnection) -> StreamConfig:
+    async def _find_or_make(self, connection: NatsConnection) -> StreamConfig:
         try:
             async with asyncio.timeout(self.confirm_s):
                 try:
-                    return (await link.jetstream.stream_info(self.stream)).config
+                    return (await connection.jetstream.stream_info(self.stream)).config
                 except nats.js.errors.NotFoundError:
-                    return (await link.jetstream.add_stream(self._wanted)).config
+                    return (await connection.jetstream.add_stream(self._wanted)).config
         except nats.js.errors.APIError as error:
             if error.code in (400, 500):
                 raise ConfigurationError(f"the NATS stream {self.stream!r} cannot be made: {error}") from error
@@ -201,39 +201,41 @@ class NatsBroker:
         except TROUBLE as error:
             raise self.unavailable(error) from error
 
-    async def _send(self, link: NatsConnection, messages: Sequence[Message]) -> list[Confirm]:
+    async def _send(self, connection: NatsConnection, messages: Sequence[Message]) -> list[Confirm]:
         call = PublishCall(len(messages))
-        inbox = link.begin(call)
+        inbox = connection.begin(call)
         reason: object = "the connection was lost"
         try:
             async with asyncio.timeout(self.confirm_s):
-                await self._write(link, call, inbox, messages)
-                await call.wait(link)
+                await self._write(connection, call, inbox, messages)
+                await call.wait(connection)
         except TROUBLE as error:
             reason = str(error) or f"no confirm within confirm_s={self.confirm_s}"
         finally:
-            link.end(inbox)
+            connection.end(inbox)
         answers = [self.unavailable(reason) if answer is OPEN else self._read(answer) for answer in call.answers]
         if any(answer is _UNROUTED for answer in answers):
-            unrouted = await self._unrouted(link)
+            unrouted = await self._find_why_unrouted(connection)
             answers = [unrouted if answer is _UNROUTED else answer for answer in answers]
         return answers
 
-    async def _write(self, link: NatsConnection, call: PublishCall, inbox: str, messages: Sequence[Message]) -> None:
+    async def _write(
+        self, connection: NatsConnection, call: PublishCall, inbox: str, messages: Sequence[Message]
+    ) -> None:
         batch: list[EncodedMessage] = []
         size = 0
         for index, message in enumerate(messages):
             try:
-                each = encode(message, index, self.prefix, f"{inbox}.{index}", link.client.max_payload)
+                each = encode(message, index, self.prefix, f"{inbox}.{index}", connection.client.max_payload)
             except MessageRefused as refused:
                 call.settle(index, refused)
                 continue
             batch.append(each)
             size += len(each.head) + len(each.data)
             if len(batch) >= _TURN or size >= _TURN_BYTES:
-                call.settle_all(await link.send(batch))
+                call.settle_all(await connection.send(batch))
                 batch, size = [], 0
-        call.settle_all(await link.send(batch))
+        call.settle_all(await connection.send(batch))
 
     def _read(self, answer: Any) -> Any:
         """What became of one message: None, an error, or _UNROUTED."""
@@ -247,11 +249,11 @@ class NatsBroker:
         text = f"the stream {self.stream!r} answered {error.get('err_code')}: {error.get('description')}"
         return MessageRefused(text) if error.get("err_code") == _TOO_LARGE else self.unavailable(text)
 
-    async def _unrouted(self, link: NatsConnection) -> MessageRefused | BrokerUnavailable:
+    async def _find_why_unrouted(self, connection: NatsConnection) -> MessageRefused | BrokerUnavailable:
         """No stream has the subject: ours is not there, or it has no leader at this moment."""
         try:
             async with asyncio.timeout(self.confirm_s):
-                config = (await link.jetstream.stream_info(self.stream)).config
+                config = (await connection.jetstream.stream_info(self.stream)).config
         except nats.js.errors.NotFoundError:
             return MessageRefused(
                 f"no NATS stream takes {self.prefix}.>: the stream {self.stream!r} is gone; open() makes it again"

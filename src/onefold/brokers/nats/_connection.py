@@ -1,6 +1,6 @@
 """One connection, and the inbox that collects the confirms of what is sent over it.
 
-Invariant: a link is never renewed. One that is lost stays lost, so that nothing waits for it.
+Invariant: a connection is never renewed. One that is lost stays lost, so that nothing waits for it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PublishCall:
         for index, answer in answers:
             self.settle(index, answer)
 
-    async def wait(self, link: NatsConnection) -> None:
+    async def wait(self, connection: NatsConnection) -> None:
         """Until all are there, or the connection is not."""
-        while self._left and link.alive:
+        while self._left and connection.alive:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all.wait(), LOOK_S)
 
@@ -82,7 +82,7 @@ class NatsConnection:
             **settings,
         )
         self._inbox = self.client.new_inbox()
-        await self.client.subscribe(f"{self._inbox}.*.*", cb=self._confirmed)
+        await self.client.subscribe(f"{self._inbox}.*.*", cb=self._note_confirm)
 
     @property
     def alive(self) -> bool:
@@ -108,7 +108,7 @@ class NatsConnection:
             await self.client.flush(timeout=_FLUSH_S)  # until the caller's own time is over
         return refused
 
-    async def _confirmed(self, msg: Msg) -> None:
+    async def _note_confirm(self, msg: Msg) -> None:
         inbox, _, index = msg.subject.rpartition(".")
         if (call := self._calls.get(inbox)) is not None:
             call.settle(int(index), msg)

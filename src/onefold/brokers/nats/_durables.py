@@ -48,7 +48,7 @@ class Source(Protocol):
     ack_wait_s: float
     duplicate_window_s: float
 
-    async def link(self) -> NatsConnection: ...
+    async def connect(self) -> NatsConnection: ...
     def trims(self, config: StreamConfig) -> bool: ...
     def unavailable(self, reason: object) -> BrokerUnavailable: ...
 
@@ -63,7 +63,7 @@ def filters_of(config: ConsumerConfig) -> list[str]:
     return config.filter_subjects or [config.filter_subject or ">"]
 
 
-def asked_of(config: ConsumerConfig) -> list[str]:
+def subjects_of(config: ConsumerConfig) -> list[str]:
     """The subjects that were asked for. The filter alone, where another than this release of onefold has set it."""
     filters = filters_of(config)
     try:
@@ -74,47 +74,47 @@ def asked_of(config: ConsumerConfig) -> list[str]:
     return asked if is_whole and set(widest(asked)) == set(filters) else filters
 
 
-async def widen(broker: Source, link: NatsConnection, consumer: str, subjects: Sequence[str]) -> None:
+async def widen(broker: Source, connection: NatsConnection, consumer: str, subjects: Sequence[str]) -> None:
     """Have a durable with these subjects, and with those that it has: another process of the consumer may have asked
     for more (a deployment under way). Most often it is there already."""
 
-    def wanted(found: ConsumerConfig | None) -> ConsumerConfig:
-        return _config(broker, consumer, [*subjects, *(asked_of(found) if found else ())])
+    def config_for(found: ConsumerConfig | None) -> ConsumerConfig:
+        return _config(broker, consumer, [*subjects, *(subjects_of(found) if found else ())])
 
-    found = await _find(broker, link, consumer)
-    if found is None and await _created(broker, link, wanted(None)):
+    found = await _find(broker, connection, consumer)
+    if found is None and await _create(broker, connection, config_for(None)):
         return
-    if found is not None and _is_like(found, wanted(found)):
+    if found is not None and _is_like(found, config_for(found)):
         return
-    async with alone(broker, link, consumer):
-        await link.jetstream.add_consumer(broker.stream, wanted(await _find(broker, link, consumer)))
+    async with alone(broker, connection, consumer):
+        await connection.jetstream.add_consumer(broker.stream, config_for(await _find(broker, connection, consumer)))
 
 
 async def unsubscribe(broker: Source, consumer: str, subjects: Collection[str]) -> None:
     """Take these subjects from its filter. With the last of them the consumer itself ends: a filter of none is all."""
-    link = await broker.link()
+    connection = await broker.connect()
     try:
         async with asyncio.timeout(broker.confirm_s):
-            if await _find(broker, link, consumer) is not None:
-                async with alone(broker, link, consumer):
-                    await _narrow(broker, link, consumer, subjects)
+            if await _find(broker, connection, consumer) is not None:
+                async with alone(broker, connection, consumer):
+                    await _narrow(broker, connection, consumer, subjects)
     except TROUBLE as error:
         raise broker.unavailable(error) from error
 
 
 async def subscriptions(broker: Source) -> list[SubscriptionSeen]:
     """The durables of the stream, onefold's and others."""
-    link = await broker.link()
+    connection = await broker.connect()
     found: list[SubscriptionSeen] = []
     try:
         async with asyncio.timeout(broker.confirm_s):
             offset = 0
-            while some := await link.jetstream.consumers_info(broker.stream, offset):
+            while some := await connection.jetstream.consumers_info(broker.stream, offset):
                 offset += len(some)
                 for info in some:
                     if info.name.endswith(_LOCK):
                         continue
-                    topics = sorted(subject.removeprefix(f"{broker.prefix}.") for subject in asked_of(info.config))
+                    topics = sorted(subject.removeprefix(f"{broker.prefix}.") for subject in subjects_of(info.config))
                     found.append(
                         SubscriptionSeen(
                             consumer=info.config.description or info.name,
@@ -128,11 +128,11 @@ async def subscriptions(broker: Source) -> list[SubscriptionSeen]:
 
 
 async def remove(broker: Source, consumer: str) -> int | None:
-    link, name = await broker.link(), durable_name(consumer)
+    connection, name = await broker.connect(), durable_name(consumer)
     try:
         async with asyncio.timeout(broker.confirm_s):
-            info = await link.jetstream.consumer_info(broker.stream, name)
-            await link.jetstream.delete_consumer(broker.stream, name)
+            info = await connection.jetstream.consumer_info(broker.stream, name)
+            await connection.jetstream.delete_consumer(broker.stream, name)
     except nats.js.errors.NotFoundError:
         return None
     except TROUBLE as error:
@@ -141,7 +141,7 @@ async def remove(broker: Source, consumer: str) -> int | None:
 
 
 @asynccontextmanager
-async def alone(broker: Source, link: NatsConnection, consumer: str) -> AsyncIterator[None]:
+async def alone(broker: Source, connection: NatsConnection, consumer: str) -> AsyncIterator[None]:
     """Hold the lock of a consumer's durable. Waits for it until its caller's time is over."""
     lock = ConsumerConfig(
         durable_name=durable_name(consumer) + _LOCK,
@@ -152,7 +152,7 @@ async def alone(broker: Source, link: NatsConnection, consumer: str) -> AsyncIte
         mem_storage=True,
         num_replicas=1,
     )
-    await _obtain(broker, link, lock)
+    await _obtain(broker, connection, lock)
     expires_at = time.monotonic() + LOCK_S
     try:
         async with asyncio.timeout(LOCK_S / 2):
@@ -160,45 +160,45 @@ async def alone(broker: Source, link: NatsConnection, consumer: str) -> AsyncIte
     finally:
         if time.monotonic() < expires_at:  # else it may be another's
             with suppress(*TROUBLE):
-                await link.jetstream.delete_consumer(broker.stream, durable_name(consumer) + _LOCK)
+                await connection.jetstream.delete_consumer(broker.stream, durable_name(consumer) + _LOCK)
 
 
-async def _obtain(broker: Source, link: NatsConnection, lock: ConsumerConfig) -> None:
+async def _obtain(broker: Source, connection: NatsConnection, lock: ConsumerConfig) -> None:
     for wait_s in itertools.chain((0.02, 0.05), itertools.repeat(0.1)):
-        if await _created(broker, link, lock):
+        if await _create(broker, connection, lock):
             return
         await asyncio.sleep(wait_s)
 
 
-async def _created(broker: Source, link: NatsConnection, config: ConsumerConfig) -> bool:
+async def _create(broker: Source, connection: NatsConnection, config: ConsumerConfig) -> bool:
     """Make a durable, unless there is another of that name: the client's own `add_consumer` would change that one."""
     request = {"stream_name": broker.stream, "config": config.as_dict(), "action": "create"}
     subject = f"$JS.API.CONSUMER.DURABLE.CREATE.{broker.stream}.{config.durable_name}"
-    reply = await link.client.request(subject, json.dumps(request).encode(), timeout=broker.confirm_s)
+    reply = await connection.client.request(subject, json.dumps(request).encode(), timeout=broker.confirm_s)
     error: dict[str, Any] | None = json.loads(reply.data).get("error")
     if error is not None and error.get("err_code") != _EXISTS:
         raise nats.js.errors.APIError(**error)
     return error is None
 
 
-async def _find(broker: Source, link: NatsConnection, consumer: str) -> ConsumerConfig | None:
+async def _find(broker: Source, connection: NatsConnection, consumer: str) -> ConsumerConfig | None:
     try:
-        info: ConsumerInfo = await link.jetstream.consumer_info(broker.stream, durable_name(consumer))
+        info: ConsumerInfo = await connection.jetstream.consumer_info(broker.stream, durable_name(consumer))
     except nats.js.errors.NotFoundError:
         return None
     return info.config
 
 
-async def _narrow(broker: Source, link: NatsConnection, consumer: str, subjects: Collection[str]) -> None:
-    config = await _find(broker, link, consumer)
+async def _narrow(broker: Source, connection: NatsConnection, consumer: str, subjects: Collection[str]) -> None:
+    config = await _find(broker, connection, consumer)
     if config is None:
         return
-    had = asked_of(config)
+    had = subjects_of(config)
     left = [subject for subject in had if subject not in subjects]
     if not left:
-        await link.jetstream.delete_consumer(broker.stream, durable_name(consumer))
+        await connection.jetstream.delete_consumer(broker.stream, durable_name(consumer))
     elif left != had:
-        await link.jetstream.add_consumer(broker.stream, _filtered(config, left))
+        await connection.jetstream.add_consumer(broker.stream, _filter_by(config, left))
 
 
 def _config(broker: Source, consumer: str, subjects: Sequence[str]) -> ConsumerConfig:
@@ -211,10 +211,10 @@ def _config(broker: Source, consumer: str, subjects: Sequence[str]) -> ConsumerC
         max_deliver=-1,
         max_ack_pending=10_000,
     )
-    return _filtered(plain, subjects)
+    return _filter_by(plain, subjects)
 
 
-def _filtered(config: ConsumerConfig, subjects: Sequence[str]) -> ConsumerConfig:
+def _filter_by(config: ConsumerConfig, subjects: Sequence[str]) -> ConsumerConfig:
     asked = sorted(set(subjects))
     own = {name: value for name, value in (config.metadata or {}).items() if not name.startswith("_nats.")}
     return replace(
@@ -225,6 +225,6 @@ def _filtered(config: ConsumerConfig, subjects: Sequence[str]) -> ConsumerConfig
 def _is_like(found: ConsumerConfig, wanted: ConsumerConfig) -> bool:
     """Whether what we would set is set."""
     settings = ("description", "deliver_policy", "ack_policy", "ack_wait", "max_deliver", "max_ack_pending")
-    return set(asked_of(found)) == set(asked_of(wanted)) and all(
+    return set(subjects_of(found)) == set(subjects_of(wanted)) and all(
         getattr(found, setting) == getattr(wanted, setting) for setting in settings
     )

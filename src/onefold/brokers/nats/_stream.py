@@ -17,7 +17,7 @@ from onefold.errors import ConfigurationError
 _MARK: Final = {"created-by": "onefold"}
 
 
-def wanted(name: str, prefix: str, *, replicas: int, duplicate_window_s: float) -> StreamConfig:
+def stream_config(name: str, prefix: str, *, replicas: int, duplicate_window_s: float) -> StreamConfig:
     return StreamConfig(
         name=name,
         subjects=[f"{prefix}.>"],

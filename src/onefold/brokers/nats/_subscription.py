@@ -37,7 +37,7 @@ class NatsSubscription:
         self._subjects = subjects
         self._consumer = consumer
         self._name = durable_name(consumer)
-        self._link: NatsConnection | None = None
+        self._connection: NatsConnection | None = None
         self._inbox: Any = None
         self._replies = ""
         self._came = asyncio.Event()
@@ -50,14 +50,14 @@ class NatsSubscription:
 
     async def prepare(self) -> NatsConnection:
         """The connection, with our inbox on it, and the consumer there."""
-        link = await self._broker.link()
-        if self._link is not link:
+        connection = await self._broker.connect()
+        if self._connection is not connection:
             self._buffer.clear()  # they come again, and by then to us or to another
             try:
                 async with asyncio.timeout(self._broker.confirm_s):
-                    await widen(self._broker, link, self._consumer, self._subjects)
-                    self._replies = link.client.new_inbox()
-                    self._inbox = await link.client.subscribe(f"{self._replies}.*", cb=self._arrive)
+                    await widen(self._broker, connection, self._consumer, self._subjects)
+                    self._replies = connection.client.new_inbox()
+                    self._inbox = await connection.client.subscribe(f"{self._replies}.*", cb=self._arrive)
             except nats.js.errors.APIError as error:
                 if error.code == 400 or error.err_code == _NOT_MADE:
                     raise ConfigurationError(
@@ -67,22 +67,22 @@ class NatsSubscription:
                 raise self._broker.unavailable(error) from error
             except TROUBLE as error:
                 raise self._broker.unavailable(error) from error
-            self._link = link
-        return link
+            self._connection = connection
+        return connection
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deadline = time.monotonic() + wait_s
-        link = await self.prepare()
+        connection = await self.prepare()
         fresh_since = time.monotonic() - self._broker.ack_wait_s / 2
         while self._buffer and self._buffer[0][0] < fresh_since:
             self._buffer.popleft()  # its lease is running out: it comes again
         if not self._buffer:
-            await self._pull(link, limit, 0.0)
+            await self._pull(connection, limit, 0.0)
         left = deadline - time.monotonic()
         if not self._buffer and left > 0:
-            await self._pull(link, 1, left)
+            await self._pull(connection, 1, left)
             if self._buffer and limit > 1:
-                await self._pull(link, limit - 1, 0.0)
+                await self._pull(connection, limit - 1, 0.0)
         found = [self._buffer.popleft()[1] for _ in range(min(limit, len(self._buffer)))]
         self._unsettled.update(msg.reply for msg in found)
         return [self._delivery(msg) for msg in found]
@@ -98,7 +98,7 @@ class NatsSubscription:
         await self._say([delivery.receipt for delivery in deliveries], _KEEP)
 
     async def close(self) -> None:
-        if self._link is None or not self._link.alive:
+        if self._connection is None or not self._connection.alive:
             return
         await self._detach()
         with suppress(BrokerUnavailable, *TROUBLE):
@@ -108,11 +108,11 @@ class NatsSubscription:
 
     async def _detach(self) -> None:
         """Leave the connection; the next `receive` prepares anew."""
-        self._link = None
+        self._connection = None
         with suppress(*TROUBLE):
             await self._inbox.unsubscribe()
 
-    async def _pull(self, link: NatsConnection, batch: int, wait_s: float) -> None:
+    async def _pull(self, connection: NatsConnection, batch: int, wait_s: float) -> None:
         """Ask for so many, and wait until they are here or the server says that there are no more."""
         reply = f"{self._replies}.{next(self._numbers)}"
         request: dict[str, object] = (
@@ -123,10 +123,10 @@ class NatsSubscription:
         self._asked[reply] = None
         try:
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self._name}"
-            await link.client.publish(subject, json.dumps(request).encode(), reply=reply)
+            await connection.client.publish(subject, json.dumps(request).encode(), reply=reply)
             while len(self._buffer) < wanted and self._asked[reply] is None:
-                if not link.alive or time.monotonic() > deadline:
-                    raise self._broker.unavailable("the connection was lost" if not link.alive else "no answer")
+                if not connection.alive or time.monotonic() > deadline:
+                    raise self._broker.unavailable("the connection was lost" if not connection.alive else "no answer")
                 self._came.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._came.wait(), LOOK_S)
@@ -174,12 +174,12 @@ class NatsSubscription:
         """Returns when the server has heard it. Should it forget, the message comes again."""
         if not receipts:
             return
-        link = await self._broker.link()
+        connection = await self._broker.connect()
         try:
             async with asyncio.timeout(self._broker.confirm_s):
                 for receipt in receipts:
-                    await link.client.publish(receipt, verdict)
-                await link.client.flush()
+                    await connection.client.publish(receipt, verdict)
+                await connection.client.flush()
         except TROUBLE as error:
             raise self._broker.unavailable(error) from error
 
@@ -190,25 +190,27 @@ class NatsSubscription:
         now = time.monotonic()
         if self._floors is not None and now < self._floors[0] + self._broker.duplicate_window_s:
             return
-        link = await self._broker.link()
+        connection = await self._broker.connect()
         due, self._floors = self._floors, (now, {})
         with suppress(*TROUBLE):
             async with asyncio.timeout(self._broker.confirm_s):
-                floors = await self._acknowledged(link)
+                floors = await self._fetch_floors(connection)
                 for subject, floor in due[1].items() if due else ():
                     if (acknowledged := min(floor, floors.get(subject, 0))) > 0:
-                        await link.jetstream.purge_stream(self._broker.stream, seq=acknowledged + 1, subject=subject)
+                        await connection.jetstream.purge_stream(
+                            self._broker.stream, seq=acknowledged + 1, subject=subject
+                        )
                 self._floors = (now, floors)
 
-    async def _acknowledged(self, link: NatsConnection) -> dict[str, int]:
+    async def _fetch_floors(self, connection: NatsConnection) -> dict[str, int]:
         """Per subject of ours, the stream's sequence up to which every consumer is done with it. None where the stream
         is not to be trimmed, or where a consumer came or went while they were listed: one may have been left out."""
-        stream = await link.jetstream.stream_info(self._broker.stream)
+        stream = await connection.jetstream.stream_info(self._broker.stream)
         if not self._broker.trims(stream.config):
             return {}
         floors: dict[str, int] = {}
         offset = 0
-        while some := await link.jetstream.consumers_info(self._broker.stream, offset):
+        while some := await connection.jetstream.consumers_info(self._broker.stream, offset):
             offset += len(some)
             for info in some:
                 filters = filters_of(info.config)

@@ -13,8 +13,8 @@ from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.redaction import redact
 from onefold._policy.outcome import Answered
 from onefold._policy.ranges import require
-from onefold.brokers._endpoints import checked_topics, wanted
-from onefold.brokers.webhook._endpoint_table import Directory, Endpoint, made
+from onefold.brokers._endpoints import check_topics, is_wanted
+from onefold.brokers.webhook._endpoint_table import Directory, Endpoint, make_endpoint
 from onefold.brokers.webhook._sender import EndpointAnswer, HttpxSender, Sender
 from onefold.brokers.webhook._signature import read_keys, sign
 from onefold.errors import BrokerUnavailable, ConfigurationError, KeyInFlight, MessageRefused, StoreError
@@ -51,11 +51,11 @@ class WebhookBroker:
         require("confirm_s", confirm_s, least=0.1, most=600)
         require("redelivery_s", redelivery_s, least=1, most=10 * 366 * 86_400)
         self._directory = Directory()
-        self._one = made("the endpoint", endpoints) if isinstance(endpoints, str) else None
+        self._one = make_endpoint("the endpoint", endpoints) if isinstance(endpoints, str) else None
         by_topic = endpoints if isinstance(endpoints, Mapping) else {}
-        checked_topics("an endpoint", by_topic)
+        check_topics("an endpoint", by_topic)
         self._endpoints = {
-            topic: tuple(made(f"the endpoint of topic {topic!r}", url) for url in _several(urls))
+            topic: tuple(make_endpoint(f"the endpoint of topic {topic!r}", url) for url in _several(urls))
             for topic, urls in by_topic.items()
         }
         self._listed = endpoints is None
@@ -152,7 +152,7 @@ class WebhookBroker:
             return (self._one,)
         # Of several topics that stand for it, an endpoint gets it once.
         found = (
-            each for topic, several in self._endpoints.items() if wanted((topic,), message.topic) for each in several
+            each for topic, several in self._endpoints.items() if is_wanted((topic,), message.topic) for each in several
         )
         return list(dict.fromkeys(found))
 
@@ -162,15 +162,15 @@ class WebhookBroker:
                 headers, body = write_structured(message)
                 keys = self._keys if endpoint.secret is None else read_keys(endpoint.secret)
                 headers |= sign(keys, ascii_only(message.id), body, now_s=self._wall_s())
-                confirm, gone = await self._asked(endpoint.url, headers, body)
+                confirm, gone = await self._ask_endpoint(endpoint.url, headers, body)
         except Exception as error:  # a bad secret, a mistake of the sender's: the others must have their answers
             confirm = MessageRefused(f"sending to endpoint {endpoint.name} failed: {type(error).__name__}: {error}")
             gone = False
         if self._listed:
-            self._directory.heard(endpoint.name, confirm, gone=gone)
+            self._directory.note_answer(endpoint.name, confirm, gone=gone)
         return confirm
 
-    async def _asked(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[Confirm, bool]:
+    async def _ask_endpoint(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[Confirm, bool]:
         """What the endpoint makes of it, and whether it says that it is gone for good."""
         try:
             async with asyncio.timeout(self._confirm_s):

@@ -15,7 +15,7 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Confirm
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold.brokers._endpoints import EndpointSeen, checked_url, disable, endpoints, note_failures, note_success
+from onefold.brokers._endpoints import EndpointSeen, check_url, disable, endpoints, note_failures, note_success
 from onefold.errors import StoreError
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Directory:
             if known.enabled and known.wants(topic)
         ]
 
-    def heard(self, name: str, confirm: Confirm, *, gone: bool) -> None:
+    def note_answer(self, name: str, confirm: Confirm, *, gone: bool) -> None:
         """One request was answered, or was not."""
         fared = self._fared.setdefault(name, _Fared())
         if confirm is None:
@@ -109,7 +109,7 @@ class Directory:
         return await run_async(flow, TaskExecutor(self.database))
 
 
-def made(what: str, url: str) -> Endpoint:
+def make_endpoint(what: str, url: str) -> Endpoint:
     """An endpoint that was given. Its name is shown, so it has no path and no query: these may be secret."""
-    name = f"{urlsplit(checked_url(what, url)).hostname}#{blake2b(url.encode(), digest_size=4).hexdigest()}"
+    name = f"{urlsplit(check_url(what, url)).hostname}#{blake2b(url.encode(), digest_size=4).hexdigest()}"
     return Endpoint(name, url)

@@ -33,7 +33,7 @@ def sign(keys: Sequence[bytes], webhook_id: str, body: bytes, *, now_s: float) -
         "webhook-id": webhook_id,
         "webhook-timestamp": stamp,
         "webhook-signature": signatures,
-        "idempotency-key": _quoted(webhook_id),
+        "idempotency-key": _quote(webhook_id),
     }
 
 
@@ -105,7 +105,7 @@ def _check_time(stamp: str, now_s: float, tolerance_s: float) -> None:
 def _check_agreement(headers: Mapping[str, str], webhook_id: str, body: bytes) -> None:
     """What says the same thing elsewhere must say the same."""
     key = headers.get("idempotency-key")
-    if key is not None and key not in (_quoted(webhook_id), webhook_id):
+    if key is not None and key not in (_quote(webhook_id), webhook_id):
         raise MessageUnreadable(
             f"the Idempotency-Key {key[:80]!r} is not the webhook-id {webhook_id!r} that was signed"
         )
@@ -152,7 +152,7 @@ def _key(secret: str) -> bytes:
     return key
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """As a structured field's string. The id has been escaped: what is left of ASCII needs no more than this."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

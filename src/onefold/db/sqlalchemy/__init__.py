@@ -29,7 +29,7 @@ from onefold.db._postgres import FIND_TABLES, Place
 from onefold.db._shielded import Shielded
 from onefold.db.sqlalchemy._connection import SqlalchemyConnection
 from onefold.db.sqlalchemy._engine_events import watch
-from onefold.db.sqlalchemy._errors import not_connected
+from onefold.db.sqlalchemy._errors import connect_error
 from onefold.db.sqlalchemy._foreign_commits import Guard, guard_engine
 from onefold.db.sqlalchemy._pools import PoolOfLoop, PoolOfProcess
 from onefold.db.sqlalchemy._sessions import Factory, SqlalchemySessions, tx_of
@@ -76,9 +76,9 @@ class SqlalchemyDatabase:
     def acquire(self) -> SqlalchemyConnection:
         self._pool.check()
         try:
-            return _taken(self._engine.connect(), self._place)
+            return _prepare(self._engine.connect(), self._place)
         except (exc.SQLAlchemyError, OSError) as error:
-            raise not_connected(error) from error
+            raise connect_error(error) from error
 
     def close(self) -> None:
         """The engine is the application's; what we have opened beside its file is closed."""
@@ -112,10 +112,10 @@ class AsyncSqlalchemyDatabase:
     async def _take(self) -> AsyncSqlalchemyConnection:
         try:
             connection = await self._engine.connect().start()
-            verbs = await connection.run_sync(_taken, self._place)
+            verbs = await connection.run_sync(_prepare, self._place)
             return AsyncSqlalchemyConnection(connection, verbs, self._errands)
         except (exc.SQLAlchemyError, OSError) as error:
-            raise not_connected(error) from error
+            raise connect_error(error) from error
 
     async def close(self) -> None:
         """The engine is the application's; what is still on its way back to it is waited for."""
@@ -183,7 +183,7 @@ class AsyncSqlalchemyConnection:
         await self._connection.run_sync(lambda _: self._verbs.throw_away())
 
 
-def _taken(connection: Connection, place: Place) -> SqlalchemyConnection:
+def _prepare(connection: Connection, place: Place) -> SqlalchemyConnection:
     try:
         if connection.dialect.name == "sqlite":
             return OverSqlite(connection)

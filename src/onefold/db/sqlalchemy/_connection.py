@@ -13,9 +13,9 @@ from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
 from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
-from onefold.db._postgres import LEVELS, as_ourselves, crossing, placed
+from onefold.db._postgres import LEVELS, as_ourselves, crossing, qualify_tables
 from onefold.db.sqlalchemy._engine_events import let_go, take
-from onefold.db.sqlalchemy._errors import ENDED, mapped
+from onefold.db.sqlalchemy._errors import ENDED, translate_error
 from onefold.db.sqlalchemy._handle import LentConnection
 from onefold.db.sqlalchemy._isolation import ConnectionIsolation
 from onefold.errors import ConnectionLost, TransactionAborted, TransactionEnded, TransactionMisused
@@ -75,7 +75,9 @@ class SqlalchemyConnection:
         with self._turn():
             self._check()
             self._begin_alone()
-            result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
+            result = self._connection.execute(
+                _text(qualify_tables(statement.sql, self.schema)), _name_values(statement)
+            )
             rows = [tuple(row) for row in result]
             self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
             return rows
@@ -127,7 +129,7 @@ class SqlalchemyConnection:
         except (exc.SQLAlchemyError, vendor_error, OSError, OverflowError, UnicodeError) as error:
             with suppress(exc.SQLAlchemyError, vendor_error, OSError), self.handed_out.our_turn():
                 self._rest(keep=False)
-            raise mapped(self._connection, error) from error
+            raise translate_error(self._connection, error) from error
         except BaseException:  # a time limit, a signal: the application may be given this connection next
             with suppress(Exception):
                 self._end_alone()
@@ -156,7 +158,7 @@ class SqlalchemyConnection:
             raise TransactionEnded(ENDED)
 
     def _execute(self, statement: Statement) -> int:
-        result = self._connection.execute(_text(placed(statement.sql, self.schema)), _named(statement))
+        result = self._connection.execute(_text(qualify_tables(statement.sql, self.schema)), _name_values(statement))
         return len(result.fetchall()) if result.returns_rows else max(result.rowcount, 0)
 
     def _cross(self, step: Boundary | Nested) -> int:
@@ -238,5 +240,5 @@ def _text(sql: str) -> TextClause:
     return text(_PLACEHOLDER.sub(r"(:p\1)", _COLON.sub(r"\\:", sql)))
 
 
-def _named(statement: Statement) -> dict[str, object]:
+def _name_values(statement: Statement) -> dict[str, object]:
     return {f"p{number}": value for number, value in enumerate(statement.values, start=1)}

@@ -7,7 +7,7 @@ import sqlite3
 from sqlalchemy import Connection, exc
 
 from onefold._kernel.ports import TWO_CONNECTIONS
-from onefold.db._postgres import error_for, refused
+from onefold.db._postgres import error_for, unsent_error
 from onefold.db.sqlite._errors import error_for as sqlite_error_for
 from onefold.errors import (
     ConnectionLost,
@@ -20,14 +20,14 @@ from onefold.errors import (
 ENDED = "the request's transaction was ended by someone else: a rollback(), a close(), or a COMMIT written as SQL"
 
 
-def not_connected(error: BaseException) -> OnefoldError:
+def connect_error(error: BaseException) -> OnefoldError:
     """Our error for a connection that could not be had."""
     if isinstance(error, exc.TimeoutError):
         return PoolExhausted(f"no connection of the engine's pool became free in time ({error}). {TWO_CONNECTIONS}")
     return StoreUnavailable(f"no connection to the database: {getattr(error, 'orig', None) or error}")
 
 
-def mapped(connection: Connection, error: BaseException) -> OnefoldError:
+def translate_error(connection: Connection, error: BaseException) -> OnefoldError:
     """Our error for what was raised while we worked on a connection."""
     if isinstance(error, exc.StatementError):
         # It is chained and may be logged: answers, events and keys are among the parameters of our statements.
@@ -46,5 +46,5 @@ def mapped(connection: Connection, error: BaseException) -> OnefoldError:
         return sqlite_error_for(origin if isinstance(origin, sqlite3.Error) else Exception(str(origin)))
     sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
     if sqlstate is None and not isinstance(error, OSError):
-        return refused(origin)
+        return unsent_error(origin)
     return error_for(sqlstate, origin)

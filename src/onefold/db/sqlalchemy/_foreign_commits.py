@@ -35,11 +35,11 @@ def guard_engine(engine: Engine, guard: Guard) -> None:
     guards = _guard(engine) or _Guards()
     guards.add(guard)
     engine.update_execution_options(**{_GUARD: guards})
-    event.listen(engine, "begin", _begun)
+    event.listen(engine, "begin", _on_begin)
     event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "commit", _before_commit)
-    if not event.contains(Session, "transient_to_pending", _added):
-        event.listen(Session, "transient_to_pending", _added)
+    if not event.contains(Session, "transient_to_pending", _on_add):
+        event.listen(Session, "transient_to_pending", _on_add)
 
 
 class _Guards:
@@ -68,7 +68,7 @@ def _stranger(connection: Connection) -> _Guards | None:
     return None if holder_of(connection) is not None else _guard(connection)
 
 
-def _begun(connection: Connection) -> None:
+def _on_begin(connection: Connection) -> None:
     if (guard := _stranger(connection)) is not None:
         # What is begun inside a request may be flushed and committed after its answer, by a dependency's exit.
         connection.execution_options(**{_BEGUN_INSIDE: guard()})
@@ -87,7 +87,7 @@ def _before_commit(connection: Connection) -> None:
         _refuse(guard(), "a commit on another connection of the engine")
 
 
-def _added(session: Session, instance: object) -> None:
+def _on_add(session: Session, instance: object) -> None:
     if is_joined(session):
         return
     try:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection
 
 from onefold._kernel.effects import Step
-from onefold.db._left_running import END_S, left_inside
+from onefold.db._left_running import END_S, still_used_error
 from onefold.errors import TransactionMisused
 
 _STATEMENT = "_execute_context"
@@ -97,7 +97,7 @@ class LentConnection:
         """Raises TransactionMisused where the wait was in vain. Whatever undoes the transaction then waits no more."""
         if not has_left:
             waited_s, self.patience_s = self.patience_s, 0.0
-            raise left_inside("SQLAlchemy", waited_s, steps)
+            raise still_used_error("SQLAlchemy", waited_s, steps)
 
     def let_go(self) -> None:
         """The connection is about to be closed: it refuses by itself then, and this must not keep it from being freed.

@@ -84,7 +84,7 @@ class SqlalchemySessions:
 
     def join(self, tx: Transaction[Any], pending: PendingWork, blocking: Blocking) -> AnySession:
         """A session inside the transaction, for as long as that lasts."""
-        session = self._made()
+        session = self._make()
         inner = _inner(session)
         if inner.in_transaction():
             raise ProgrammerError(
@@ -99,13 +99,13 @@ class SqlalchemySessions:
 
     def own(self) -> AnySession:
         """A session with a transaction of its own, where there is none to join. Its user commits, and closes it."""
-        session = self._made()
+        session = self._make()
         if _inner(session).bind is None:
             session.bind = self._engine
             _inner(session).bind = _sync(self._engine)
         return session
 
-    def _made(self) -> AnySession:
+    def _make(self) -> AnySession:
         session = self._factory()
         self._check_kind(type(session))
         return session
@@ -156,7 +156,7 @@ class JoinedSession:
         inner.info[_JOINED] = self
         event.listen(inner, "after_commit", _ignore)  # so that the session has listeners of its own to be held back
         self._after_commit: Any = inner.dispatch.after_commit
-        setattr(inner.dispatch, "after_commit", _HeldListeners(self._after_commit, self._committed))  # noqa: B010
+        setattr(inner.dispatch, "after_commit", _HeldListeners(self._after_commit, self._note_commit))  # noqa: B010
         self._get_bind: Any = inner.get_bind
         setattr(inner, "get_bind", self._bind)  # noqa: B010
         self._close: Any = inner.close
@@ -309,7 +309,7 @@ class JoinedSession:
             self._writes = holder.writes
         return connection
 
-    def _committed(self) -> None:
+    def _note_commit(self) -> None:
         if self._inner is not None and not self._inner.in_nested_transaction():
             self._released, self._open = self._released or self._open, False
 
@@ -317,11 +317,11 @@ class JoinedSession:
         if not inner.in_nested_transaction():
             self._open = False
 
-    def part_begun(self, part: SessionTransaction) -> None:
+    def note_part_begin(self, part: SessionTransaction) -> None:
         self._open = True
         self._since[part] = self._pending.mark() if part.nested else self._since.get(None, self._pending.mark())
 
-    def part_ended(self, part: SessionTransaction) -> None:
+    def note_part_end(self, part: SessionTransaction) -> None:
         if not part.nested:
             self._since[None] = self._pending.mark()
             if part.parent is None:  # else it is that of a flush
@@ -329,15 +329,15 @@ class JoinedSession:
 
     def part_undone(self, part: SessionTransaction) -> None:  # comes after the end
         self._pending.retract(self._since.get(part, self._pending.mark()))
-        self.part_ended(part)
+        self.note_part_end(part)
 
 
 def _listen() -> None:
     """Hear of all sessions: a listener of each session's own would cost more than its statements."""
     if not event.contains(Session, "after_rollback", _undone):
         event.listen(Session, "after_rollback", _undone)
-        event.listen(Session, "after_transaction_create", _part_begun)
-        event.listen(Session, "after_transaction_end", _part_ended)
+        event.listen(Session, "after_transaction_create", _on_part_begin)
+        event.listen(Session, "after_transaction_end", _on_part_end)
         event.listen(Session, "after_soft_rollback", _part_undone)
 
 
@@ -346,14 +346,14 @@ def _undone(session: Session) -> None:
         joined.undone(session)
 
 
-def _part_begun(session: Session, part: SessionTransaction) -> None:
+def _on_part_begin(session: Session, part: SessionTransaction) -> None:
     if (joined := session.info.get(_JOINED)) is not None:
-        joined.part_begun(part)
+        joined.note_part_begin(part)
 
 
-def _part_ended(session: Session, part: SessionTransaction) -> None:
+def _on_part_end(session: Session, part: SessionTransaction) -> None:
     if (joined := session.info.get(_JOINED)) is not None:
-        joined.part_ended(part)
+        joined.note_part_end(part)
 
 
 def _part_undone(session: Session, part: SessionTransaction) -> None:

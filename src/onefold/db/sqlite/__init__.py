@@ -56,7 +56,7 @@ class SqliteDatabase:
         self._process = Process()
 
     def acquire(self) -> SqliteConnection:
-        return self.at_hand() or self._connection(self._new_link())
+        return self.at_hand() or self._connection(self._open_file())
 
     def acquire_glancing(self) -> SqliteConnection:
         """The same, with what `glance` needs."""
@@ -87,10 +87,10 @@ class SqliteDatabase:
         self._process.keep(self._shared)
         self._shared = Shared()
 
-    def _connection(self, link: SqliteFile) -> SqliteConnection:
-        return SqliteConnection(link, self._here, self._busy_timeout_s)
+    def _connection(self, file: SqliteFile) -> SqliteConnection:
+        return SqliteConnection(file, self._here, self._busy_timeout_s)
 
-    def _new_link(self) -> SqliteFile:
+    def _open_file(self) -> SqliteFile:
         return SqliteFile(self._open(), self._open_light, KeyLocks(self.path))
 
     def _open(self) -> GuardedConnection:

@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
 from onefold.db.sqlite._file import Shared, SqliteFile, keep_open
-from onefold.db.sqlite._guarded_connection import LOST, OVER, trespassed
+from onefold.db.sqlite._guarded_connection import LOST, OVER, trespass_error
 from onefold.db.sqlite._savepoints import Parts
 from onefold.errors import OnefoldError, StoreBusy, TransactionEnded, TransactionMisused
 
@@ -47,9 +47,9 @@ class SqliteConnection:
         "term",
     )
 
-    def __init__(self, link: SqliteFile, shared: Shared, busy_timeout_s: float) -> None:
-        self._lent: SqliteFile | None = link
-        link.connection.executed = False
+    def __init__(self, file: SqliteFile, shared: Shared, busy_timeout_s: float) -> None:
+        self._lent: SqliteFile | None = file
+        file.connection.executed = False
         self._shared = shared
         self._busy_timeout_s = busy_timeout_s
         self._writing = False
@@ -71,9 +71,9 @@ class SqliteConnection:
     def handle_in(self, term: int) -> sqlite3.Connection:
         """The same, for that term only: a thread that comes too late, or had to wait while the request was ended, would
         begin a transaction that is not kept."""
-        link = self._link
-        with link as connection:
-            if link is not self._lent or term != self.term:
+        file = self._file
+        with file as connection:
+            if file is not self._lent or term != self.term:
                 raise TransactionMisused(OVER)
             self._begin(light=False)
         return connection
@@ -81,13 +81,13 @@ class SqliteConnection:
     @property
     def executed(self) -> bool:
         """Whether the handler has had anything executed."""
-        return self._link.connection.executed
+        return self._file.connection.executed
 
     def batch(self, steps: Sequence[Step]) -> int:
         if not _ENDS.isdisjoint(steps):
-            self._link.shut(self._busy_timeout_s)
+            self._file.shut(self._busy_timeout_s)
         try:
-            with self._link:
+            with self._file:
                 self._check(steps)
                 match steps:
                     case (Boundary.BEGIN_LIGHT, Statement() as statement, Boundary.COMMIT):
@@ -99,7 +99,7 @@ class SqliteConnection:
 
     def fetch(self, statement: Statement) -> list[Row]:
         try:
-            with self._link:
+            with self._file:
                 self._check()
                 return self._execute(statement).fetchall()
         except VENDOR_ERRORS as error:
@@ -108,14 +108,14 @@ class SqliteConnection:
     def glance(self, steps: Sequence[Step]) -> list[Row] | None:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
         time for it."""
-        link = self._link
-        if self._writing or not link.has_light or link.in_transaction:
+        file = self._file
+        if self._writing or not file.has_light or file.in_transaction:
             return None
         try:
             for step in steps:
                 if not isinstance(step, Statement) or not step.brief:
                     return None
-                rows: list[Row] = link.light.execute(step.sql, step.values).fetchall()
+                rows: list[Row] = file.light.execute(step.sql, step.values).fetchall()
         except sqlite3.Error:
             return None  # the one who waits, or is told, is on a thread
         return rows
@@ -123,46 +123,46 @@ class SqliteConnection:
     def prepare_to_glance(self) -> None:
         """Open what a glance needs; that may take its time."""
         try:
-            _ = self._link.light
+            _ = self._file.light
         except OnefoldError:
             self.discard()
             raise
 
     def is_at_rest(self) -> bool:
         """Releasing it now touches no disk."""
-        link, idle = self._link, self._shared.idle
-        if self._writing or link.in_transaction or link.is_held() or link.is_altered():
+        file, idle = self._file, self._shared.idle
+        if self._writing or file.in_transaction or file.is_held() or file.is_altered():
             return False
         return len(idle) < _IDLE_MAX
 
     def release(self) -> None:
-        link, self._lent = self._link, None  # first: a thread of the handler's may be on its way to `handle`
-        link.when_left(partial(self._give_back, link))
+        file, self._lent = self._file, None  # first: a thread of the handler's may be on its way to `handle`
+        file.when_left(partial(self._give_back, file))
 
-    def _give_back(self, link: SqliteFile) -> None:
-        link.connection.trespass = None
+    def _give_back(self, file: SqliteFile) -> None:
+        file.connection.trespass = None
         try:
             # A task left behind would write into another request's transaction; what was changed would be found there.
-            if link.is_held() or link.is_altered():
-                self._close(link)
+            if file.is_held() or file.is_altered():
+                self._close(file)
             else:
-                self._put_back(link)
+                self._put_back(file)
         finally:
             self._let_go()
 
-    def _put_back(self, link: SqliteFile) -> None:
+    def _put_back(self, file: SqliteFile) -> None:
         try:
-            with link as connection:
-                link.rollback()
+            with file as connection:
+                file.rollback()
             # What the handler may have set for itself is not for the next one.
             connection.row_factory, connection.text_factory = None, str
         except sqlite3.Error:
-            self._close(link)
+            self._close(file)
         else:
             # Before another request has it, and never after: the locks would be that request's.
-            link.locks.release()
+            file.locks.release()
             idle = self._shared.idle
-            idle.append(link)
+            idle.append(file)
             if len(idle) > _IDLE_MAX:
                 idle.pop(0).close()
 
@@ -175,11 +175,11 @@ class SqliteConnection:
     def interrupt(self) -> bool:
         """The connection is about to be thrown away: break off what an async handler is having executed, and let
         nothing in after it. Whether there is such a thing. To be called again until there is not."""
-        link = self._lent
-        if link is None or link.is_a_parents:
+        file = self._lent
+        if file is None or file.is_a_parents:
             return False
         self.term += 1
-        link.connection.over = True
+        file.connection.over = True
         return self.interrupt_errand(self.errand)
 
     def interrupt_errand(self, errand: object) -> bool:
@@ -191,30 +191,30 @@ class SqliteConnection:
             return True
 
     def discard(self) -> None:
-        link, self._lent = self._lent, None
-        if link is None:
+        file, self._lent = self._lent, None
+        if file is None:
             self._let_go()
-        elif link.is_a_parents:
-            keep_open(link)
+        elif file.is_a_parents:
+            keep_open(file)
         else:
-            link.when_left(partial(self._throw_away, link))
+            file.when_left(partial(self._throw_away, file))
 
-    def _throw_away(self, link: SqliteFile) -> None:
+    def _throw_away(self, file: SqliteFile) -> None:
         try:
-            self._close(link)
+            self._close(file)
         except sqlite3.Error as error:
             raise error_for(error) from error
         finally:
             self._let_go()
 
-    def _close(self, link: SqliteFile) -> None:
+    def _close(self, file: SqliteFile) -> None:
         try:
-            link.close()
+            file.close()
         finally:
-            link.locks.release()
+            file.locks.release()
 
     @property
-    def _link(self) -> SqliteFile:
+    def _file(self) -> SqliteFile:
         if self._lent is None:
             raise TransactionMisused(OVER)
         if self._lent.is_a_parents:
@@ -226,19 +226,19 @@ class SqliteConnection:
 
     @property
     def _current(self) -> sqlite3.Connection:
-        return self._link.light if self._light else self._link.connection
+        return self._file.light if self._light else self._file.connection
 
     def _check(self, steps: Sequence[Step] = ()) -> None:
         """What became of the transaction in the handler's hands? What it tried does not matter if all is undone now.
         That it is gone does, unless nothing is to be written instead: an answer after it would be stored for good."""
-        link = self._link
-        trespass, link.connection.trespass = link.connection.trespass, None
+        file = self._file
+        trespass, file.connection.trespass = file.connection.trespass, None
         undone = bool(steps) and steps[0] is Boundary.ROLLBACK
         if trespass is not None and not undone:
-            raise trespassed(trespass)
+            raise trespass_error(trespass)
         if undone and (len(steps) == 1 or self.parts.is_abandoned):
             return
-        if self._writing and not self._light and not link.in_transaction:
+        if self._writing and not self._light and not file.in_transaction:
             self.parts.check()  # we have interrupted it
             raise TransactionEnded(LOST)
 
@@ -299,7 +299,7 @@ class SqliteConnection:
             self._let_go()
             raise error_for(error) from error
         if not light:
-            self._link.connection.over = False
+            self._file.connection.over = False
 
     def _take_lock(self, *, light: bool) -> None:
         patience_s = min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if light else self._busy_timeout_s
@@ -322,7 +322,7 @@ class SqliteConnection:
     def _end(self) -> None:
         if not self._light:
             self.term += 1
-            self._link.connection.over = True
+            self._file.connection.over = True
         self._let_go()
 
     def _let_go(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
-from onefold.db._left_running import close_unlocked, is_free, left_inside
+from onefold.db._left_running import close_unlocked, is_free, still_used_error
 from onefold.db.sqlite._guarded_connection import GuardedConnection
 from onefold.db.sqlite._locks import KeyLocks
 
@@ -114,7 +114,7 @@ class SqliteFile:
         limits; nothing comes after that."""
         self.connection.over = True
         if not is_free(self.connection.lock, patience_s):
-            raise left_inside("SQLite", patience_s)
+            raise still_used_error("SQLite", patience_s)
 
     def when_left(self, work: Callable[[], object]) -> None:
         """The handler has ended: do this when no thread of its own is inside SQLite, where it is interrupted. No

@@ -32,7 +32,7 @@ OVER = (
 )
 
 
-def trespassed(operation: str) -> TransactionMisused:
+def trespass_error(operation: str) -> TransactionMisused:
     return TransactionMisused(
         f"the handler tried to {operation} its transaction by itself, which is refused; onefold commits everything "
         "together: remove the call (a savepoint is allowed; executescript() and `with connection` commit, too)"
@@ -102,7 +102,7 @@ class GuardedConnection(sqlite3.Connection):
         """Raises what SQLite's "not authorized" means, where that is what it says."""
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_AUTH and self.trespass is not None and not self.ours:
-            raise trespassed(self.trespass) from error
+            raise trespass_error(self.trespass) from error
 
     def cursor(self, factory: Any = None) -> Any:
         if self.over:

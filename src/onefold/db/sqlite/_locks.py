@@ -104,7 +104,7 @@ class LockFile:
 
         def _lock_byte(self, offset: int) -> bool:
             try:
-                fcntl.lockf(self._opened(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+                fcntl.lockf(self._open(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
             except (BlockingIOError, PermissionError) as error:
                 if error.filename is None:  # the lock's refusal, not the file's
                     return False
@@ -115,18 +115,18 @@ class LockFile:
 
         def _unlock_byte(self, offset: int) -> None:
             with contextlib.suppress(OSError):  # it was not locked: see above
-                fcntl.lockf(self._opened(), fcntl.LOCK_UN, 1, offset)
+                fcntl.lockf(self._open(), fcntl.LOCK_UN, 1, offset)
 
         def _is_byte_locked(self, offset: int) -> bool:
             asked = {"kind": fcntl.F_WRLCK, "whence": os.SEEK_SET, "start": offset, "length": 1, "pid": 0}
             try:
-                found = fcntl.fcntl(self._opened(), fcntl.F_GETLK, _packed(**asked))
+                found = fcntl.fcntl(self._open(), fcntl.F_GETLK, _pack(**asked))
             except OSError as error:
                 self._report(error)
                 return False
             return _type_in(found) != fcntl.F_UNLCK
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         if self._descriptor is None:
             try:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -148,7 +148,7 @@ class LockFile:
             )
 
 
-def _packed(*, kind: int, whence: int, start: int, length: int, pid: int) -> bytes:
+def _pack(*, kind: int, whence: int, start: int, length: int, pid: int) -> bytes:
     if sys.platform == "linux":
         return struct.pack(_FLOCK, kind, whence, start, length, pid)
     return struct.pack(_FLOCK, start, length, pid, kind, whence)
@@ -192,29 +192,29 @@ class KeyLocks:
     looks.
     """
 
-    __slots__ = ("_database", "_file", "_held", "_refused")
+    __slots__ = ("_database", "_file", "_held", "_refusal")
 
     def __init__(self, database: str | os.PathLike[str]) -> None:
         self._database = os.path.realpath(database)
         self._file = lock_file(self._database)
         self._held: list[int] = []
-        self._refused: str | None = None
+        self._refusal: str | None = None
 
     def offer(self, connection: HasFunctions) -> None:
         """Make the functions known to a connection."""
         connection.create_function("onefold_lock", -1, self.lock)
-        connection.create_function("onefold_refused", 0, self.refused)
+        connection.create_function("onefold_refused", 0, self.refusal)
         connection.create_function("onefold_locked", 1, self.is_locked)
 
     def lock(self, requests: int, *numbers: int) -> None:
-        self._refused = None
+        self._refusal = None
         for place, number in enumerate(numbers):
             if not self._try(number):
-                self._refused = "same" if place < requests else "other"
+                self._refusal = "same" if place < requests else "other"
                 return
 
-    def refused(self) -> str | None:
-        return self._refused
+    def refusal(self) -> str | None:
+        return self._refusal
 
     def is_locked(self, key: int) -> bool:
         return self._current().is_locked(key)
