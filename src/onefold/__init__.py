@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from onefold._app import AsyncOnefold, Onefold
     from onefold._client.context import call, intent
     from onefold._client.retrying import Retrying, retrying
-    from onefold._http.policy import Policy, single_principal
     from onefold._http.request import Request
+    from onefold._http.route_policy import Policy, single_principal
     from onefold._idempotency.encryption import Keyring
     from onefold._inbox.handler_signature import Depends
     from onefold._kernel.deadlines import deadline
@@ -48,7 +48,7 @@ _MODULE_OF = {
     "Message": "_kernel.messages",
     "Onefold": "_app",
     "OnefoldError": "errors",
-    "Policy": "_http.policy",
+    "Policy": "_http.route_policy",
     "Request": "_http.request",
     "RetryPolicy": "_policy.retry",
     "Retrying": "_client.retrying",
@@ -58,7 +58,7 @@ _MODULE_OF = {
     "derive": "_kernel.derive",
     "intent": "_client.context",
     "retrying": "_client.retrying",
-    "single_principal": "_http.policy",
+    "single_principal": "_http.route_policy",
 }
 
 

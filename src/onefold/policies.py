@@ -1,6 +1,6 @@
 """What an idempotent route promises: its policy, its principal, its fingerprint and its quotas."""
 
-from onefold._http.policy import Policy, single_principal, trusted_header
+from onefold._http.route_policy import Policy, single_principal, trusted_header
 from onefold._idempotency.fingerprint import canonical_json, named_strategy, raw_bytes, selected_fields
 from onefold._policy.quota import Quota
 

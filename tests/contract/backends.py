@@ -23,7 +23,7 @@ from psycopg_pool import ConnectionPool
 
 from onefold import AsyncOnefold, Onefold, Request
 from onefold._http import asgi, wsgi
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold._idempotency.encryption import Sealer
 from onefold.telemetry import Event
 from tests.contract.frameworks import Rescued, flask_orders, starlette_orders

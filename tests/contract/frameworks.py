@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from onefold import AsyncOnefold, Onefold
 from onefold._http import asgi, wsgi
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from tests.contract.plans import Desk, Plan, driven
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite

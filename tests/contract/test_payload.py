@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold._idempotency.fingerprint import Asked, Strategy
 from onefold.policies import canonical_json, raw_bytes, selected_fields
 from tests.contract.backends import Backend

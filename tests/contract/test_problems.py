@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold._kernel.ids import RANDOM_BYTES, uuid7
 from onefold.errors import CallerError
 from tests.contract.backends import Backend

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import psycopg
 
 from onefold import Onefold, single_principal
-from onefold._http.policy import Policy
+from onefold._http.route_policy import Policy
 from onefold._http.routes import RouteTable, routes_of
 from onefold._idempotency.model import Scope
 from onefold._kernel.clock import wall_ms

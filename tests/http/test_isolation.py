@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold
 from onefold._http.fastapi import Tx
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold._kernel.effects import Isolation
 from onefold.errors import ConfigurationError, TransactionMisused
 from tests.http.stages import Client, account_of, calling, problem, replayed

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from flask import Flask
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.policy import Settings
 from onefold._http.request_identity import operations_of
+from onefold._http.route_policy import Settings
 from onefold._http.routes import routes_of
 from onefold.errors import ConfigurationError
 from tests.http.stages import account_of, calling, problem, replayed

@@ -18,8 +18,8 @@ from werkzeug.routing import BaseConverter
 from werkzeug.test import Client
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.policy import place_template
 from onefold._http.request_identity import operations_of
+from onefold._http.route_policy import place_template
 from onefold._idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
 from onefold._idempotency.model import Scope
 from tests.http.stages import account_of, calling, replayed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onefold import Onefold, single_principal
-from onefold._http.policy import Policy, Settings
+from onefold._http.route_policy import Policy, Settings
 from onefold.errors import ConfigurationError
 
 

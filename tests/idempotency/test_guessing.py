@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 
 from onefold import Keyring
-from onefold._http.policy import Policy, Route, single_principal
 from onefold._http.request import Request
 from onefold._http.request_identity import Naming, ask_of
+from onefold._http.route_policy import Policy, Route, single_principal
 from onefold._idempotency.encryption import peppers_of
 from onefold._idempotency.fingerprint import Asked, earlier_fingerprint, fingerprint
 from onefold._idempotency.model import Ask, Record, Scope

@@ -15,7 +15,7 @@ from types import ModuleType
 import httpx
 import pytest
 
-from onefold._http.policy import Policy
+from onefold._http.route_policy import Policy
 from onefold._http.stored_response import HEADERS_KEPT, NOT_STORED
 from tests.support.fork_server import Child, fork_server
 from tests.support.patience import PATIENCE_S

@@ -14,9 +14,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from onefold._http.policy import Route
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import RequestGuard
+from onefold._http.route_policy import Route
 from onefold._kernel.effects import Acquire, Call, Effect, Flow, Now, Sleep
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from onefold import Keyring, Onefold
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold._idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
 from onefold._idempotency.model import Scope, key_lock, lock_id
 from onefold._kernel.clock import wall_ms

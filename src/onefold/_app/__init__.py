@@ -15,8 +15,8 @@ from onefold._app.base_app import BaseOnefold
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi
 from onefold._http.install_checks import leave_in
-from onefold._http.policy import Policy
 from onefold._http.reaper import reap_again_and_again, reap_or_log
+from onefold._http.route_policy import Policy
 from onefold._idempotency.retention import reap
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block

@@ -12,8 +12,8 @@ from onefold._app.described import Described, show_given
 from onefold._app.recurring_events import RecurringEvents
 from onefold._http.guarded_request import current_request
 from onefold._http.install import Layer
-from onefold._http.policy import Authorize, Policy, Principal, Settings
 from onefold._http.reaper import EVERY_S
+from onefold._http.route_policy import Authorize, Policy, Principal, Settings
 from onefold._idempotency.encryption import Sealer
 from onefold._inbox.current_transaction import handling
 from onefold._kernel.arguments import named_arguments

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onefold._http.background import AnswerReplaced, is_only_replaced, run_held_back
 from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
-from onefold._http.policy import Policy, Route
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import RequestGuard
+from onefold._http.route_policy import Policy, Route
 from onefold._http.scope_keys import SESSIONS
 from onefold._http.scope_keys import TRANSACTION as TRANSACTION  # where an application without a framework looks
 from onefold._idempotency.retention import REAP_LIMIT, reap

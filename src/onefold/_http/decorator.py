@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from onefold._http.background import PARAMETER, ask_for_background, hold_back
 from onefold._http.guarded_request import GuardedRequest, current_request
-from onefold._http.policy import Policy
+from onefold._http.route_policy import Policy
 from onefold._http.steps_parameter import find_steps, without
 from onefold._kernel.handler_errors import late_isolation
 from onefold._steps.steps import Steps

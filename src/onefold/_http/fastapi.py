@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from onefold._http.authentication import NAMED, TEMPLATE
-from onefold._http.policy import METHODS
+from onefold._http.route_policy import METHODS
 from onefold._http.starlette import find_transaction
 from onefold._http.steps_parameter import GIVES_TRANSACTION
 from onefold._kernel.transaction import Transaction

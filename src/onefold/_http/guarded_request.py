@@ -22,11 +22,11 @@ from onefold._http.authentication import ApplicationRefusal, authorize, identify
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
-from onefold._http.policy import Route
 from onefold._http.refusals import refuse
 from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
 from onefold._http.request_steps import RequestSteps, give_back_interrupted
+from onefold._http.route_policy import Route
 from onefold._http.scope_keys import GUARDED, TRANSACTION
 from onefold._http.stepped_store import RequestWork
 from onefold._http.stored_request import write_request

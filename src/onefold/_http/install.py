@@ -15,7 +15,11 @@ from onefold._http.decorator import IdempotentHandler, check_markable, idempoten
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import READY, Known, Readiness, check_complete, check_free, check_served
 from onefold._http.openapi import describe
-from onefold._http.policy import (
+from onefold._http.reaper import EVERY_S, Reaping
+from onefold._http.request import Request
+from onefold._http.request_guard import RequestGuard
+from onefold._http.request_identity import Naming
+from onefold._http.route_policy import (
     Authorize,
     Policy,
     Principal,
@@ -25,10 +29,6 @@ from onefold._http.policy import (
     policy_of_settings,
     single_principal,
 )
-from onefold._http.reaper import EVERY_S, Reaping
-from onefold._http.request import Request
-from onefold._http.request_guard import RequestGuard
-from onefold._http.request_identity import Naming
 from onefold._http.session_needs import check_sessions
 from onefold._http.stepped_store import SteppedStore
 from onefold._http.steps_parameter import check_steps, find_steps

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from onefold._http.decorator import IdempotentHandler, Serving, idempotent_handler_of
-from onefold._http.policy import METHODS
+from onefold._http.route_policy import METHODS
 from onefold.errors import ConfigurationError
 
 #: What frameworks add to a route by themselves.

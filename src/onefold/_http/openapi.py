@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from onefold._http.keys import LENGTH_MAX, key_schema
-from onefold._http.policy import Policy
+from onefold._http.route_policy import Policy
 
 _PROBLEM_SCHEMA = {
     "type": "object",

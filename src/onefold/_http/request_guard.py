@@ -10,10 +10,10 @@ from urllib.parse import quote
 from onefold._http.authentication import PLAIN_ASGI, Framework
 from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.keys import generated_ms, read_key
-from onefold._http.policy import Policy, Route
 from onefold._http.problems import problem
 from onefold._http.request import Request, Response
 from onefold._http.request_identity import NAMING, Naming
+from onefold._http.route_policy import Policy, Route
 from onefold._http.stepped_store import SteppedStore
 from onefold._http.stored_response import READING, Reading, new_run_id
 from onefold._idempotency.store import Store

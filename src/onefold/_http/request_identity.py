@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from onefold._http.policy import Route
 from onefold._http.request import Request, first_line
+from onefold._http.route_policy import Route
 from onefold._idempotency.fingerprint import (
     Asked,
     earlier_hash,

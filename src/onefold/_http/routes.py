@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from onefold._http.policy import METHODS, PARAMETER_GROUP, Policy, Route
 from onefold._http.request import Request
 from onefold._http.request_identity import operations_of
+from onefold._http.route_policy import METHODS, PARAMETER_GROUP, Policy, Route
 from onefold.errors import ConfigurationError
 
 

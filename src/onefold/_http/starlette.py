@@ -30,8 +30,8 @@ from starlette.requests import HTTPConnection
 from onefold._http.authentication import PlainAsgi, render_http_exception
 from onefold._http.decorator import idempotent_handler_of, is_async, note_exception, policy_of
 from onefold._http.install_checks import ServedPath
-from onefold._http.policy import METHODS, Policy, Route
 from onefold._http.request import Request, Response
+from onefold._http.route_policy import METHODS, Policy, Route
 from onefold._http.routes import HostPrefix, RouteEntry, RouteTable
 from onefold._http.scope_keys import TRANSACTION
 from onefold._kernel.transaction import NOT_GIVEN, Transaction

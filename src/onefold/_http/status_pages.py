@@ -14,11 +14,11 @@ from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from onefold._http.authentication import ApplicationRefusal, authorize, identify
-from onefold._http.policy import Policy, Route, place_template
 from onefold._http.problems import TYPE_PREFIX
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import HEADER, RequestGuard
 from onefold._http.request_identity import scopes_of
+from onefold._http.route_policy import Policy, Route, place_template
 from onefold._idempotency.model import Status
 from onefold._kernel.effects import Flow
 from onefold.errors import KeyMissing, OnefoldError

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, get_args, get_origin
 
-from onefold._http.policy import Policy
+from onefold._http.route_policy import Policy
 from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.transaction import Transaction
 from onefold._steps.steps import Steps, is_async

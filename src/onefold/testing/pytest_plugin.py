@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from onefold._app import AsyncOnefold, Onefold
-from onefold._http.policy import single_principal
+from onefold._http.route_policy import single_principal
 from onefold.testing.servers import PrivatePostgres, ServerUnavailable
 
 __all__ = ["async_onefold_app", "onefold_app", "onefold_path", "onefold_postgres", "onefold_postgres_dsn"]

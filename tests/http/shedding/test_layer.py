@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.policy import Settings
+from onefold._http.route_policy import Settings
 from onefold._kernel import deadlines
 from onefold.shedding import Shedding, shed_asgi, shed_wsgi
 from onefold.telemetry import Claimed, Released, Shed
