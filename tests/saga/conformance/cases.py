@@ -22,10 +22,12 @@ from tests.saga.conformance.sagas import (
     calling,
     forgiving,
     invoice,
+    listening,
     mistaken,
     not_storable,
     order,
     patient,
+    slow,
     twice,
     typed,
 )
@@ -214,6 +216,46 @@ async def a_cancelled_sleep_is_compensated(engine: SagaEngine, saga_id: str) -> 
     assert WORLD.of(saga_id) == ["reserve", "release"]
 
 
+async def a_step_that_runs_ends_before_its_compensation_begins(engine: SagaEngine, saga_id: str) -> None:
+    await engine.start(slow, saga_id, {"item": "book"})
+    await seen(saga_id, "charge")
+    assert await engine.cancel(saga_id)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if (await engine.status(saga_id)).cancelled:
+                break
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)  # what must not come has its chance
+    assert WORLD.of(saga_id) == ["reserve", "charge"]
+    WORLD.gates.add(f"{saga_id}:charge")
+    assert (await compensated(engine, saga_id)).cancelled
+    # An engine may see the request at the next step, which is not run but has registered its compensation.
+    done = [action for action in WORLD.of(saga_id) if action != "unship"]
+    assert done == ["reserve", "charge", "charged", "refund", "release"]
+
+
+async def a_second_request_to_cancel_changes_nothing(engine: SagaEngine, saga_id: str) -> None:
+    WORLD.broken.add(f"{saga_id}:reserve:undo")
+    await engine.start(patient, saga_id, {"item": "book"})
+    await seen(saga_id, "reserve")
+    assert await engine.cancel(saga_id, reason="it rains")
+    await until(engine, saga_id, "stuck")
+    assert await engine.cancel(saga_id, reason="it snows")
+    await seen(saga_id, "release", 7)
+    WORLD.broken.remove(f"{saga_id}:reserve:undo")
+    error = await compensated(engine, saga_id)
+    assert error.cancelled
+    assert "it rains" in error.error
+
+
+async def signals_of_one_name_are_taken_in_order_and_each_once(engine: SagaEngine, saga_id: str) -> None:
+    await engine.start(listening, saga_id, {})
+    for _ in range(2):
+        await engine.signal(saga_id, "paid", "first", signal_id="1")
+    await engine.signal(saga_id, "paid", "second", signal_id="2")
+    assert await engine.result(saga_id, timeout_s=PATIENCE_S) == ["first", "second", "no more"]
+
+
 async def a_saga_that_has_ended_is_not_cancelled(engine: SagaEngine, saga_id: str) -> None:
     await engine.start(order, saga_id, {"item": "book"})
     await engine.result(saga_id, timeout_s=PATIENCE_S)
@@ -299,6 +341,17 @@ async def values_are_of_the_annotated_types(engine: SagaEngine, saga_id: str) ->
         await engine.start(typed, f"{saga_id}-2", untyped)
 
 
+async def an_id_may_have_any_character_that_keys_may_have(engine: SagaEngine, saga_id: str) -> None:
+    odd = f"{saga_id}/a:b?c=d&e#f%20'g'+[h]|*@~"
+    await engine.start(order, odd, {"item": "book"})
+    assert not await engine.start(order, odd, {"item": "book"})
+    await engine.result(odd, timeout_s=PATIENCE_S)
+    assert (await engine.status(odd)).state == "completed"
+    assert WORLD.keys(odd) == [f"{odd}:reserve", f"{odd}:charge", f"{odd}:ship"]
+    with pytest.raises(SagaUnknown):
+        await engine.status(saga_id)
+
+
 async def an_unknown_id_is_told(engine: SagaEngine, saga_id: str) -> None:
     for ask in (
         engine.status(saga_id),
@@ -356,6 +409,9 @@ CASES: list[Case] = [
     a_timer_ends,
     a_cancelled_wait_is_compensated,
     a_cancelled_sleep_is_compensated,
+    a_step_that_runs_ends_before_its_compensation_begins,
+    a_second_request_to_cancel_changes_nothing,
+    signals_of_one_name_are_taken_in_order_and_each_once,
     a_saga_that_has_ended_is_not_cancelled,
     a_result_that_is_not_json_stops_the_saga_until_it_is_repaired,
     a_step_called_twice_stops_the_saga_until_it_is_repaired,
@@ -364,6 +420,7 @@ CASES: list[Case] = [
     the_history_has_every_step_and_error,
     a_client_sends_the_key_of_the_step,
     values_are_of_the_annotated_types,
+    an_id_may_have_any_character_that_keys_may_have,
     an_unknown_id_is_told,
     what_cannot_be_started_is_refused,
     a_result_can_be_waited_for_in_vain,

@@ -5,6 +5,7 @@ Module-level functions only: an engine may look a step's function up by its name
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -37,6 +38,8 @@ class World:
     """What steps have done, in order, and what they are to do."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
+    gates: set[str] = field(default_factory=set)
+    """Keys of slow steps that may end."""
     broken: set[str] = field(default_factory=set)
     """Keys whose steps fail until this is taken out."""
 
@@ -159,6 +162,36 @@ async def mistaken(s: Saga, o: dict[str, Any]) -> str:
     return "repaired"
 
 
+async def charge_slowly(o: dict[str, Any]) -> str:
+    """Until its gate is open."""
+    WORLD.act("charge", o)
+    while True:
+        if key() in WORLD.gates:
+            break
+        await asyncio.sleep(0.01)
+    WORLD.act("charged", o)
+    return "charged"
+
+
+@saga("conformance-slow", undo_retry=RETRY, undo_pause=QUICK)
+async def slow(s: Saga, o: dict[str, Any]) -> str:
+    """A step that takes its time."""
+    await s.step("reserve", reserve, o, undo=release, retry=RETRY)
+    await s.step("charge", charge_slowly, o, undo=refund, retry=RETRY)
+    return str(await s.step("ship", ship, o, undo=unship, retry=RETRY))
+
+
+@saga("conformance-listening", undo_retry=RETRY, undo_pause=QUICK)
+async def listening(s: Saga, o: dict[str, Any]) -> list[Any]:
+    """Takes two signals of one name, and looks for a third."""
+    heard = [await s.wait("paid"), await s.wait("paid")]
+    try:
+        heard.append(await s.wait("paid", timeout_s=0.1))
+    except SignalTimedOut:
+        heard.append("no more")
+    return heard
+
+
 async def post_twice(o: dict[str, Any]) -> list[int]:
     """Through a retrying client, which sends the step's key by itself."""
     async with retrying(httpx.AsyncClient()) as client:
@@ -203,5 +236,7 @@ SAGAS: list[SagaDefinition[Any, Any]] = [
     twice,
     mistaken,
     calling,
+    slow,
+    listening,
     typed,
 ]

@@ -21,6 +21,8 @@ from onefold._saga.saga_values import Json
 
 #: What Restate counts as the network's or the server's failure, not the code's: the attempt goes on elsewhere.
 _NOT_THE_CODES: Final = ("RT0001", "RT0010")
+#: Between attempts. In one, the last failure is still there.
+_HALTED: Final = ("backing-off", "paused")
 _CANCEL_SIGNAL: Final = 1
 
 
@@ -58,10 +60,8 @@ def status_of(invocation: Mapping[str, Any], journal: SagaJournal) -> SagaStatus
         outcome = outcome or end_without_outcome(invocation.get("completion_failure") or "")
         if outcome is None:
             stopped = f"killed in Restate, and nothing was undone: {invocation.get('completion_failure')}"
-    elif invocation.get("last_failure") and invocation.get("last_failure_error_code") not in _NOT_THE_CODES:
-        stopped = str(invocation["last_failure"])
-    elif invocation["status"] == "paused":
-        stopped = "paused in Restate"
+    elif invocation["status"] in _HALTED and invocation.get("last_failure_error_code") not in _NOT_THE_CODES:
+        stopped = str(invocation.get("last_failure") or "paused in Restate")
     state, error = judge(outcome, settled(journal.history), stopped)
     start = journal.start
     return SagaStatus(

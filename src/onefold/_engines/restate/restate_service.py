@@ -111,6 +111,7 @@ class ServiceEndpoint:
         self._listen = listen
         self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._requests: set[asyncio.Future[None]] = set()
 
     async def open(self) -> None:
         """Listen. ConfigurationError where the port cannot be had."""
@@ -131,21 +132,39 @@ class ServiceEndpoint:
     async def close(self, within_s: float) -> None:
         """Let the steps that run end, and Restate have their records; then cut the connections that it holds open."""
         await self._steps.close(within_s)
+        # Restate holds a request open for each saga that runs or waits, and hypercorn cannot stop with them.
+        while self._requests:
+            for request in self._requests:
+                request.cancel()  # The SDK swallows the first, and then waits for Restate to hang up.
+            await asyncio.wait(set(self._requests), timeout=_CUT_S / 10)
         self._end.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=4 * _CUT_S)
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
+            # InvalidStateError: hypercorn, where a connection outlives the time it has.
+            with suppress(asyncio.CancelledError, asyncio.InvalidStateError):
                 await self._task
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """The SDK's application, with a beginning and an end: it has none of its own, which servers warn of."""
         if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
+            await self._answer_request(scope, receive, send)
             return
         for event in ("startup", "shutdown"):
             await receive()
             await send({"type": f"lifespan.{event}.complete"})
+
+    async def _answer_request(self, scope: Any, receive: Any, send: Any) -> None:
+        """In a task of its own, which `close` ends without ending hypercorn's."""
+        request = asyncio.ensure_future(self._app(scope, receive, send))
+        self._requests.add(request)
+        try:
+            await asyncio.wait({request})
+        finally:
+            self._requests.discard(request)
+            request.cancel()
+        if not request.cancelled():
+            request.result()
 
 
 async def _greet(app: Any) -> None:
