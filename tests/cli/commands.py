@@ -39,6 +39,7 @@ def import_all() -> None:
     """In the fork server: every command, and what typer and rich import when they first have something to say."""
     for module in pkgutil.walk_packages(_cli.__path__, "onefold._cli."):
         importlib.import_module(module.name)
+    importlib.import_module("onefold.sagas.dbos")
     with contextlib.redirect_stdout(io.StringIO()):
         for words in (["--version"], ["dlq", "--help"]):
             assemble(words)(words, standalone_mode=False)

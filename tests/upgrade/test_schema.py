@@ -17,6 +17,7 @@ from onefold._kernel.effects import Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox
+from onefold._saga import schema as saga
 from onefold._steps import schema as steps
 from onefold.brokers import _endpoint_schema as endpoints
 from onefold.brokers import _local_schema as local
@@ -92,7 +93,7 @@ def test_an_older_release_finds_a_newer_schema_fine(address: str) -> None:
 @pytest.mark.parametrize("dialect", ["postgres", "sqlite"])
 def test_no_two_features_number_their_migrations_alike(dialect: str) -> None:
     """One of them would be left out, and nobody would be told."""
-    modules = (idempotency, outbox, inbox, local, journal, endpoints, steps)
+    modules = (idempotency, outbox, inbox, local, journal, endpoints, steps, saga)
     features = [module.MIGRATIONS for module in modules]
     assert sum(len(feature[dialect]) for feature in features) == len(MIGRATIONS[dialect])
 

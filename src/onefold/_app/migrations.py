@@ -11,6 +11,7 @@ from onefold._inbox import schema as inbox_schema
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold._outbox import schema as outbox_schema
+from onefold._saga import schema as saga_schema
 from onefold._steps import schema as steps_schema
 from onefold.brokers import _endpoint_schema as endpoint_schema
 from onefold.brokers import _local_schema as local_schema
@@ -28,6 +29,7 @@ _FEATURES = (
     journal_schema,
     endpoint_schema,
     steps_schema,
+    saga_schema,
 )
 
 

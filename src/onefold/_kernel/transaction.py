@@ -13,11 +13,13 @@ from typing import Any, Generic, Never, ParamSpec, TypeVar
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
+from onefold._kernel.effects import Flow
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.event_cancellation import Cancels
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import Outgoing, Sessions
+from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable
 
@@ -190,3 +192,13 @@ class Transaction(Generic[H]):
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
         if self._savepoints is not None:
             self._savepoints.check()
+
+
+def perform_inside(tx: Transaction[Any], flow: Flow[Any]) -> Any:
+    """Run a flow of onefold on the connection of an open transaction: its statements commit with it. On asyncio to be
+    awaited."""
+    tx._check()
+    tx._touched = True
+    if isinstance(tx._executor, ThreadExecutor):
+        return run(flow, tx._executor)
+    return run_async(flow, tx._executor)

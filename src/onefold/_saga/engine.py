@@ -6,9 +6,11 @@ is decided here.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, TypeVar, cast
 
 from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
@@ -18,6 +20,8 @@ from onefold._saga.saga_names import check_name, check_saga_id
 from onefold._saga.saga_status import STATES, HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json, decode, encode
 from onefold.errors import ConfigurationError
+
+_log = logging.getLogger("onefold.saga")
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -73,6 +77,24 @@ class SagaEngine(ABC):
         if state is not None and state not in STATES:
             raise ConfigurationError(f"state={state!r} is not one of {', '.join(STATES)}")
         return await self._list(state, limit)
+
+    def as_operator(self) -> AbstractAsyncContextManager[Any]:
+        """The engine, open for a person who looks and asks, as commands do: one that would run sagas as well, where it
+        is opened, runs none."""
+        opened: AbstractAsyncContextManager[Any] = cast("Any", self)
+        return opened
+
+    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
+        """Note who does something to a saga, before it is done. SagaUnknown."""
+        await self.status(saga_id)
+        _log.warning("saga %s: %s by %s", saga_id, action, actor)
+
+    def consume_starts(self, once: Any, *, name: str = "onefold-sagas") -> None:
+        """Have the consumers of an Onefold or AsyncOnefold start what `start_on_commit` asked for. Called on the event
+        loop of the engine, before the consumers run; `name` is the name of the consumer."""
+        from onefold._saga.starting import add_consumer
+
+        add_consumer(self, once, name)
 
     def _check_known(self, saga: object) -> None:
         if not isinstance(saga, SagaDefinition):

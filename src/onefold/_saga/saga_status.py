@@ -19,11 +19,11 @@ STATES: tuple[State, ...] = ("running", "compensating", "stuck", "stopped", "com
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """Something a saga has done: a step, a compensation, a pause or a signal that came."""
+    """Something a saga has done: a step, a compensation, a pause, a signal that came, or what a person did to it."""
 
-    kind: Literal["step", "undo", "sleep", "signal"]
+    kind: Literal["step", "undo", "sleep", "signal", "action"]
     name: str
-    """Of the step or the signal."""
+    """Of the step, the signal or the action."""
     attempts: int = 1
     failures: tuple[str, ...] = ()
     """What the attempts before the last raised, as far as the engine has kept it."""

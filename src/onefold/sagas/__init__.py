@@ -5,6 +5,7 @@
 from onefold._policy.backoff import Backoff
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import SagaDefinition, saga
+from onefold._saga.effects import Effects, Undone
 from onefold._saga.engine import SagaEngine
 from onefold._saga.execution import Saga
 from onefold._saga.saga_errors import (
@@ -19,6 +20,7 @@ from onefold._saga.saga_errors import (
     StepFailed,
 )
 from onefold._saga.saga_status import HistoryEntry, SagaStatus
+from onefold._saga.starting import start_on_commit
 from onefold._saga.step_keys import forward_key, key
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Backoff",
     "CancelRequested",
     "Compensated",
+    "Effects",
     "EngineFault",
     "HistoryEntry",
     "NotInAStep",
@@ -38,7 +41,9 @@ __all__ = [
     "SagaUnknown",
     "SignalTimedOut",
     "StepFailed",
+    "Undone",
     "forward_key",
     "key",
     "saga",
+    "start_on_commit",
 ]

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onefold._engines.dbos.saga_database import SagaDatabase
@@ -42,8 +43,8 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "dbos") from None
 
 from onefold._engines.dbos.executor_locks import ExecutorLocks, open_locks
-from onefold._engines.dbos.saga_context import CANCEL, STOPPED, TOPIC, SagaContext, outside
-from onefold._engines.dbos.saga_records import history_of, outcome_of, start_of, status_of
+from onefold._engines.dbos.saga_context import AUDIT, CANCEL, STOPPED, TOPIC, SagaContext, outside
+from onefold._engines.dbos.saga_records import actions_of, history_of, outcome_of, start_of, status_of
 from onefold._engines.dbos.takeover import Takeover, queue_of, resume
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ _LOOK_S_MAX: Final = 0.5
 #: How soon a saga runs that is resumed.
 _QUEUE_S: Final = 0.5
 _PAGE: Final = 200
+#: So many actions of persons are kept with a saga.
+_ACTIONS_MAX: Final = 100
 
 
 class Dbos(SagaEngine):
@@ -95,6 +98,7 @@ class Dbos(SagaEngine):
         self._datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._workflows: dict[str, Any] = {}
+        self._runs_sagas = True
         SagaDatabase(url).close()  # a wrong address is told here
 
     async def __aenter__(self) -> Self:
@@ -115,6 +119,16 @@ class Dbos(SagaEngine):
     ) -> None:
         await self._close()
 
+    @asynccontextmanager
+    async def as_operator(self) -> AsyncIterator[Self]:
+        """Takes over no saga, and takes none from the queues: it would leave them half done when it is closed."""
+        self._runs_sagas = False
+        try:
+            async with self:
+                yield self
+        finally:
+            self._runs_sagas = True
+
     async def _launch(self) -> None:
         executor = f"{socket.gethostname()}-{os.getpid()}-{new_id(wall_ms())}"
         self._database = SagaDatabase(self._url)
@@ -134,12 +148,14 @@ class Dbos(SagaEngine):
         for workflow, definition in self._sagas.items():
             self._workflows[workflow] = DBOS.workflow(name=workflow)(self._runner(definition))
         await self._open_datasource()
-        DBOS.listen_queues([queue_of(workflow) for workflow in self._sagas])
+        DBOS.listen_queues([queue_of(workflow) for workflow in self._sagas] if self._runs_sagas else [])
         # Before anything is run under its name: a saga of an executor without a lock counts as one of a dead process.
         await asyncio.to_thread(self._locks.hold)
         # Here, on the loop: DBOS runs what it resumes on the loop that it was launched from.
         DBOS.launch()
         await outside(self._register_queues)
+        if not self._runs_sagas:
+            return
         takeover = Takeover(self._locks, own=executor, workflows=self._sagas, every_s=self._takeover_s)
         self._looking = asyncio.get_running_loop().create_task(takeover.run())
 
@@ -249,8 +265,17 @@ class Dbos(SagaEngine):
         return status_of(found, await self._history(saga_id))
 
     async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
-        await self._find(check_saga_id(saga_id))
-        return await self._history(saga_id)
+        found = await self._find(check_saga_id(saga_id))
+        entries = [*await self._history(saga_id), *actions_of(found)]
+        return sorted(entries, key=lambda entry: (entry.ended_at is None, entry.ended_at))
+
+    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
+        await super().audit(saga_id, action=action, actor=actor)
+        found = await self._find(saga_id)
+        noted = [*(found.attributes or {}).get(AUDIT, []), {"action": action, "actor": actor, "at_ms": wall_ms()}]
+        await outside(
+            lambda: DBOS.update_workflow_attributes_async(saga_id, {AUDIT: noted[-_ACTIONS_MAX:]}, merge=True)
+        )
 
     async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
         listed: list[SagaStatus] = []

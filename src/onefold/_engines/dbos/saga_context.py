@@ -33,6 +33,7 @@ T = TypeVar("T")
 TOPIC: Final = "onefold"
 CANCEL: Final = "onefold.cancel"
 STOPPED: Final = "onefold.stopped"
+AUDIT: Final = "onefold.audit"
 
 #: What waits for ever, waits for so long.
 FOREVER_S: Final = 10 * 365 * 86_400.0

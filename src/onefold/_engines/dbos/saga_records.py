@@ -9,7 +9,7 @@ from typing import Final
 
 from dbos import StepInfo, WorkflowStatus
 
-from onefold._engines.dbos.saga_context import CANCEL, NOW, STOPPED
+from onefold._engines.dbos.saga_context import AUDIT, CANCEL, NOW, STOPPED
 from onefold._saga.definition import Start
 from onefold._saga.saga_status import HistoryEntry, SagaStatus, entry_of, judge
 from onefold._saga.saga_values import Json
@@ -76,6 +76,14 @@ def _entry(step: StepInfo) -> HistoryEntry | None:
         return HistoryEntry(kind="signal", name="cancel", result=output["cancelled"])
     record: Json = output if error is None else {"error": str(error), "attempts": 1, "failures": [str(error)]}
     return entry_of(name.partition("#")[0], record)
+
+
+def actions_of(workflow: WorkflowStatus) -> list[HistoryEntry]:
+    """What persons did to a saga."""
+    return [
+        HistoryEntry(kind="action", name=each["action"], result=each["actor"], ended_at=moment(each["at_ms"]))
+        for each in (workflow.attributes or {}).get(AUDIT, [])
+    ]
 
 
 def moment(at_ms: int | None) -> datetime | None:

@@ -1,0 +1,142 @@
+"""`onefold saga list|show|retry|cancel MODULE:engine`: how sagas stand, and what a person can do about them.
+
+A command looks and asks; it runs no saga: what it asks for is done by the processes that run them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from onefold._cli.options import ACTOR, JSON, actor_name
+from onefold._cli.output import answer, harmless, print_table
+from onefold._cli.targets import load_target
+from onefold._saga.engine import SagaEngine
+from onefold._saga.saga_status import STATES, SagaStatus, State
+from onefold.errors import ConfigurationError
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, help="Sagas: how they stand, retry, cancel.")
+
+_TARGET = typer.Argument(
+    metavar="TARGET", help="module:attribute of an engine, or of a function that returns one.", show_default=False
+)
+_ID = typer.Argument(metavar="ID", help="Of the saga.", show_default=False)
+
+
+@app.command("list")
+def list_command(
+    target: Annotated[str, _TARGET],
+    state: Annotated[str, typer.Option("--state", "-s", help=f"Only these: {', '.join(STATES)}.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many, the newest first.")] = 100,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """The newest sagas, of one state or of all."""
+    if state and state not in STATES:
+        raise ConfigurationError(f"--state {state!r} is not one of {', '.join(STATES)}")
+    wanted: State | None = next((each for each in STATES if each == state), None)
+    found = _ask(target, lambda engine: engine.list(state=wanted, limit=limit))
+    if as_json:
+        answer([asdict(each) for each in found])
+    else:
+        print_table(
+            "Sagas",
+            ("id", "saga", "version", "state", "started", "error"),
+            [
+                (each.saga_id, each.saga, each.version, _state(each), _time(each.started_at), each.error)
+                for each in found
+            ],
+        )
+
+
+@app.command("show")
+def show_command(
+    target: Annotated[str, _TARGET], saga_id: Annotated[str, _ID], as_json: Annotated[bool, JSON] = False
+) -> None:
+    """One saga, and all that it has done."""
+
+    async def look(engine: SagaEngine) -> tuple[SagaStatus, Any]:
+        return await engine.status(saga_id), await engine.history(saga_id)
+
+    status, history = _ask(target, look)
+    if as_json:
+        answer({**asdict(status), "history": [asdict(each) for each in history]})
+        return
+    started = f"started {_time(status.started_at)}"
+    typer.echo(f"{status.saga_id}: {status.saga} version {status.version}, {_state(status)}, {started}")
+    if status.error:
+        typer.echo(f"  {harmless(status.error)}")
+    print_table(
+        "\nHistory",
+        ("what", "name", "attempts", "ended", "result or error"),
+        [
+            (each.kind, each.name, str(each.attempts), _time(each.ended_at), each.error or repr(each.result))
+            for each in history
+        ],
+    )
+
+
+@app.command("retry")
+def retry_command(
+    target: Annotated[str, _TARGET], saga_id: Annotated[str, _ID], actor: Annotated[str, ACTOR] = ""
+) -> None:
+    """Have a stopped saga go on, with the code that its processes have now."""
+
+    async def act(engine: SagaEngine) -> bool:
+        await engine.audit(saga_id, action="retry", actor=actor_name(actor))
+        return await engine.retry(saga_id)
+
+    if not _ask(target, act):
+        raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to retry")
+    typer.echo(f"resumed: {saga_id}; a process that runs its saga goes on with it")
+
+
+@app.command("cancel")
+def cancel_command(
+    target: Annotated[str, _TARGET],
+    saga_id: Annotated[str, _ID],
+    actor: Annotated[str, ACTOR] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why, for its history.")] = "",
+) -> None:
+    """Have a saga undo what it has done: its next step is not run, its pauses and waits end."""
+    who = actor_name(actor)
+
+    async def act(engine: SagaEngine) -> bool:
+        await engine.audit(saga_id, action="cancel", actor=who)
+        return await engine.cancel(saga_id, reason=f"cancelled by {who}{f': {reason}' if reason else ''}")
+
+    if not _ask(target, act):
+        raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to cancel")
+    typer.echo(f"asked to cancel: {saga_id}; `onefold saga show` says how far its compensations are")
+
+
+def _ask(target: str, question: Callable[[SagaEngine], Awaitable[T]]) -> T:
+    value = load_target(target)
+
+    async def run() -> T:
+        engine = value() if inspect.isroutine(value) else value
+        if inspect.isawaitable(engine):
+            engine = await engine
+        if not isinstance(engine, SagaEngine):
+            raise ConfigurationError(
+                f"{target!r} is a {type(engine).__qualname__}; give an engine, such as Dbos(..., sagas=[order]), "
+                "or a function that returns one"
+            )
+        async with engine.as_operator():
+            return await question(engine)
+
+    return asyncio.run(run())
+
+
+def _state(status: SagaStatus) -> str:
+    return f"{status.state} (cancelled)" if status.cancelled else status.state
+
+
+def _time(moment: Any) -> str:
+    return "" if moment is None else moment.isoformat(timespec="seconds")

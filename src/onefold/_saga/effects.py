@@ -1,0 +1,227 @@
+"""Steps whose effect is in your own database: each applies once, and never after it was undone.
+
+Theory of operation. An engine may run a step twice, and a step that hangs may come back after its compensation. So the
+step's key is written in the transaction of its effect: the second execution finds it, and gets the first one's result.
+A compensation turns the row into a tombstone, or writes one where the step never applied: then there is nothing to
+undo, and an execution that comes late finds the tombstone and is refused. Two at once: the second waits for the first
+one's COMMIT at the primary key, on both databases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar, Final, Protocol
+
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
+from onefold._kernel.results import annotation_of, decode_result, encode_result, result_type_of
+from onefold._kernel.transaction import perform_inside
+from onefold._policy.ranges import require
+from onefold._saga.saga_errors import Abort
+from onefold._saga.step_keys import StepKeys, current_step
+from onefold.errors import ConfigurationError
+
+DAY_S: Final = 86_400
+
+
+class Undone(Abort):
+    """The step was undone before it could apply: it is refused, and nothing is written."""
+
+
+class Transactions(Protocol):
+    """An Onefold or AsyncOnefold."""
+
+    _asynchronous: ClassVar[bool]
+    _database: Any
+
+    def transaction(self) -> Any: ...
+
+
+class Found(Enum):
+    """How a step stands."""
+
+    NEW = "new"
+    APPLIED = "applied"
+    UNDONE = "undone"
+
+
+_INSERT = "INSERT INTO onefold_saga_effect (key, state) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING RETURNING key"
+_APPLY, _ENTOMB = _INSERT.format("applied"), _INSERT.format("undone")
+_LOOK = "SELECT state, result FROM onefold_saga_effect WHERE key = $1"
+_KEEP = "UPDATE onefold_saga_effect SET result = $2 WHERE key = $1 RETURNING key"
+_UNDO = (
+    "UPDATE onefold_saga_effect SET state = 'undone', result = NULL WHERE key = $1 AND state = 'applied' RETURNING key"
+)
+_REAP = {
+    "postgres": "DELETE FROM onefold_saga_effect WHERE created_at < now() - $1 * interval '1 second' RETURNING key",
+    "sqlite": (
+        "DELETE FROM onefold_saga_effect WHERE created_at_ms < "
+        "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - ?1 * 1000 RETURNING key"
+    ),
+}
+
+
+def _written(dialect: str, sql: str) -> str:
+    return sql if dialect == "postgres" else sql.replace("$", "?")
+
+
+async def claim(dialect: str, key: str) -> tuple[Found, str | None]:
+    """Have a step applied in this transaction, unless it was before; then how it stands, and its result."""
+    await _begin(dialect)
+    if await Fetch(Statement(_written(dialect, _APPLY), (key,))):
+        return Found.NEW, None
+    [(state, result)] = await Fetch(Statement(_written(dialect, _LOOK), (key,)))
+    return Found(state), result
+
+
+async def keep(dialect: str, key: str, result: str) -> None:
+    """Store the result of a step with its effect."""
+    await Fetch(Statement(_written(dialect, _KEEP), (key, result)))
+
+
+async def entomb(dialect: str, key: str) -> bool:
+    """Have a step undone in this transaction; whether it had applied, so that there is something to undo."""
+    await _begin(dialect)
+    if await Fetch(Statement(_written(dialect, _ENTOMB), (key,))):
+        return False
+    return bool(await Fetch(Statement(_written(dialect, _UNDO), (key,))))
+
+
+async def _begin(dialect: str) -> None:
+    """On SQLite a transaction begins when its user first touches it, and our statements are no such touch: without this
+    they would commit by themselves. Begun already, it stays as it is."""
+    if dialect == "sqlite":
+        await Batch((Boundary.BEGIN,))
+
+
+async def forget(dialect: str, older_s: int) -> int:
+    """Delete what is older; how many."""
+    return len(await Fetch(Statement(_REAP[dialect], (older_s,))))
+
+
+class Effects:
+    """Steps in your own database, over an Onefold or AsyncOnefold:
+
+    effects = Effects(once)
+
+    @effects.apply
+    async def reserve(tx, o): ...     # in a transaction of its own; its second execution gets the first one's result
+
+    @effects.undo
+    async def release(tx, o): ...     # runs only if the step had applied, and once
+    """
+
+    __slots__ = ("_once",)
+
+    def __init__(self, once: Transactions) -> None:
+        if not hasattr(once, "transaction") or not hasattr(once, "_database"):
+            raise ConfigurationError(f"Effects({once!r}) needs an Onefold or an AsyncOnefold")
+        self._once = once
+
+    def apply(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A step of what writes in a transaction: `function(tx, ...)`. It applies once; where it was undone before,
+        it is refused (Undone), and the saga compensates."""
+        return self._wrap(function, _Applying, "apply")
+
+    def undo(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A compensation: it runs where its step had applied, and once. Where it never applied, it never will."""
+        return self._wrap(function, _Undoing, "undo")
+
+    async def reap(self, *, older_s: int = 90 * DAY_S) -> int:
+        """Forget steps that are older: of sagas that have ended long ago, and that no engine starts again."""
+        require("older_s", older_s, least=60, most=36_500 * DAY_S, whole=True)
+        dialect = self._once._database.dialect
+
+        def reap_in_thread() -> int:
+            with self._once.transaction() as tx:
+                return int(perform_inside(tx, forget(dialect, older_s)))
+
+        if not self._once._asynchronous:
+            return await asyncio.to_thread(reap_in_thread)
+        async with self._once.transaction() as tx:
+            return int(await perform_inside(tx, forget(dialect, older_s)))
+
+    def _wrap(self, function: Callable[..., Any], part: type[_Applying | _Undoing], name: str) -> Callable[..., Any]:
+        once, dialect = self._once, self._once._database.dialect
+        if inspect.iscoroutinefunction(function) != once._asynchronous:
+            needed = (
+                "an `async def`, for it is an AsyncOnefold" if once._asynchronous else "a `def`, for it is an Onefold"
+            )
+            raise ConfigurationError(f"effects.{name}({function.__qualname__}): it must be {needed}")
+
+        def run(*args: Any) -> Any:
+            work = part(function, dialect, current_step(f"effects.{name}"))
+            with once.transaction() as tx:
+                perform_inside(tx, work.begin())
+                value = function(tx, *args) if work.runs else work.known
+                perform_inside(tx, work.end(value))
+            return value
+
+        async def run_async(*args: Any) -> Any:
+            work = part(function, dialect, current_step(f"effects.{name}"))
+            async with once.transaction() as tx:
+                await perform_inside(tx, work.begin())
+                value = await function(tx, *args) if work.runs else work.known
+                await perform_inside(tx, work.end(value))
+            return value
+
+        return _named_like(run_async if once._asynchronous else run, function)
+
+
+class _Applying:
+    """One execution of a step."""
+
+    def __init__(self, function: Callable[..., Any], dialect: str, keys: StepKeys) -> None:
+        self._type = result_type_of(function)
+        self._dialect, self._keys = dialect, keys
+        self.runs, self.known = True, None
+
+    async def begin(self) -> None:
+        found, result = await claim(self._dialect, self._keys.key)
+        if found is Found.UNDONE:
+            raise Undone(f"{self._keys.key} was undone before it could apply: it came late, and is refused")
+        if found is Found.APPLIED:
+            self.runs = False
+            self.known = None if result is None else decode_result(result.encode(), self._type, what=self._what)
+
+    async def end(self, value: Any) -> None:
+        if self.runs:
+            written = encode_result(value, self._type, what=self._what)
+            await keep(self._dialect, self._keys.key, written.decode())
+
+    @property
+    def _what(self) -> str:
+        return f"the result of step {self._keys.key!r}"
+
+
+class _Undoing:
+    """One execution of a compensation."""
+
+    def __init__(self, function: Callable[..., Any], dialect: str, keys: StepKeys) -> None:
+        self._dialect, self._keys = dialect, keys
+        self.runs, self.known = False, None
+        if not keys.undo:
+            raise ConfigurationError(
+                f"{function.__qualname__} is made by effects.undo, and runs as step {keys.key!r}: it is for undo="
+            )
+
+    async def begin(self) -> None:
+        self.runs = await entomb(self._dialect, self._keys.forward)
+
+    async def end(self, value: Any) -> None:
+        """There is nothing to keep: an engine does not ask what a compensation gave."""
+
+
+def _named_like(run: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """As the function looks to a saga: without the transaction that it gets first."""
+    signature = inspect.signature(function)
+    rest = list(signature.parameters.values())[1:]
+    run.__name__, run.__qualname__, run.__module__ = function.__name__, function.__qualname__, function.__module__
+    run.__doc__ = function.__doc__
+    run.__annotations__ = {each.name: annotation_of(function, each.name) for each in rest}
+    run.__annotations__["return"] = result_type_of(function)
+    run.__signature__ = signature.replace(parameters=rest)
+    made: Callable[..., Any] = run
+    return made

@@ -1,0 +1,85 @@
+"""A saga starts if and only if the transaction that asks for it commits: through the outbox, by a consumer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import AsyncOnefold, Onefold, single_principal
+from onefold.errors import ConfigurationError, ResultNotSerializable
+from onefold.sagas import SagaUnknown, start_on_commit
+from tests.saga.conformance.cases import seen
+from tests.saga.conformance.sagas import SAGAS, WORLD, order
+from tests.saga.memory_engine import MemoryEngine
+from tests.support.patience import PATIENCE_S
+from tests.worker.consuming import until
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[MemoryEngine]:
+    made = MemoryEngine(SAGAS)
+    yield made
+    await made.close()
+
+
+class Stop(Exception):
+    """Ends a transaction without a COMMIT."""
+
+
+async def test_a_committed_transaction_starts_its_saga_and_another_does_not(
+    engine: MemoryEngine, tmp_path: Path
+) -> None:
+    once = AsyncOnefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
+    engine.consume_starts(once)
+    async with once.relaying(), once.consuming():
+        with contextlib.suppress(Stop):
+            async with once.transaction() as tx:
+                start_on_commit(tx, order, "rolled-back", {"item": "book"})
+                raise Stop
+        async with once.transaction() as tx:
+            start_on_commit(tx, order, "committed", {"item": "book"})
+        await seen("committed", "ship")
+        assert (await engine.result("committed", timeout_s=PATIENCE_S))["shipped"] == "shipped"
+        async with once.transaction() as tx:  # the same once more, and something else under its id
+            start_on_commit(tx, order, "committed", {"item": "book"})
+            start_on_commit(tx, order, "committed", {"item": "car"})
+
+        async def is_dead() -> bool:
+            async with once.transaction() as tx:
+                letters = await tx.connection.execute("SELECT state, reason FROM onefold_letter")
+                return [state for state, _ in letters.fetchall()] == ["dead"]
+
+        await until(is_dead)
+    with pytest.raises(SagaUnknown):
+        await engine.status("rolled-back")
+    assert WORLD.of("committed") == ["reserve", "charge", "ship"]
+    await once.close()
+
+
+async def test_consumers_on_threads_start_sagas_on_the_engines_loop(engine: MemoryEngine, tmp_path: Path) -> None:
+    once = Onefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
+    engine.consume_starts(once, name="starter")
+    with once.relaying(), once.consuming():
+        with once.transaction() as tx:
+            start_on_commit(tx, order, "from-thread", {"item": "book"})
+        await seen("from-thread", "ship")
+    once.close()
+
+
+async def test_what_cannot_be_started_is_refused_where_it_is_written(engine: MemoryEngine, tmp_path: Path) -> None:
+    once = Onefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
+    unstorable: Any = {"item": object()}
+    with once.transaction() as tx:
+        with pytest.raises(ConfigurationError, match="put @saga"):
+            start_on_commit(tx, print, "a", {})  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="saga id"):
+            start_on_commit(tx, order, "a b", {})
+        with pytest.raises(ResultNotSerializable):
+            start_on_commit(tx, order, "a", unstorable)
+    with pytest.raises(ConfigurationError, match="needs an Onefold"):
+        engine.consume_starts("shop.db")
+    once.close()
