@@ -6,6 +6,7 @@ Both have the same methods with the same signatures; those of AsyncOnefold are a
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -20,7 +21,7 @@ from onefold._http.route_policy import Policy
 from onefold._idempotency.retention import reap
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.context_managers import on_tasks, on_threads, task_block, thread_block
-from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
@@ -28,6 +29,8 @@ from onefold._kernel.telemetry.request_events import Reaped
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
 from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
+from onefold._steps.named_work import RETENTION_S as WORK_RETENTION_S
+from onefold._steps.steps import Steps, on_loop, on_thread
 from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
@@ -121,6 +124,29 @@ class Onefold(BaseOnefold[Database[Any]]):
                 yield tx
         if (chore := self._ledger_chore(consumer, retention_s)) is not None:
             run(chore, ThreadExecutor(self._database))
+
+    @named_arguments("once.work")
+    @thread_block("once.work(...)")
+    def work(
+        self, name: str, *, data: object = None, lease_s: float = 60.0, retention_s: float = WORK_RETENTION_S
+    ) -> Iterator[Steps]:
+        """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
+        on where this one stood. `data` is what it is begun with, and must be the same then. Its end is remembered for
+        `retention_s`: a block that comes meanwhile gets the recorded answers."""
+        self._check_outside("once.work()")
+        executor = ThreadExecutor(self._database)
+        work = self._named_work(executor, name, data, lease_s, retention_s)
+        run(work.begin(), executor)
+        try:
+            yield work.steps(functools.partial(on_thread, executor), asynchronous=False)
+        except Exception:
+            run(work.fail(), ThreadExecutor(self._database))
+            raise
+        except BaseException:
+            executor.abandon()
+            work.abandon()
+            raise
+        run(work.end(), executor)
 
     def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -269,6 +295,30 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
                 yield tx
         if (chore := self._ledger_chore(consumer, retention_s)) is not None:
             await run_async(chore, TaskExecutor(self._database))
+
+    @named_arguments("once.work")
+    @task_block("once.work(...)")
+    async def work(
+        self, name: str, *, data: object = None, lease_s: float = 60.0, retention_s: float = WORK_RETENTION_S
+    ) -> AsyncIterator[Steps]:
+        """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
+        on where this one stood. `data` is what it is begun with, and must be the same then. Its end is remembered for
+        `retention_s`: a block that comes meanwhile gets the recorded answers."""
+        self._check_outside("once.work()")
+        executor = TaskExecutor(self._database)
+        work = self._named_work(executor, name, data, lease_s, retention_s)
+        await run_async(work.begin(), executor)
+        try:
+            yield work.steps(functools.partial(on_loop, executor), asynchronous=True)
+        except Exception:
+            await run_async(work.fail(), TaskExecutor(self._database))
+            raise
+        except BaseException:
+            executor.abandon()
+            if work.abandon() is not None:
+                in_background(run_async(work.fail(), TaskExecutor(self._database)))
+            raise
+        await run_async(work.end(), executor)
 
     async def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 
 from onefold._app.described import Described, show_given
 from onefold._app.recurring_events import RecurringEvents
+from onefold._app.work_blocks import WorkBlocks
 from onefold._http.guarded_request import current_request
 from onefold._http.install import Layer
 from onefold._http.reaper import EVERY_S
 from onefold._http.route_policy import Authorize, Policy, Principal, Settings
 from onefold._idempotency.encryption import Sealer
-from onefold._inbox.current_transaction import handling
 from onefold._kernel.arguments import named_arguments
+from onefold._kernel.current_transaction import handling
 from onefold._kernel.effects import Flow, Isolation, check_isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Delivery
@@ -29,7 +30,6 @@ from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
-from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
 from onefold._worker.ledger_reaper import LedgerReaper
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import ConsumerSettings, RelaySettings, select_consumers
@@ -71,14 +71,13 @@ def _migrate_embedded(database: object) -> None:
         migrate_embedded(database)
 
 
-class BaseOnefold(RecurringEvents, Described, Generic[D]):
+class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
     """What both apps share: they are made alike, and their routes are declared alike."""
 
     #: Whether handlers are awaited.
     _asynchronous: ClassVar[bool]
 
     _notifier: Notifier | ThreadNotifier
-    _beats: TaskHeartbeat | ThreadHeartbeat
 
     def _open(self, database: object) -> D:
         raise NotImplementedError
@@ -294,10 +293,10 @@ class BaseOnefold(RecurringEvents, Described, Generic[D]):
     def _check_outside(self, what: str) -> None:
         """A handler has its transaction. A second one would commit apart from it: kept though the handler fails, and
         again when it is repeated."""
-        guarded = current_request.get()
-        tx = handling.get() if guarded is None else guarded.tx
+        guarded, tx = current_request.get(), handling.get()
+        tx = guarded.tx if guarded is not None and tx is None else tx
         if tx is not None and tx.is_open_for(self._outbox.new_buffer):
-            handler = "a consumer's handler" if guarded is None else f"the handler of {guarded.operation}"
+            handler = "a consumer's handler or a phase" if guarded is None else f"the handler of {guarded.operation}"
             raise ProgrammerError(
                 f"{what} was called inside {handler}: what is written there would commit apart from the handler's "
                 "own transaction. Use that one: tx, which a consumer gets as its second parameter, FastAPI as a "

@@ -13,8 +13,8 @@ from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.loop_bridge import LoopBridge
 from onefold._kernel.owned_transaction import OwnedTransaction
-from onefold._kernel.runners import run, run_async
-from onefold._steps.steps import Steps
+from onefold._kernel.runners import run_async
+from onefold._steps.steps import Steps, on_loop, on_thread
 
 if TYPE_CHECKING:
     from onefold._http.guarded_request import GuardedRequest
@@ -43,14 +43,14 @@ class RequestSteps:
     def check_end(self) -> None:
         self._performing.check_end()
 
-    def _runner(self, asynchronous: bool) -> Callable[[Flow[Any]], Any]:
+    def _runner(self, asynchronous: bool) -> Callable[[Callable[[], Flow[Any]]], Any]:
         executor = self._guarded.executor
         if isinstance(executor, ThreadExecutor):
-            return functools.partial(_run_on, executor)
+            return functools.partial(on_thread, executor)
         if asynchronous:
-            return functools.partial(_run_on_loop, executor)
+            return functools.partial(on_loop, executor)
         assert self._loop is not None
-        return functools.partial(_run_on, LoopBridge(executor, self._loop))
+        return functools.partial(on_thread, LoopBridge(executor, self._loop))
 
     def _new_transaction(self) -> OwnedTransaction[Any]:
         """The transaction of the next phase, or of `finish`: also for what looks for that of the request."""
@@ -77,11 +77,3 @@ def give_back_interrupted(guarded: GuardedRequest[Any]) -> None:
     held = None if work is None else work.abandon()
     if work is not None and held is not None and isinstance(guarded.executor, TaskExecutor):
         in_background(run_async(work.give_back(held), guarded.executor.anew()))
-
-
-def _run_on(executor: Any, flow: Flow[Any]) -> Any:
-    return run(flow, executor)
-
-
-def _run_on_loop(executor: TaskExecutor[Any], flow: Flow[Any]) -> Any:
-    return run_async(flow, executor)

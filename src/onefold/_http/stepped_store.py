@@ -32,13 +32,13 @@ from onefold._idempotency.model import (
     key_lock,
 )
 from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
-from onefold._kernel.effects import Acquire, Boundary, Discard, Fetch, Isolation, Row, Statement, Step
+from onefold._kernel.effects import Acquire, Boundary, Fetch, Isolation, Row, Statement, Step
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._steps.model import Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.performing import LeaseRenewals, Performing
 from onefold._steps.sealing import Sealing, request_context
-from onefold._steps.works import CLAIMS_MAX, Works
-from onefold.errors import StoreError, WorkParked, WorkTakenOver
+from onefold._steps.works import CLAIMS_MAX, Works, taken_over
+from onefold.errors import WorkParked
 
 _log = logging.getLogger("onefold.requests")
 
@@ -180,14 +180,7 @@ class RequestWork:
 
     async def give_back(self, held: Held) -> None:
         """The same, for a work that has no transaction open."""
-        try:
-            await self._works.release(held)
-        except StoreError as error:
-            await Discard()
-            _log.warning(
-                "%s: the lease of its work %s could not be given back, and a retry is in flight until it ends (%g s): "
-                "%s", held.operation, held.digest.hex(), held.lease_s, error,
-            )  # fmt: skip
+        await self._works.give_back(held)
 
     @property
     def is_finishing(self) -> bool:
@@ -203,10 +196,7 @@ class RequestWork:
 
     async def _check_claim(self, held: Held) -> None:
         if not await Fetch(self._works.sql.lock(held)):
-            held.taken_over = True
-            raise WorkTakenOver(
-                "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
-            )
+            raise taken_over(held)
 
     def _mine(self) -> Held:
         assert self._held is not None

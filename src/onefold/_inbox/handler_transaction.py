@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.current_transaction import handling
 from onefold._inbox.handler_call import Invocation, InvocationCloser, Performs
 from onefold._inbox.sql.statements import Statements
 from onefold._kernel.checkout import rollback_and_release, with_connection
+from onefold._kernel.current_transaction import handling
 from onefold._kernel.effects import Batch, Boundary, Call, Discard, Fetch, Flow, Now, ReleaseCommitted, Row, Statement
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, translated
 from onefold._kernel.messages import Message, carried

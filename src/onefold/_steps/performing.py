@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.current_transaction import call_in
 from onefold._kernel.effects import (
     Acquire,
     Batch,
@@ -43,7 +44,7 @@ from onefold._steps.model import Done, Held, StepKind
 from onefold._steps.model import Step as RecordedStep
 from onefold._steps.points import Next, Points, RecordedResult, RunPoint, StepOptions, Unknown
 from onefold._steps.sealing import Sealing, end_context, step_context
-from onefold._steps.works import CLAIMS_MAX, Works, read_steps
+from onefold._steps.works import CLAIMS_MAX, Works, read_steps, taken_over
 from onefold.errors import (
     ConnectionLost,
     OutcomeUnknown,
@@ -53,7 +54,6 @@ from onefold.errors import (
     StoreUnavailable,
     WorkMisused,
     WorkParked,
-    WorkTakenOver,
 )
 
 _log = logging.getLogger("onefold.steps")
@@ -215,7 +215,7 @@ class Performing:
                     raise
         if not ours:
             await rollback_and_release()
-            raise self._taken_over(held)
+            raise taken_over(held)
 
     async def _perform(
         self,
@@ -229,7 +229,7 @@ class Performing:
         """Run the user's function in the transaction, which is rolled back where that fails."""
         tx.open()
         try:
-            value = await Call(functools.partial(function, tx))
+            value = await Call(functools.partial(call_in, tx, function))
             plain = encode_result(value, returns, what=f"the result of {what}{self._of}") if recorded else None
             tx.check_end()
             await close_sessions(tx, True)
@@ -248,7 +248,7 @@ class Performing:
             await self._look_for(held, record, error)
         except RequiredValueMissing as error:
             await Discard()
-            raise self._taken_over(held) from error
+            raise taken_over(held) from error
         except Exception as error:
             await Discard()
             self._unsure = None
@@ -277,7 +277,7 @@ class Performing:
         if not seen:
             return None
         if seen[0][0] != held.fence:
-            raise self._taken_over(held)
+            raise taken_over(held)
         return any(step.position == position for step in steps)
 
     # --- a call ----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Performing:
                 await Batch(steps)
             except RequiredValueMissing as error:
                 await Discard()
-                raise self._taken_over(held) from error
+                raise taken_over(held) from error
             except (StoreUnavailable, StoreBusy) as error:
                 await Discard()
                 pause_s = _RECORD_PAUSES_S[min(turn, len(_RECORD_PAUSES_S) - 1)]
@@ -327,6 +327,8 @@ class Performing:
     def _ask(self, kind: StepKind, options: StepOptions) -> Next:
         self.unbegun -= 1
         self._check_sure()
+        if self._held is not None:
+            _ = self._mine()
         step = self._points.ask(kind, options)
         if isinstance(step, RunPoint) and self._done is not None:
             self._points.failed()
@@ -339,14 +341,8 @@ class Performing:
     def _mine(self) -> Held:
         assert self._held is not None
         if self._held.taken_over:
-            raise self._taken_over(self._held)
+            raise taken_over(self._held)
         return self._held
-
-    def _taken_over(self, held: Held) -> WorkTakenOver:
-        held.taken_over = True
-        return WorkTakenOver(
-            "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
-        )
 
     def _check_sure(self) -> None:
         if self._unsure is not None:

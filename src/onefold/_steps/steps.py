@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar
 
 from onefold._kernel.call_blocks import Block, enter, leave
 from onefold._kernel.derive import derive
 from onefold._kernel.effects import Flow
+from onefold._kernel.ports import AsyncExecutor, Executor
 from onefold._kernel.results import result_type_of
+from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
 from onefold._steps.performing import Performing
 from onefold._steps.points import StepOptions, step_options
@@ -37,7 +39,9 @@ class Steps:
 
     __slots__ = ("_asynchronous", "_perform", "_performing")
 
-    def __init__(self, performing: Performing, perform: Callable[[Flow[Any]], Any], *, asynchronous: bool) -> None:
+    def __init__(
+        self, performing: Performing, perform: Callable[[Callable[[], Flow[Any]]], Any], *, asynchronous: bool
+    ) -> None:
         self._performing = performing
         self._perform = perform
         self._asynchronous = asynchronous
@@ -47,16 +51,6 @@ class Steps:
         """Asked for by FastAPI, of a parameter that it would read from the request."""
         raise ConfigurationError(NOT_GIVEN)
 
-    @overload
-    def phase(
-        self,
-        step: str | StepOptions,
-        function: Callable[Concatenate[Transaction[Any], P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Coroutine[Any, Any, R]: ...
-    @overload
     def phase(
         self,
         step: str | StepOptions,
@@ -64,27 +58,16 @@ class Steps:
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> R: ...
-    def phase(self, step: str | StepOptions, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    ) -> R:
         """What `function(tx, *args, **kwargs)` returns, in a transaction of its own: its rows, its events and the
         record of its result are committed together, before this returns."""
         options = step_options(step)
         self._check(f"phase {options.name!r}", function)
         in_transaction = functools.partial(_put_first, function, args, kwargs)
-        return self._begin(self._performing.phase(options, in_transaction, _returned(options, function)))
+        answer: R = self._begin(lambda: self._performing.phase(options, in_transaction, _returned(options, function)))
+        return answer
 
-    @overload
-    def call(
-        self,
-        step: str | StepOptions,
-        function: Callable[P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Coroutine[Any, Any, R]: ...
-    @overload
-    def call(self, step: str | StepOptions, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def call(self, step: str | StepOptions, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, step: str | StepOptions, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """What `function(*args, **kwargs)` returns, which calls another service. No transaction is open meanwhile; the
         result is recorded when it returns. onefold's clients send the step's key by themselves, others take
         `derive(step)`: a call that is made again after a crash has the same key."""
@@ -93,34 +76,26 @@ class Steps:
         block = Block(key=self.derive(options), name=f"of step {options.name!r}")
         under_key = _awaited_under if self._asynchronous else _called_under
         keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
-        return self._begin(self._performing.call(options, keyed, _returned(options, function)))
+        answer: R = self._begin(lambda: self._performing.call(options, keyed, _returned(options, function)))
+        return answer
 
-    @overload
-    def finish(
-        self,
-        function: Callable[Concatenate[Transaction[Any], P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Coroutine[Any, Any, R]: ...
-    @overload
     def finish(
         self, function: Callable[Concatenate[Transaction[Any], P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> R: ...
-    def finish(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    ) -> R:
         """What `function(tx, *args, **kwargs)` returns, in the transaction that ends the work: with the stored answer
         of a request, the ledger row of a message, the end of `once.work(...)`. The last step, and at most one."""
         self._check("finish", function)
         in_transaction = functools.partial(_put_first, function, args, kwargs)
-        return self._begin(self._performing.finish(in_transaction, result_type_of(function)))
+        answer: R = self._begin(lambda: self._performing.finish(in_transaction, result_type_of(function)))
+        return answer
 
     def derive(self, step: str | StepOptions) -> str:
         """The key of a step: the same in every attempt at this work, for services that take an idempotency key."""
         return derive(_DERIVED, self._performing.digest, step_options(step).key_name)
 
-    def _begin(self, flow: Flow[Any]) -> Any:
+    def _begin(self, make: Callable[[], Flow[Any]]) -> Any:
         self._performing.unbegun += 1
-        return self._perform(flow)
+        return self._perform(make)
 
     def _check(self, what: str, function: object) -> None:
         if not callable(function):
@@ -130,6 +105,16 @@ class Steps:
             )
         if is_async(function) is not self._asynchronous:
             raise WorkMisused(_WRONG_COLOUR[self._asynchronous].format(what=what, name=_name_of(function)))
+
+
+def on_thread(executor: Executor, make: Callable[[], Flow[Any]]) -> Any:
+    """Performs a step here."""
+    return run(make(), executor)
+
+
+async def on_loop(executor: AsyncExecutor, make: Callable[[], Flow[Any]]) -> Any:
+    """Performs a step when it is awaited."""
+    return await run_async(make(), executor)
 
 
 _WRONG_COLOUR: Final = {

@@ -13,16 +13,19 @@ the next one goes on when the lease has run out. A COMMIT whose answer was lost 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
-from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Row, Step
+from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Row, Step
 from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.model import Step as RecordedStep
 from onefold._steps.sql import STATEMENTS
-from onefold.errors import RequiredValueMissing, StoreBusy, UniqueViolated
+from onefold.errors import OnefoldError, RequiredValueMissing, StoreBusy, UniqueViolated, WorkTakenOver
+
+_log = logging.getLogger("onefold.steps")
 
 #: How often a work is looked at that comes and goes while it is claimed.
 CLAIMS_MAX: Final = 3
@@ -106,6 +109,33 @@ class Works:
         steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *self.sql.release(held), Boundary.COMMIT)
         await with_connection(functools.partial(_batch, steps))
 
+    async def give_back(self, held: Held) -> None:
+        """The same, whether or not the store can be told: where it cannot, the lease runs out."""
+        try:
+            await self.release(held)
+        except OnefoldError as error:
+            await Discard()
+            _log.warning(
+                "%s: the lease of its work %s could not be given back; another attempt is refused until it ends "
+                "(%g s): %s", held.operation, held.digest.hex(), held.lease_s, error,
+            )  # fmt: skip
+
+    async def is_finished(self, held: Held) -> bool | None:
+        """Whether the end of a work is committed, whose COMMIT was not answered. None: its transaction still has the
+        row. Raises WorkTakenOver."""
+        return await with_connection(functools.partial(self._look, held))
+
+    async def _look(self, held: Held) -> bool | None:
+        await Batch((Boundary.BEGIN,))
+        rows = await Fetch(self.sql.look(held))
+        await Batch((Boundary.ROLLBACK,))
+        if not rows:
+            return None
+        [(fence, finished)] = rows
+        if fence != held.fence:
+            raise taken_over(held)
+        return bool(finished)
+
     async def park(self, held: Held, reason: str) -> None:
         """Leave the work to a person."""
         steps: tuple[Step, ...] = (Boundary.BEGIN, self.sql.park(held, reason), Boundary.COMMIT)
@@ -127,6 +157,15 @@ class Works:
         gone = [statement for digest, fence in rows for statement in self.sql.delete(bytes(digest), fence)]
         await Batch((*gone, Boundary.COMMIT))
         return len(rows)
+
+
+def taken_over(held: Held) -> WorkTakenOver:
+    """The error of a holder whose work another process has now."""
+    held.taken_over = True
+    return WorkTakenOver(
+        "The same work is being done by another process. Retry it: a request with the same Idempotency-Key.",
+        retry_after_s=1,
+    )
 
 
 def read_steps(rows: Sequence[Row]) -> tuple[RecordedStep, ...]:

@@ -118,7 +118,9 @@ class Statements:
 
     def _prepare_ends(self, d: Dialect) -> None:
         self._lock = d.text(f"SELECT 1 FROM onefold_work WHERE {_OURS} {d.lock}")
-        self._lock_free = d.text(f"SELECT fence FROM onefold_work WHERE digest = $1::bytea {d.lock_free}")
+        self._lock_free = d.text(
+            f"SELECT fence, finished_at IS NOT NULL FROM onefold_work WHERE digest = $1::bytea {d.lock_free}"
+        )
         self._guard = d.text(f"""
             INSERT INTO onefold_step (digest, position, name, kind, state, recorded_at)
             SELECT NULL, 0, '', '', '', {d.now} WHERE NOT EXISTS (SELECT 1 FROM onefold_work WHERE {_OURS})
@@ -166,7 +168,8 @@ class Statements:
         return Statement(self._lock, (held.digest, held.fence))
 
     def look(self, held: Held) -> Statement:
-        """The fence, if the row is not locked by another transaction (one of ours that was lost, perhaps)."""
+        """Fence, and whether the work is finished, if the row is not locked by another transaction (one of ours that
+        was lost, perhaps)."""
         return Statement(self._lock_free, (held.digest,))
 
     def guard(self, held: Held) -> Statement:
