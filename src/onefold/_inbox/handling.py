@@ -22,10 +22,10 @@ from typing import Any, Final
 from onefold._inbox.catching_up import RUN_S_MAX, StreamsBehind, park_all
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import find_problem, identify
+from onefold._inbox.failure_decision import AttemptsSoFar, decide_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
-from onefold._inbox.permanent_failures import is_final
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stored_message import (
     FailedMessage,
@@ -342,32 +342,29 @@ class Inbox:
         await Batch((Boundary.BEGIN, *first))
         if await Fetch(sql.id_conflict(name, stored.identity)):
             stored = stored.set_apart()
-        kept = await Fetch(sql.known(name, stored.id))
-        state, started, failed, history = kept[0] if kept else ("waiting", 1, 0, "[]")
-        handled = bool(await Fetch(sql.handled(name, stored.identity)))
-        if handled and not isinstance(error, TransactionMisused):
-            await Batch((Boundary.ROLLBACK,))  # by another delivery of it, meanwhile
+        rows = await Fetch(sql.known(name, stored.id))
+        state, started, failed, history = rows[0] if rows else ("waiting", 1, 0, "[]")
+        is_handled = bool(await Fetch(sql.handled(name, stored.identity)))
+        before = AttemptsSoFar(state, started, failed)
+        decision = decide_failure(self.consumer, error, before, is_handled=is_handled, draw=self._draw)
+        if decision is None:
+            await Batch((Boundary.ROLLBACK,))
             return Duplicate(name, stored.topic)
-        failed += 1
-        # A handler that committed by itself has its rows and its ledger row: running it again would change nothing.
-        final = handled or is_final(error, self.consumer.dead_letter_on)
-        dead = failed >= self.consumer.attempts or state == "dead" or final
-        wait_s = self.consumer.backoff.pause_s(failed, draw=self._draw)
         reason = reason_of(error)
         keep = sql.keep(
             name,
             stored.values(),
-            state="dead" if dead else "waiting",
+            state="dead" if decision.is_dead else "waiting",
             reason=reason,
-            started=max(started, failed),
-            failed=failed,
+            started=decision.started,
+            failed=decision.failed,
             history=with_failure(history, error, self._now_ms()),
-            due_ms=None if dead else milliseconds(wait_s),
+            due_ms=decision.due_ms,
         )
         await Batch((keep, _COMMIT))
-        if dead:
+        if decision.is_dead:
             return DeadLettered(name, stored.topic, reason, stored.id)
-        return Failed(name, stored.topic, reason, failed, stored.id)
+        return Failed(name, stored.topic, reason, decision.failed, stored.id)
 
     async def _refuse(self, stored: StoredMessage, problem: str) -> InboxEvent:
         await Batch((Boundary.BEGIN,))

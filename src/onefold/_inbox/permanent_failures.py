@@ -8,12 +8,9 @@ that PEP 249 gives them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
+from onefold._kernel.sqlstates import PASSING, sqlstate_of
 from onefold.errors import ConfigurationError, PayloadInvalid, StoreError
-
-#: SQLSTATEs, or how they begin, of what passes: connections, rollbacks of transactions, resources, locks, operators.
-_PASSING: Final = ("08", "25006", "25P03", "25P04", "40", "53", "55P03", "57", "58")
 
 
 def check_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
@@ -46,8 +43,8 @@ def is_final(error: BaseException, classes: tuple[type[Exception], ...]) -> bool
 
 def _passes(given: object, kind: type) -> bool:
     """Whether an error of a driver, or a class of them, says that its database is busy or away."""
-    sqlstate = getattr(given, "sqlstate", None) or getattr(given, "pgcode", None)
-    if isinstance(sqlstate, str):
-        return sqlstate.startswith(_PASSING)
+    sqlstate = sqlstate_of(given)
+    if sqlstate is not None:
+        return sqlstate.startswith(PASSING)
     names = {base.__name__ for base in kind.__mro__}
     return names >= {"OperationalError", "DatabaseError"} or kind.__name__ == "InterfaceError"

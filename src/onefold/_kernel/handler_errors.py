@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
+from onefold._kernel.sqlstates import ISOLATION_TOO_LATE, LEASE_OVER, UNSERIALIZED, sqlstate_of
 from onefold.errors import (
     RequiredValueMissing,
     SerializationFailed,
@@ -73,13 +74,6 @@ def rethrow(error: Exception) -> NoReturn:
     raise told from error
 
 
-#: What Postgres calls a transaction that it could not serialise, and a deadlock; SET TRANSACTION that comes too late.
-_UNSERIALIZED = ("40001", "40P01")
-_TOO_LATE = "25001"
-
-#: How Postgres ends a session whose transaction stood still, or lasted, longer than it may.
-_LEASE_OVER = ("25P03", "25P04")
-
 #: How far an error is followed to where it came from.
 _CAUSES_MAX = 20
 
@@ -106,13 +100,13 @@ def serialization_failure_of(error: BaseException, operation: str) -> Serializat
 
 def is_serialization_failure(error: BaseException) -> bool:
     """Whether a driver's error says that the transaction could not be serialised, or was the victim of a deadlock."""
-    return _sqlstate(error) in _UNSERIALIZED
+    return sqlstate_of(error) in UNSERIALIZED
 
 
 def lease_over(error: BaseException, operation: str, lease_s: float) -> StoreUnavailable | None:
     """Our error for a handler's, where all it says is that the server ended its transaction with the lease."""
     for cause in _causes(error):
-        if _sqlstate(cause) in _LEASE_OVER:
+        if sqlstate_of(cause) in LEASE_OVER:
             return StoreUnavailable(
                 f"the handler of {operation} took longer than its lease, lease_s={lease_s:g}, and Postgres cut it off "
                 f"({type(cause).__name__}); nothing of it is left, and a retry runs again"
@@ -123,17 +117,13 @@ def lease_over(error: BaseException, operation: str, lease_s: float) -> StoreUna
 def late_isolation(error: BaseException) -> TransactionMisused | None:
     """Our error for a SET TRANSACTION in the handler, whose transaction has begun long before it."""
     for cause in _causes(error):
-        if _sqlstate(cause) == _TOO_LATE and "TRANSACTION ISOLATION LEVEL" in str(cause):
+        if sqlstate_of(cause) == ISOLATION_TOO_LATE and "TRANSACTION ISOLATION LEVEL" in str(cause):
             return TransactionMisused(
                 "the handler tried to SET TRANSACTION ISOLATION LEVEL, but its transaction has begun before it, with "
                 "the request's claim: say isolation='serializable' (or 'repeatable read') in @once.idempotent(...) or "
                 "in Onefold(...), or choose it for the engine or the database"
             )
     return None
-
-
-def _sqlstate(error: BaseException) -> object:
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -24,12 +24,13 @@ from asyncpg.protocol.protocol import PreparedStatementState, Protocol
 from onefold._kernel.effects import Boundary, Row, Statement, Step, Value
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.public_drivers import may_use_private_names
+from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
 from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle, row_count
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._fork_and_loop import close_quietly
 from onefold.db._postgres import as_ourselves, error_for, qualify_tables, render_step, unsent_error
-from onefold.db._prepared_batches import NOT_AS_PREPARED, Preparer, render_unprepared
+from onefold.db._prepared_batches import Preparer, render_unprepared
 from onefold.errors import OnefoldError
 
 #: Minor versions.
@@ -261,7 +262,7 @@ class FastConnection:
             send = self._send_bound if binds else self._send
             status = await send(steps, session.reset if purifies else NO_RESET, new)
         except VENDOR_ERRORS as error:
-            if getattr(error, "sqlstate", None) in NOT_AS_PREPARED:
+            if sqlstate_of(error) in NOT_AS_PREPARED:
                 pool.prepares = False
             # Which of the new statements exist by now is unknown: prepare no more here, and do not reuse it.
             self._broken = self._broken or bool(new) or not pool.prepares
@@ -385,13 +386,12 @@ class FastConnection:
         return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
 
     def _translate_error(self, error: BaseException) -> OnefoldError:
-        sqlstate = getattr(error, "sqlstate", None)
         connection = self._connection
         # The server's end may have closed the transport already, and asyncpg hear of it only in the loop's next turn.
         alive = not connection.is_closed() and not connection._transport.is_closing()
         if isinstance(error, asyncpg.InterfaceError) and alive:
             return unsent_error(error)  # asyncpg itself would not send it
-        return error_for(sqlstate, error)
+        return error_for(sqlstate_of(error), error)
 
 
 def _after(transport: Any, messages: bytes) -> Iterator[tuple[()]]:

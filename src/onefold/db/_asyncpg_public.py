@@ -17,6 +17,7 @@ import asyncpg
 
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.executors import begin_in_background
+from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import has_secrets
 from onefold.db._fork_and_loop import Connections
 from onefold.db._postgres import (
@@ -29,7 +30,6 @@ from onefold.db._postgres import (
     script,
     unsent_error,
 )
-from onefold.db._prepared_batches import NOT_AS_PREPARED
 from onefold.errors import OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"

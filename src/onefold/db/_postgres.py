@@ -1,4 +1,4 @@
-"""What the Postgres drivers share: literals for merged batches, the table of SQLSTATEs, and what a DSN may be.
+"""What the Postgres drivers share: literals for merged batches, errors by SQLSTATE, and what a DSN may be.
 
 A batch travels as one simple query, so its values are written into the text. Only four kinds of value exist
 (`Value`), each with one rendering that cannot be read as anything but that value.
@@ -15,21 +15,15 @@ from onefold._kernel.dialects import POSTGRES_LIMITS, POSTGRES_PROOF
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Value
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import TWO_CONNECTIONS
+from onefold._kernel.sqlstates import SQLSTATES
 from onefold.errors import (
     ConfigurationError,
     ConnectionLost,
     OnefoldError,
     PoolExhausted,
-    RequiredValueMissing,
     SchemaMissing,
-    SerializationFailed,
     StatementRefused,
-    StoreBusy,
-    StoreReadOnly,
     StoreUnavailable,
-    TransactionAborted,
-    TransactionEnded,
-    UniqueViolated,
 )
 
 #: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
@@ -51,39 +45,6 @@ BOUNDARIES = {
     Boundary.SAVEPOINT: f"SAVEPOINT {SAVEPOINT}",
     Boundary.ROLLBACK_TO_SAVEPOINT: f"ROLLBACK TO SAVEPOINT {SAVEPOINT}",
     Boundary.RELEASE_SAVEPOINT: f"RELEASE SAVEPOINT {SAVEPOINT}",
-}
-
-#: SQLSTATE, or its class, to error. Exact codes win over classes.
-SQLSTATES: dict[str, type[OnefoldError]] = {
-    "23505": UniqueViolated,
-    "23502": RequiredValueMissing,
-    "40001": SerializationFailed,
-    "40P01": SerializationFailed,
-    "25P02": TransactionAborted,
-    "25P01": TransactionEnded,
-    "3B001": TransactionEnded,  # the savepoint is gone
-    "2201G": TransactionEnded,  # the mark of the transaction is gone: see POSTGRES_PROOF
-    "25006": StoreReadOnly,
-    "42P01": SchemaMissing,  # undefined table
-    "42703": SchemaMissing,  # undefined column: a schema older than this code
-    "3F000": SchemaMissing,
-    "26000": StoreUnavailable,  # a prepared statement of ours is gone: see `_prepared_batches`
-    "42P05": StoreUnavailable,  # a prepared statement of ours is there already
-    "40003": ConnectionLost,  # the server itself does not know whether it completed
-    "55P03": StoreBusy,
-    "57014": StoreUnavailable,  # cancelled by a statement timeout or an operator
-    "25P03": ConnectionLost,  # idle_in_transaction_session_timeout: the lease ran out
-    "25P04": ConnectionLost,  # transaction_timeout: the lease ran out
-    "57P01": ConnectionLost,
-    "57P02": ConnectionLost,
-    "57P03": StoreUnavailable,  # starting up
-    "57P04": ConnectionLost,  # the database was dropped
-    "57P05": ConnectionLost,  # idle_session_timeout
-    "08": ConnectionLost,
-    "28": StoreUnavailable,  # wrong user or password
-    "3D": StoreUnavailable,  # no such database
-    "53": StoreUnavailable,  # out of connections, memory or disk
-    "58": StoreUnavailable,  # the server's own files or disk
 }
 
 _HINTS = {

@@ -15,9 +15,6 @@ from typing import Final, NamedTuple
 from onefold._kernel.effects import Nested, Statement, Step, Value
 from onefold.db._postgres import BOUNDARIES, literals, placeholders, qualify_tables, render_step, script
 
-#: SQLSTATEs: a prepared statement is missing, or there already. Not the session it was, or a pooler is in between.
-NOT_AS_PREPARED = ("26000", "42P05")
-
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
 _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
 

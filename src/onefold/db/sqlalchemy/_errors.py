@@ -7,6 +7,7 @@ import sqlite3
 from sqlalchemy import Connection, exc
 
 from onefold._kernel.ports import TWO_CONNECTIONS
+from onefold._kernel.sqlstates import sqlstate_of
 from onefold.db._postgres import error_for, unsent_error
 from onefold.db.sqlite._errors import error_for as sqlite_error_for
 from onefold.errors import (
@@ -44,7 +45,7 @@ def translate_error(connection: Connection, error: BaseException) -> OnefoldErro
             pass
     if connection.dialect.name == "sqlite":
         return sqlite_error_for(origin if isinstance(origin, sqlite3.Error) else Exception(str(origin)))
-    sqlstate = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+    sqlstate = sqlstate_of(origin)
     if sqlstate is None and not isinstance(error, OSError):
         return unsent_error(origin)
     return error_for(sqlstate, origin)
