@@ -125,7 +125,8 @@ async def test_a_hook_that_fails_is_logged_and_changes_nothing(
         assert (await client.post("/orders", key='"k"')).json() == {"all": "well"}
     assert told == ["next"]
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "fail" in record.getMessage()
+    assert record.getMessage().startswith("POST /orders: a hook after COMMIT failed (")
+    assert "fail" in record.getMessage().partition("(")[2]
     assert "4242" not in record.getMessage()
     await once.close()
 

@@ -53,7 +53,7 @@ def test_where_the_ledger_cannot_be_asked_neither_hook_is_called_and_the_message
     with pytest.raises(ConnectionLost):
         run(sqlite_path, heard, [*LOST, *unreachable])
     assert heard == []
-    assert "the outcome of a transaction is not known" in caplog.text
+    assert "consumer 'billing': it is not known whether its transaction was committed" in caplog.text
 
 
 def test_a_ledger_row_is_a_commit(sqlite_path: Path) -> None:

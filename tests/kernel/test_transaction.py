@@ -49,7 +49,7 @@ def executor(address: Any) -> Iterator[ThreadExecutor[Any]]:
 @pytest.fixture
 def tx(executor: ThreadExecutor[Any]) -> OwnedTransaction[Any]:
     tx = OwnedTransaction(executor)
-    tx.open()
+    tx.open("POST /pay")
     return tx
 
 
@@ -161,7 +161,7 @@ async def on_a_task(address: Any, work: Callable[[OwnedTransaction[Any], TaskExe
     await executor.acquire()
     await executor.batch((Boundary.BEGIN, CREATE))
     tx = OwnedTransaction(executor)
-    tx.open()
+    tx.open("POST /pay")
     await work(tx, executor)
     [(total,)] = await executor.fetch(SUM)
     await executor.batch((Boundary.ROLLBACK,))

@@ -208,7 +208,7 @@ class GuardedRequest(Generic[E]):
             self._run = claim
             self._emit_claimed("run")
             if self.work is None:
-                self.tx.open()
+                self.tx.open(self.operation)
             else:
                 self.steps = RequestSteps(self)
             return None
@@ -237,7 +237,7 @@ class GuardedRequest(Generic[E]):
         if run is None or ask is None or self.over:  # unprotected: there is nothing it holds
             return False
         self._run = None
-        await undo(self.tx, functools.partial(self._store.release, ask, run), name=self.operation)
+        await undo(self.tx, functools.partial(self._store.release, ask, run))
         tell(self._guard.listener, Released(self.operation, "waits for its turn"))
         return True
 
@@ -355,7 +355,7 @@ class GuardedRequest(Generic[E]):
         release = functools.partial(self._store.release, self._ask, self._run, touched=self.tx.touched)
         found: OnefoldError | None = None
         try:
-            await undo(self.tx, release, name=self.operation)
+            await undo(self.tx, release)
         except TransactionMisused as error:  # what it left is for the operator to know
             _log.error("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
             found = error

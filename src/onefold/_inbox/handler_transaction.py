@@ -100,7 +100,7 @@ class HandlerTransaction:
         call: Callable[[], Flow[None]],
         after: Callable[[], tuple[Statement, ...]],
     ) -> Exception | None:
-        tx.open()
+        tx.open(f"consumer {self._consumer.name!r}")
         began_at = await Now()
         try:
             token = handling.set(tx)
@@ -167,7 +167,7 @@ class HandlerTransaction:
             await Discard()
             await tx.conclude(False)
             return error
-        if await undo(tx, functools.partial(self._roll_back, tx), name=f"consumer {self._consumer.name!r}"):
+        if await undo(tx, functools.partial(self._roll_back, tx)):
             misused = TransactionMisused(COMMITTED_BY_HANDLER)
             misused.__cause__ = error
             return misused

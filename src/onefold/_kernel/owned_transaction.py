@@ -38,7 +38,7 @@ _log = logging.getLogger("onefold.transaction")
 class OwnedTransaction(Transaction[H]):
     """A transaction with its beginning and its end."""
 
-    __slots__ = ("development", "kept", "settled")
+    __slots__ = ("development", "kept", "name", "settled")
 
     def __init__(
         self,
@@ -49,6 +49,8 @@ class OwnedTransaction(Transaction[H]):
         development: bool = False,
     ) -> None:
         super().__init__(executor, outbox, sessions)
+        #: What it is called in the log: its operation, or its consumer.
+        self.name = "a transaction"
         #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
         self.kept: bool | None = False
         #: Whether its COMMIT was answered: from then on a record that went with it is stored.
@@ -92,8 +94,9 @@ class OwnedTransaction(Transaction[H]):
             self.kept = True
             self._pending.announce()
 
-    def open(self) -> None:
-        """The claim was granted."""
+    def open(self, name: str) -> None:
+        """It has begun, for this operation or consumer."""
+        self.name = name
         self._over = None
         self._executor.inside = self
 
@@ -117,14 +120,15 @@ class OwnedTransaction(Transaction[H]):
         self.kept, self._session = kept, None
         if kept is None and self._pending:
             _log.warning(
-                "the outcome of a transaction is not known: neither its commit nor its rollback hooks are called"
-            )
+                "%s: it is not known whether its transaction was committed; neither its commit nor its rollback hooks "
+                "are called", self.name,
+            )  # fmt: skip
         while (call := self._take_call(kept)) is not None:
             try:
                 await Call(call)
             except Exception:
                 ended = "COMMIT" if kept else "rollback"
-                _log.exception("a hook after %s failed (%s); the %s stands", ended, name_of(call), ended)
+                _log.exception("%s: a hook after %s failed (%s); the %s stands", self.name, ended, name_of(call), ended)
         self._executor.inside = None  # neither must keep the other from being freed
 
     def _take_call(self, kept: bool | None) -> Callable[[], Any] | None:
@@ -159,7 +163,8 @@ class OwnedTransaction(Transaction[H]):
             self._cancels.check_end()
 
     def check_executed(self, whose: str) -> None:
-        """The same, when its sessions are closed. Raises TransactionMisused in development."""
+        """Called when its sessions are closed: raises TransactionMisused, in development, where nothing was executed on
+        the connection that its user took."""
         if self.development and self.is_idle:
             raise nothing_executed(whose, "Leave tx.connection alone where nothing is to be written")
 
@@ -197,12 +202,12 @@ async def commit(
     return answer
 
 
-async def undo(tx: OwnedTransaction[Any], work: Callable[[], Flow[T]], *, name: str) -> T:
-    """Have `work` roll back, and conclude. `name` says whose session could not be closed, should there be one."""
+async def undo(tx: OwnedTransaction[Any], work: Callable[[], Flow[T]]) -> T:
+    """Have `work` roll back, and conclude."""
     try:
         await close_sessions(tx, False)
     except Exception:
-        _log.warning("%s: a session could not be closed; its connection rolls back", name, exc_info=True)
+        _log.warning("%s: a session could not be closed; its connection rolls back", tx.name, exc_info=True)
     tx.end()
     try:
         answer = await work()

@@ -227,7 +227,7 @@ class Performing:
         recorded: bool = True,
     ) -> tuple[Any, bytes | None]:
         """Run the user's function in the transaction, which is rolled back where that fails."""
-        tx.open()
+        tx.open(self._operation)
         try:
             value = await Call(functools.partial(call_in, tx, function))
             plain = encode_result(value, returns, what=f"the result of {what}{self._of}") if recorded else None
@@ -235,7 +235,7 @@ class Performing:
             await close_sessions(tx, True)
             tx.check_executed(f"{what}{self._of} ended")
         except Exception:
-            await undo(tx, rollback_and_release, name=self._operation)
+            await undo(tx, rollback_and_release)
             raise
         return value, plain
 

@@ -13,6 +13,8 @@ from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, 
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
 
+_NAME = "a transaction block"
+
 
 class Ends(Protocol):
     """How a transaction that has begun ends."""
@@ -24,7 +26,7 @@ class Ends(Protocol):
 @contextmanager
 def block(tx: OwnedTransaction[Any], ends: Ends, executor: ThreadExecutor[Any]) -> Iterator[Transaction[Any]]:
     """For threads."""
-    tx.open()
+    tx.open(_NAME)
     try:
         yield tx
         tx.check_end()
@@ -42,7 +44,7 @@ async def async_block(
     tx: OwnedTransaction[Any], ends: Ends, executor: TaskExecutor[Any]
 ) -> AsyncIterator[Transaction[Any]]:
     """For asyncio."""
-    tx.open()
+    tx.open(_NAME)
     try:
         yield tx
         tx.check_end()
@@ -66,4 +68,4 @@ async def _commit(tx: OwnedTransaction[Any], ends: Ends) -> None:
 
 
 async def _undo(tx: OwnedTransaction[Any], ends: Ends, error: Exception) -> None:
-    await undo(tx, functools.partial(ends.rollback, error), name="a transaction block")
+    await undo(tx, functools.partial(ends.rollback, error))
