@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
+from onefold._app.work_blocks import WORK_RETENTION_S
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi
 from onefold._http.install_checks import leave_in
@@ -28,9 +29,6 @@ from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry.request_events import Reaped
 from onefold._kernel.transaction import Transaction
 from onefold._policy.ranges import require
-from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
-from onefold._steps.named_work import RETENTION_S as WORK_RETENTION_S
-from onefold._steps.steps import Steps, on_loop, on_thread
 from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
@@ -39,6 +37,8 @@ from onefold.db._connect import async_database, sync_database
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
+    from onefold._steps.steps import Steps
     from onefold.db._threaded import ThreadedDatabase
 
 __all__ = ["AsyncOnefold", "Onefold"]
@@ -57,12 +57,11 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     _asynchronous = False
     _notifier: ThreadNotifier
-    _beats: ThreadHeartbeat
+    _beats: ThreadHeartbeat | None = None
 
     def _open(self, database: object) -> Database[Any]:
         opened = sync_database(database)
         self._notifier = ThreadNotifier(opened)
-        self._beats = ThreadHeartbeat(opened)
         return opened
 
     def _wakes(self) -> tuple[Callable[[], None], ...]:
@@ -133,6 +132,8 @@ class Onefold(BaseOnefold[Database[Any]]):
         """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
         on where this one stood. `data` is what it is begun with, and must be the same then. Its end is remembered for
         `retention_s`: a block that comes meanwhile gets the recorded answers."""
+        from onefold._steps.steps import on_thread
+
         self._check_outside("once.work()")
         executor = ThreadExecutor(self._database)
         work = self._named_work(executor, name, data, lease_s, retention_s)
@@ -157,7 +158,7 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
         """Forget what has expired, in batches."""
-        flow = reap(self._layer.stepped, limit=limit, batches_max=batches_max, listener=self._layer.listener)
+        flow = reap(self._layer.stepped(), limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return run(flow, ThreadExecutor(self._database))
 
     @thread_block("once.reaping()")
@@ -206,9 +207,15 @@ class Onefold(BaseOnefold[Database[Any]]):
 
     def close(self) -> None:
         """Close the connections onefold opened itself."""
-        self._beats.close()
+        if self._beats is not None:
+            self._beats.close()
         self._notifier.close()
         self._database.close()
+
+    def _new_heartbeat(self) -> ThreadHeartbeat:
+        from onefold._steps.heartbeat import ThreadHeartbeat
+
+        return ThreadHeartbeat(self._database)
 
     def _for_workers(self) -> AsyncDatabase[Any]:
         return self._threaded()
@@ -231,12 +238,11 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     _asynchronous = True
     _notifier: Notifier
-    _beats: TaskHeartbeat
+    _beats: TaskHeartbeat | None = None
 
     def _open(self, database: object) -> AsyncDatabase[Any]:
         opened = async_database(database)
         self._notifier = Notifier(opened)
-        self._beats = TaskHeartbeat(opened)
         return opened
 
     def _wakes(self) -> tuple[Callable[[], None], ...]:
@@ -304,6 +310,8 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
         """Work in recorded steps, without a request: a block of the same name that comes after a crash or an error goes
         on where this one stood. `data` is what it is begun with, and must be the same then. Its end is remembered for
         `retention_s`: a block that comes meanwhile gets the recorded answers."""
+        from onefold._steps.steps import on_loop
+
         self._check_outside("once.work()")
         executor = TaskExecutor(self._database)
         work = self._named_work(executor, name, data, lease_s, retention_s)
@@ -330,7 +338,7 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     async def reap(self, *, limit: int = 1000, batches_max: int = 1000) -> Reaped:
         """Forget what has expired, in batches."""
-        flow = reap(self._layer.stepped, limit=limit, batches_max=batches_max, listener=self._layer.listener)
+        flow = reap(self._layer.stepped(), limit=limit, batches_max=batches_max, listener=self._layer.listener)
         return await run_async(flow, TaskExecutor(self._database))
 
     @task_block("once.reaping()")
@@ -372,9 +380,15 @@ class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
 
     async def close(self) -> None:
         """Close the connections onefold opened itself."""
-        await self._beats.close()
+        if self._beats is not None:
+            await self._beats.close()
         await self._notifier.close()
         await self._database.close()
+
+    def _new_heartbeat(self) -> TaskHeartbeat:
+        from onefold._steps.heartbeat import TaskHeartbeat
+
+        return TaskHeartbeat(self._database)
 
     def _for_workers(self) -> AsyncDatabase[Any]:
         return self._database

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             name=repr(self),
             dialect=self._database.dialect,
             plain=self._plain,
-            beats=self._beats,
+            make_stepped=functools.partial(self._make_stepped, sealer, unsealed_answers),
             outbox=self._outbox.new_buffer,
             sessions=self._sessions,
             principal=principal,

@@ -15,15 +15,18 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from onefold._http.background import PARAMETER, ask_for_background, hold_back
 from onefold._http.guarded_request import GuardedRequest, current_request
 from onefold._http.route_policy import Policy
 from onefold._http.steps_parameter import find_steps, without
+from onefold._kernel.executors import is_async
 from onefold._kernel.handler_errors import late_isolation
-from onefold._steps.steps import Steps
 from onefold.errors import ConfigurationError, ProgrammerError
+
+if TYPE_CHECKING:
+    from onefold._steps.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,15 +146,6 @@ def check_markable(function: object, asynchronous: bool) -> None:
             "transaction would be awaited, and an answer would be stored for work that never happened. Write "
             "`async def`, or use Onefold, whose transactions a def can use"
         )
-
-
-def is_async(function: object) -> bool:
-    """Whether a function, a partial of one or an object that is called like one is to be awaited."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not inspect.isroutine(function) and callable(function):  # an object that can be called like one
-        function = function.__call__
-    return inspect.iscoroutinefunction(function)
 
 
 def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:

@@ -23,8 +23,7 @@ from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
 from onefold._http.fastapi import Tx
-from onefold._http.request_steps import is_between_steps
-from onefold._http.scope_keys import SESSIONS, TRANSACTION
+from onefold._http.scope_keys import SESSIONS, TRANSACTION, is_between_steps
 from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError

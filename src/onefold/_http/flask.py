@@ -25,9 +25,8 @@ from onefold._http.decorator import note_exception, policy_of
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response
-from onefold._http.request_steps import is_between_steps
 from onefold._http.route_policy import METHODS, Policy, Route
-from onefold._http.scope_keys import SESSIONS, TRANSACTION
+from onefold._http.scope_keys import SESSIONS, TRANSACTION, is_between_steps
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError
 

@@ -25,11 +25,9 @@ from onefold._http.encodings import fit_encoding
 from onefold._http.refusals import refuse
 from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
-from onefold._http.request_steps import RequestSteps, give_back_interrupted
 from onefold._http.route_policy import Route
 from onefold._http.scope_keys import GUARDED, TRANSACTION
-from onefold._http.stepped_store import RequestWork
-from onefold._http.stored_request import write_request
+from onefold._http.steps_parameter import begin_work
 from onefold._http.stored_response import NOT_STORED, make_answer, make_replay
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
 from onefold._idempotency.store import Store
@@ -57,6 +55,7 @@ from onefold.errors import (
 
 if TYPE_CHECKING:
     from onefold._http.request_guard import RequestGuard
+    from onefold._http.request_steps import RequestSteps
 
 E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
 
@@ -83,7 +82,7 @@ class GuardedRequest(Generic[E]):
     ) -> None:
         self._guard = guard
         #: Its work, where its handler works in steps.
-        self.work = RequestWork(guard.stepped) if route.policy.steps and guard.stepped is not None else None
+        self.work = begin_work(guard.stepped) if route.policy.steps and guard.stepped is not None else None
         self.steps: RequestSteps | None = None
         self._store: Store = self.work or (guard.store if key is not None else guard.unkeyed)
         self._key = key
@@ -127,7 +126,8 @@ class GuardedRequest(Generic[E]):
         if error is not None and not isinstance(error, Exception):
             self.sent, self.over = self.sent or 0, True
             self.executor.abandon()  # interrupted: nothing more may be awaited on its connection
-            give_back_interrupted(self)
+            if self.work is not None:
+                self.work.interrupt(self.executor)
         assert self._token is not None
         current_request.reset(self._token)
         if self.place is not None:
@@ -182,7 +182,7 @@ class GuardedRequest(Generic[E]):
                     principal=principal, key=self._key, key_ms=self._key_ms, body=body,
                 )  # fmt: skip
             if self.work is not None:
-                self.work.request = write_request(self.request, body, principal)
+                self.work.keep(self.request, body, principal)
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
@@ -210,7 +210,7 @@ class GuardedRequest(Generic[E]):
             if self.work is None:
                 self.tx.open(self.operation)
             else:
-                self.steps = RequestSteps(self)
+                self.steps = self.work.begin(self)
             return None
         self.over = True
         return self._answer(claim)

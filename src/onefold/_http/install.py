@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,6 @@ from onefold._http.route_policy import (
     single_principal,
 )
 from onefold._http.session_needs import check_sessions
-from onefold._http.stepped_store import SteppedStore
 from onefold._http.steps_parameter import check_steps, find_steps
 from onefold._http.stored_response import Reading
 from onefold._idempotency.claims import LockedStore
@@ -41,13 +41,11 @@ from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Database, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
 from onefold._policy.quota import Quota
-from onefold._steps.performing import LeaseRenewals
-from onefold._steps.sealing import Sealing
-from onefold._steps.works import Works
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onefold._http.shedding import Shedding
+    from onefold._http.stepped_store import SteppedStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,7 +73,7 @@ class Layer:
         name: str,
         dialect: str,
         plain: PlainTransaction,
-        beats: LeaseRenewals,
+        make_stepped: Callable[[LockedStore], SteppedStore],
         outbox: Callable[[], Outgoing],
         sessions: Sessions | None,
         principal: Principal | None,
@@ -115,7 +113,8 @@ class Layer:
         self.reaping = Reaping(reap_every_s)
         self.store = _store(dialect)
         reading = Reading(sealer, unsealed_answers, earlier_records)
-        self.stepped = SteppedStore(self.store, Works(dialect), beats, Sealing(sealer, unsealed_answers))
+        #: For handlers that work in steps; made when it is first asked for.
+        self.stepped = functools.cache(functools.partial(make_stepped, self.store))
         self._guard = RequestGuard(
             store=self.store,
             unkeyed=UnkeyedStore(plain),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
@@ -14,7 +15,6 @@ from onefold._http.problems import problem
 from onefold._http.request import Request, Response
 from onefold._http.request_identity import NAMING, Naming
 from onefold._http.route_policy import Policy, Route
-from onefold._http.stepped_store import SteppedStore
 from onefold._http.stored_response import READING, Reading, new_run_id
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
@@ -30,6 +30,9 @@ from onefold.errors import (
     StoreError,
 )
 
+if TYPE_CHECKING:
+    from onefold._http.stepped_store import SteppedStore
+
 HEADER = "idempotency-key"
 
 _log = logging.getLogger("onefold.requests")
@@ -42,7 +45,7 @@ class RequestGuard:
     store: Store
     unkeyed: Store
     """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
-    stepped: SteppedStore | None = None
+    stepped: Callable[[], SteppedStore] | None = None
     """For requests whose handlers work in steps."""
     outbox: Callable[[], Outgoing] = no_outbox
     sessions: Sessions | None = None
@@ -62,7 +65,7 @@ class RequestGuard:
     @property
     def all_rows(self) -> SteppedStore | Store:
         """What knows the records, and the works where there are some."""
-        return self.stepped or self.store
+        return self.store if self.stepped is None else self.stepped()
 
     def screen(self, request: Request, route: Route, executor: E) -> GuardedRequest[E] | Response:
         """Judge a request by its head, before its body is read and before any store access.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 #: Where a handler finds its transaction.
 TRANSACTION: Final = "onefold.transaction"
@@ -12,3 +13,9 @@ GUARDED: Final = "onefold.guarded_request"
 
 #: Where a request finds the application's sessions.
 SESSIONS: Final = "onefold.sessions"
+
+
+def is_between_steps(source: Mapping[str, Any]) -> bool:
+    """Whether the handler of a request works in steps and is in none now: it has no transaction then."""
+    guarded = source.get(GUARDED)
+    return guarded is not None and guarded.work is not None and not guarded.tx.is_open

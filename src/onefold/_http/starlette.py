@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import quote
 
+from onefold._kernel.executors import is_async
 from onefold._kernel.extras import missing_extra
 
 try:
@@ -28,7 +29,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
 from onefold._http.authentication import PlainAsgi, render_http_exception
-from onefold._http.decorator import idempotent_handler_of, is_async, note_exception, policy_of
+from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response
 from onefold._http.route_policy import METHODS, Policy, Route

@@ -13,10 +13,11 @@ whose answer was lost is looked for as that of every request: the answer tells t
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from onefold._http.request import Request
+from onefold._http.request_steps import RequestSteps
+from onefold._http.stored_request import write_request
 from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold._idempotency.model import (
@@ -33,14 +34,17 @@ from onefold._idempotency.model import (
 )
 from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
 from onefold._kernel.effects import Acquire, Boundary, Fetch, Isolation, Row, Statement, Step
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.owned_transaction import OwnedTransaction
+from onefold._kernel.runners import run_async
 from onefold._steps.model import Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.performing import LeaseRenewals, Performing
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import WorkParked
 
-_log = logging.getLogger("onefold.requests")
+if TYPE_CHECKING:
+    from onefold._http.guarded_request import GuardedRequest
 
 
 class SteppedStore:
@@ -128,22 +132,27 @@ class RequestWork:
             same=functools.partial(_is_same, ask),
         )
 
-    def begin(self, operation: str, new_transaction: Callable[[], OwnedTransaction[Any]]) -> Performing:
+    def keep(self, request: Request, body: bytes, principal: str) -> None:
+        """What it takes to make the request again is kept until the work is done."""
+        self.request = write_request(request, body, principal)
+
+    def begin(self, guarded: GuardedRequest[Any]) -> RequestSteps:
         """The handler is about to run."""
         assert self._held is not None
         self._shared.beats.hold(self._held)
-        self.performing = Performing(
+        steps = RequestSteps(guarded)
+        self.performing = steps.performing = Performing(
             self._works,
             self._held,
             end=self,
-            operation=operation,
+            operation=guarded.operation,
             lease_s=self._held.lease_s,
             isolation=self._isolation,
-            new_transaction=new_transaction,
+            new_transaction=steps.new_transaction,
             sealing=self._shared.sealing,
             beats=self._shared.beats,
         )
-        return self.performing
+        return steps
 
     # --- its end -------------------------------------------------------------------------------------------------
 
@@ -163,10 +172,15 @@ class RequestWork:
             await Acquire()
             opened = (Boundary.BEGIN,)
         locks = [lock for digest in ask.names for lock in work.wait_for_key(key_lock(digest))]
-        steps = (*opened, work.lock(held), *locks, sql.settle(ask, answer), *also, *work.forget(held))
         self._shared.beats.drop(held)
-        return await self._keys.commit(
-            ask, answer, steps, keep_rows=keep_rows, check_claim=functools.partial(self._check_claim, held)
+        return await self._keys.settle(
+            ask,
+            run,
+            answer,
+            keep_rows=keep_rows,
+            also=(*also, *work.forget(held)),
+            opened=(*opened, work.lock(held), *locks),
+            check_claim=functools.partial(self._check_claim, held),
         )
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
@@ -176,23 +190,20 @@ class RequestWork:
             await rollback_and_release()
         self._shared.beats.drop(held)
         if not held.taken_over:
-            await self.give_back(held)
-
-    async def give_back(self, held: Held) -> None:
-        """The same, for a work that has no transaction open."""
-        await self._works.give_back(held)
+            await self._works.give_back(held)
 
     @property
     def is_finishing(self) -> bool:
         """Whether the transaction of `finish` is open."""
         return self.performing is not None and self.performing.finishing is not None
 
-    def abandon(self) -> Held | None:
-        """The request was interrupted: its lease is renewed no more. The work, if there is something to give back."""
-        held = self._held
-        if held is not None:
-            self._shared.beats.drop(held)
-        return None if held is None or held.taken_over else held
+    def interrupt(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> None:
+        """The request was cancelled, and nothing more may be awaited for it: its work is given back without it. Where
+        that fails, the lease runs out, which is renewed no more."""
+        held = self._mine()
+        self._shared.beats.drop(held)
+        if not held.taken_over and isinstance(executor, TaskExecutor):
+            in_background(run_async(self._works.give_back(held), executor.anew()))
 
     async def _check_claim(self, held: Held) -> None:
         if not await Fetch(self._works.sql.lock(held)):

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from onefold._http.route_policy import Policy
 from onefold._http.session_needs import GIVES_SESSION
+from onefold._kernel.executors import is_async
 from onefold._kernel.transaction import Transaction
-from onefold._steps.steps import Steps, is_async
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._http.stepped_store import RequestWork, SteppedStore
 
 #: Set on the dependencies that give a transaction.
 GIVES_TRANSACTION: Final = "__onefold_gives_transaction__"
+
+_STEPS: Final = ("onefold._steps.steps", "Steps")
 
 #: Dependencies of dependencies are followed so far.
 _DEPTH_MAX: Final = 20
@@ -64,12 +69,20 @@ def check_steps(function: Callable[..., Any], name: str, policy: Policy, *, asyn
         )
 
 
+def begin_work(make_store: Callable[[], SteppedStore]) -> RequestWork:
+    """The work of a request whose handler works in steps."""
+    from onefold._http.stepped_store import RequestWork  # for those who use it
+
+    return RequestWork(make_store())
+
+
 def _is_steps(annotation: object) -> bool:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, str):
-        return annotation.strip("'\"").rpartition(".")[2] == Steps.__name__
-    return annotation is Steps
+        return annotation.strip("'\"").rpartition(".")[2] == "Steps"
+    # By name: an application whose handlers do not work in steps need not import them.
+    return (getattr(annotation, "__module__", ""), getattr(annotation, "__qualname__", "")) == _STEPS
 
 
 def _transactions(function: Callable[..., Any], depth: int, through: str = "") -> Iterator[tuple[str, str]]:

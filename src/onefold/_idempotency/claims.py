@@ -138,27 +138,24 @@ class LockedStore:
         return claim
 
     async def settle(
-        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
-    ) -> Claim | None:
-        # First what finds out whether the transaction is still ours: nothing may be written outside of it.
-        undo = self.sql.UNDO_WHOLE if run.reserved else self.sql.UNDO
-        proof = self.sql.KEEP if keep_rows else undo
-        write = self.sql.settle_reserved if run.reserved else self.sql.settle
-        return await self.commit(ask, answer, (*proof, write(ask, answer), *also), keep_rows=keep_rows)
-
-    async def commit(
         self,
         ask: Ask,
+        run: Run,
         answer: Answer,
-        steps: tuple[Step, ...],
         *,
         keep_rows: bool,
+        also: tuple[Statement, ...] = (),
+        opened: tuple[Step, ...] | None = None,
         check_claim: Callable[[], Flow[None]] | None = None,
     ) -> Claim | None:
-        """Commit what `steps` write, a record of this answer among it. `check_claim` is asked where they were refused,
-        and raises if that is because the claim is lost."""
+        """Where the claim is not this transaction, `opened` is what stands before the record, and `check_claim` is
+        asked where the batch was refused: it raises if the claim is lost."""
+        # First what finds out whether the transaction is still ours: nothing may be written outside of it.
+        undo = self.sql.UNDO_WHOLE if run.reserved else self.sql.UNDO
+        proof = (self.sql.KEEP if keep_rows else undo) if opened is None else opened
+        write = self.sql.settle_reserved if run.reserved else self.sql.settle
         try:
-            await Batch((*steps, Boundary.COMMIT))
+            await Batch((*proof, write(ask, answer), *also, Boundary.COMMIT))
         except (UniqueViolated, RequiredValueMissing, SerializationFailed) as error:
             return await self._after_lost_race(ask, error, check_claim)
         except ConnectionLost:

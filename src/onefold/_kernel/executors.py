@@ -265,6 +265,15 @@ async def _on_a_thread(function: Callable[[], Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+def is_async(function: object) -> bool:
+    """Whether a function, a partial of one or an object that is called like one is to be awaited."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and callable(function):  # an object that can be called like one
+        function = function.__call__
+    return inspect.iscoroutinefunction(function)
+
+
 def name_of(function: Callable[[], Any]) -> str:
     """What a function is called, without its arguments: they may be secret."""
     while isinstance(function, functools.partial):

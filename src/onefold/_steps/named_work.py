@@ -36,9 +36,6 @@ from onefold.errors import (
     WorkParked,
 )
 
-#: How long the end of a work is remembered, if nothing else is said.
-RETENTION_S: Final = 7 * 86_400.0
-
 _NAME_CHARS_MAX: Final = 200
 
 

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar
 
 from onefold._kernel.call_blocks import Block, enter, leave
 from onefold._kernel.derive import derive
 from onefold._kernel.effects import Flow
+from onefold._kernel.executors import is_async
 from onefold._kernel.ports import AsyncExecutor, Executor
 from onefold._kernel.results import result_type_of
 from onefold._kernel.runners import run, run_async
@@ -123,15 +123,6 @@ _WRONG_COLOUR: Final = {
     False: "{what} was given {name}, an async function, and Onefold is for threads: write a plain def, or use "
     "AsyncOnefold",
 }
-
-
-def is_async(function: object) -> bool:
-    """Whether a function, a partial of one or an object that is called like one is to be awaited."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not inspect.isroutine(function) and callable(function):
-        function = function.__call__
-    return inspect.iscoroutinefunction(function)
 
 
 def _returned(options: StepOptions, function: Callable[..., Any]) -> object:
