@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import sqlite3
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from onefold._app.migrations import migrate_embedded
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "onefold"
@@ -50,6 +54,17 @@ def test_the_walks_name_enough_to_be_walked() -> None:
 )
 def test_an_answer_of_the_table_is_in_its_file(path: str, name: str) -> None:
     assert re.search(rf"\b{name}\b", (PACKAGE / path).read_text())
+
+
+def test_the_tables_that_are_listed_are_those_that_there_are(tmp_path: Path) -> None:
+    listed = dict(
+        re.findall(r"^\| `(onefold_\w+)` \|[^|]+\| `([\w/]+\.py)` \|$", ARCHITECTURE.read_text(), re.MULTILINE)
+    )
+    migrate_embedded(tmp_path / "shop.db")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'onefold%'")
+        assert listed.keys() == {name for (name,) in found}
+    assert not [name for name, path in listed.items() if f"CREATE TABLE {name}" not in (PACKAGE / path).read_text()]
 
 
 def test_the_floors_that_are_drawn_are_those_that_are_enforced() -> None:

@@ -46,7 +46,7 @@ _FILE_ENDINGS = (".db", ".sqlite", ".sqlite3")
 
 @dataclass(frozen=True, slots=True)
 class _Vendor:
-    """A class of a driver that onefold can stand on: for which face, where its Database is, what the other takes."""
+    """A class of a driver that onefold can stand on: for which app, where its Database is, what the other takes."""
 
     app_kind: AppKind
     module: str
