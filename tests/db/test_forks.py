@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from onefold._kernel.public_drivers import PUBLIC_ONLY
 from tests.support.fork_server import LIBRARIES, fork_server
 from tests.support.patience import PATIENCE_S
 
@@ -198,3 +199,77 @@ def test_an_engine_that_its_application_has_disposed_of_is_left_alone(postgres_d
     before, session, same = run(OPENINGS["sqlalchemy-psycopg"], program, postgres_dsn)
     assert session != before
     assert same
+
+
+#: Pools of the application that are opened when onefold knows them, and before it has used them.
+OPENED_LATER: dict[str, tuple[str, bool, str]] = {
+    "psycopg": (
+        """
+from psycopg_pool import ConnectionPool
+from onefold.db.psycopg import PsycopgDatabase
+pool = ConnectionPool(address, min_size=1, max_size=1, open=False)
+database = PsycopgDatabase(pool)
+pool.open(wait=True)
+""",
+        False,
+        "",
+    ),
+    "asyncpg": (
+        """
+import asyncpg
+from onefold.db.asyncpg import AsyncpgDatabase
+loop = asyncio.new_event_loop()
+asyncio.set_event_loop(loop)
+pool = loop.run_until_complete(asyncpg.create_pool(address, min_size=1, max_size=1))
+database = AsyncpgDatabase(pool)
+""",
+        True,
+        "",
+    ),
+    "psycopg-async": (
+        """
+from psycopg_pool import AsyncConnectionPool
+from onefold.db.psycopg import AsyncPsycopgDatabase
+loop = asyncio.new_event_loop()
+asyncio.set_event_loop(loop)
+pool = AsyncConnectionPool(address, min_size=1, max_size=1, open=False)
+database = AsyncPsycopgDatabase(pool)
+loop.run_until_complete(pool.open(wait=True))
+""",
+        True,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["fast", "public"])
+@pytest.mark.parametrize("opening", OPENED_LATER.values(), ids=OPENED_LATER)
+def test_a_pool_of_the_application_that_onefold_has_not_used_yet_is_refused_in_a_child(
+    opening: tuple[str, bool, str], way: str, postgres_dsn: str
+) -> None:
+    code, asynchronous, driver = opening
+    public = f'os.environ["{PUBLIC_ONLY}"] = "{int(way == "public")}"'
+    program = """
+    told = [in_a_child(ask)]
+    if not sync:
+        told.append(in_a_child(lambda: loop.run_until_complete(ask_async())))
+    print(json.dumps(told))
+    """
+    for told in run((public + code, asynchronous, driver), program, postgres_dsn):
+        assert str(told).startswith("ConfigurationError"), told
+        assert "fork" in told
+
+
+@pytest.mark.parametrize("opening", [OPENINGS["asyncpg"], OPENINGS["psycopg-async"], OPENINGS["sqlalchemy-asyncpg"]])
+def test_a_child_that_goes_on_with_its_parents_loop_has_sessions_of_its_own(
+    opening: tuple[str, bool, str], postgres_dsn: str
+) -> None:
+    program = """
+    loop = asyncio.new_event_loop()
+    before = loop.run_until_complete(ask_async())
+    child = in_a_child(lambda: loop.run_until_complete(ask_async()))
+    print(json.dumps([before, child, loop.run_until_complete(ask_async())]))
+    """
+    before, child, after = run(opening, program, postgres_dsn)
+    assert isinstance(child, int), child
+    assert child != before == after

@@ -113,16 +113,6 @@ def test_the_notices_and_adapters_of_the_applications_connection_are_there_for_a
             assert own.execute("SELECT 1::int4, 2::int8").fetchone() == ("1", 2)
 
 
-def test_a_pool_that_was_opened_before_a_fork_is_refused(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ConnectionPool(postgres_dsn, min_size=0, max_size=1, open=True) as pool, public_only():
-        database = PsycopgDatabase(pool)
-        database.acquire().release()
-        for module in ("onefold.db.psycopg", "onefold._kernel.fork_and_loop", "onefold.db._fork_and_loop"):
-            monkeypatch.setattr(f"{module}.getpid", lambda: 1)  # as its child sees it
-        with pytest.raises(ConfigurationError, match="was opened before this process"):
-            database.acquire()
-
-
 async def test_requests_get_connections_in_the_order_in_which_they_asked(pool: Any) -> None:
     with public_only():
         database = AsyncpgDatabase(pool)

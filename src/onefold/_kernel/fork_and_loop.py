@@ -10,12 +10,39 @@ What a parent has opened is neither used nor closed nor freed in its child: to c
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from os import getpid
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
+
+
+class NotesFork(Protocol):
+    """Has something open that a child of this process must not use."""
+
+    def note_fork(self) -> None:
+        """This process is a child that was forked just now."""
+        ...
+
+
+_watching: WeakSet[NotesFork] = WeakSet()
+
+
+def watch_forks(watching: NotesFork) -> None:
+    """Have it told in each child, before anything else runs there."""
+    _watching.add(watching)
+
+
+def _tell_child() -> None:
+    for each in list(_watching):
+        each.note_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_tell_child)
 
 
 class Process:
@@ -53,16 +80,21 @@ class PerLoop(Generic[T]):
     """Something for each event loop of this process: `make` makes it when it is first asked for there, and `drop` gets
     it once its loop is closed, where nothing can be awaited any more."""
 
-    __slots__ = ("_drop", "_made", "_make", "_process")
+    __slots__ = ("__weakref__", "_drop", "_made", "_make", "_process")
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
         self._make = make
         self._drop = drop
         self._made: dict[asyncio.AbstractEventLoop, T] = {}
         self._process = Process()
+        watch_forks(self)
+
+    def note_fork(self) -> None:
+        """A child may go on with the loop of its parent: what is known for it is not the child's."""
+        self._process.renew(self._keep_inherited)
 
     def here(self) -> T:
-        """The running loop's. A child of fork runs another loop than its parent, so a loop that is known is enough."""
+        """The running loop's."""
         loop = asyncio.get_running_loop()
         found = self._made.get(loop)
         return self._add(loop) if found is None else found

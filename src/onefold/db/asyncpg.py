@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "asyncpg") from None
 
 from onefold._kernel.executors import in_background, runs_a_loop
-from onefold._kernel.fork_and_loop import PerLoop
+from onefold._kernel.fork_and_loop import PerLoop, watch_forks
 from onefold.db._asyncpg_public import VENDOR_ERRORS, PublicConnection, PublicPool
 from onefold.db._fork_and_loop import Connections, elsewhere
 from onefold.db._postgres import FIND_TABLES, Place, check_dsn, connect_error, none_free
@@ -44,6 +44,9 @@ class AsyncpgDatabase:
         self._fast = _fast_pool()
         #: Where the application's pool is used. asyncpg has no public name for the loop that it belongs to.
         self._loop = asyncio.get_running_loop() if runs_a_loop() else None
+        #: Whether it had connections when this process was forked.
+        self._was_open = False
+        watch_forks(self)
         self._opened = PerLoop(_Opened, _Opened.drop)
         self._acquire_timeout_s = acquire_timeout_s
         self._close_timeout_s = close_timeout_s
@@ -87,12 +90,15 @@ class AsyncpgDatabase:
                     opened.pool = self._fast(pool, patience_s=self._acquire_timeout_s)
             return opened.pool
 
+    def note_fork(self) -> None:
+        self._was_open = self._pool is not None and self._pool.get_size() > 0
+
     def _check_loop(self) -> None:
         here = asyncio.get_running_loop()
         if self._fast is not None:
             self._loop = self._fast.loop_of(self._pool)
         self._loop = self._loop or here
-        if self._loop is not here:
+        if self._was_open or self._loop is not here:
             raise elsewhere("asyncpg pool")
 
 
@@ -120,8 +126,10 @@ async def _find_tables(connection: AsyncpgConnection, place: Place) -> None:
     except OnefoldError as error:
         await connection.discard()
         raise connect_error(error) from error
-    except BaseException:  # a cancelled task must not wait for a connection in an unknown state
+    except BaseException as error:  # a cancelled task must not wait for a connection in an unknown state
         in_background(connection.discard())
+        if isinstance(error, RuntimeError):  # what asyncio says of another loop's future
+            raise elsewhere("asyncpg pool") from error
         raise
 
 

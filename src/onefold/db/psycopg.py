@@ -10,7 +10,6 @@ import asyncio
 import math
 import threading
 import time
-from os import getpid
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.executors import runs_a_loop
-from onefold._kernel.fork_and_loop import PerLoop, Process
+from onefold._kernel.fork_and_loop import PerLoop, Process, watch_forks
 from onefold.db._fork_and_loop import Connections, elsewhere, fork_error
 from onefold.db._postgres import Place, check_dsn, connect_error, none_free
 from onefold.db._psycopg_public import VENDOR_ERRORS, AnyConnection, AsyncPsycopgConnection, PsycopgConnection
@@ -51,8 +50,9 @@ class PsycopgDatabase:
         self._opening = threading.Lock()
         self._process = Process(known=False)
         self._fast = _fast()
-        #: In which process the pool was seen open; psycopg has no public name for it.
-        self._opened_in = 0 if isinstance(pool, str) or pool.closed else getpid()
+        #: Whether the pool was open when this process was forked: psycopg has no public name for it.
+        self._was_open = False
+        watch_forks(self)
         self._acquire_timeout_s = acquire_timeout_s
         self._place = Place()
 
@@ -66,7 +66,6 @@ class PsycopgDatabase:
                 pool.putconn(connection)
         except VENDOR_ERRORS as error:
             raise _connect_error(error, self._acquire_timeout_s) from error
-        self._opened_in = self._opened_in or getpid()
         kind: type[PsycopgConnection] = PsycopgConnection if self._fast is None else self._fast.FastConnection
         taken = kind(pool, connection, self._place.schema)
         taken.begin(self._place)
@@ -87,12 +86,13 @@ class PsycopgDatabase:
             if self._dsn is None:
                 raise fork_error("psycopg pool")
             self._process.keep(pool)
-            self._pool, self._opened_in = None, 0
+            self._pool, self._was_open = None, False
+
+    def note_fork(self) -> None:
+        self._was_open = self._pool is not None and not self._pool.closed
 
     def _is_inherited(self, pool: ConnectionPool[Any]) -> bool:
-        if self._fast is not None:
-            return bool(self._fast.is_inherited(pool))
-        return self._opened_in not in (0, getpid())
+        return self._was_open or (self._fast is not None and bool(self._fast.is_inherited(pool)))
 
     def _open_pool(self) -> ConnectionPool[Any]:
         with self._opening:
@@ -120,6 +120,9 @@ class AsyncPsycopgDatabase:
         self._fast = _fast()
         #: Where the application's pool is used. psycopg has no public name for the loop that it was opened on.
         self._loop = asyncio.get_running_loop() if runs_a_loop() else None
+        #: Whether it was open when this process was forked.
+        self._was_open = False
+        watch_forks(self)
         self._acquire_timeout_s = acquire_timeout_s
         self._place = Place()
 
@@ -169,12 +172,15 @@ class AsyncPsycopgDatabase:
                 opened.pool = pool
             return opened.pool
 
+    def note_fork(self) -> None:
+        self._was_open = self._pool is not None and not self._pool.closed
+
     def _check_loop(self, pool: AsyncConnectionPool[Any]) -> None:
         here = asyncio.get_running_loop()
         if self._fast is not None:
             self._loop = self._fast.loop_of(pool)
         self._loop = self._loop or here
-        if self._loop is not here:
+        if self._was_open or self._loop is not here:
             raise elsewhere("psycopg pool")
 
 

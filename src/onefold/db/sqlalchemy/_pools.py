@@ -59,11 +59,11 @@ class PoolOfLoop:
     def check(self) -> None:
         """Before each connection."""
         loop = asyncio.get_running_loop()
-        if loop is self._loop:  # and so the process is the same: a child of fork runs another loop than its parent
-            self._of_process.note()
+        is_new = self._of_process.check()
+        if loop is self._loop and not is_new:
             return
         self._loop = loop
-        if self._of_process.check():
+        if is_new:
             self._opened.clear()  # its parent's
         stale = [connection for connection, its_loop in self._opened.items() if its_loop.is_closed()]
         if stale:
