@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,10 +17,16 @@ from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from onefold._kernel.effects import Boundary, Statement
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.messages import Message
 from onefold._kernel.public_drivers import PUBLIC_ONLY
+from onefold._kernel.runners import run_async
+from onefold.brokers._local_schema import MIGRATIONS
+from onefold.brokers.local import LocalBroker
 from onefold.db import _asyncpg_fast, _psycopg_fast
 from onefold.db._asyncpg_fast import FastConnection
 from onefold.db._asyncpg_public import PublicConnection
+from onefold.db._migrations import migrate
 from onefold.db._psycopg_public import AsyncPsycopgConnection, PsycopgConnection
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
@@ -159,6 +166,57 @@ async def test_a_codec_for_a_type_that_onefold_reads_is_refused_at_first_use(pos
         for _ in range(2):
             with pytest.raises(ConfigurationError, match="codec of their own for bool"):
                 await database.acquire()
+
+
+#: What a handler makes of a value and of what is read, each on its own.
+CODECS: dict[str, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
+    "bool is read as text": ("bool", str, str),
+    "text is written in capitals": ("text", str.upper, str),
+    "int8 is written as 7": ("int8", lambda _: "7", int),
+}
+
+
+@pytest.mark.parametrize(("name", "encode", "decode"), CODECS.values(), ids=CODECS)
+async def test_a_codec_that_a_handler_sets_spoils_neither_its_own_rows_nor_the_next_request(
+    name: str, encode: Callable[[Any], str], decode: Callable[[str], Any], pool: Any
+) -> None:
+    with public_only():
+        database = AsyncpgDatabase(pool)
+    await pool.execute("CREATE TABLE thing (id int8, name text)")
+    insert = Statement("INSERT INTO thing VALUES ($1::int8, $2::text)", (1, "one"))
+    for ends in ((insert, Boundary.COMMIT), (Boundary.COMMIT,)):  # with rows of ours, and without
+        connection = await database.acquire()
+        await connection.batch((Boundary.BEGIN,))
+        await connection.handle.set_type_codec(name, schema="pg_catalog", encoder=encode, decoder=decode)
+        if insert in ends:
+            with pytest.raises(ConfigurationError, match=f"codec of their own for {name}"):
+                await connection.batch(ends)
+        else:
+            await connection.batch(ends)
+        await connection.release()
+        connection = await database.acquire()
+        assert await connection.fetch(Statement("SELECT true, 8::int8, 'text'::text")) == [(True, 8, "text")]
+        await connection.batch((Boundary.BEGIN, insert, Boundary.COMMIT))
+        assert await connection.fetch(Statement("DELETE FROM thing RETURNING id, name")) == [(1, "one")]
+        await connection.release()
+
+
+async def test_a_pool_that_reads_json_as_objects_carries_the_messages_of_the_local_broker(postgres_dsn: str) -> None:
+    async def init(connection: Any) -> None:
+        await connection.set_type_codec("json", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+    async with asyncpg.create_pool(postgres_dsn, min_size=0, max_size=2, init=init) as pool:
+        with public_only():
+            database = AsyncpgDatabase(pool)
+        await run_async(migrate("postgres", MIGRATIONS["postgres"]), TaskExecutor(database))
+        broker = LocalBroker(database)
+        subscription = await broker.subscribe("billing", ["orders"])
+        assert await broker.publish([Message(id="1", source="shop", topic="orders", data=b"{}")]) == [None]
+        [delivery] = await subscription.receive(1, PATIENCE_S)
+        await subscription.ack([delivery])
+        assert list(await subscription.receive(1, 0.0)) == []
+        await subscription.close()
+        await broker.close()
 
 
 def private_names(path: Path) -> set[str]:

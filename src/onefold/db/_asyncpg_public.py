@@ -22,7 +22,9 @@ from onefold.db._bound_batches import has_secrets
 from onefold.db._fork_and_loop import Connections
 from onefold.db._postgres import (
     LEVELS,
+    SAMPLES,
     as_ourselves,
+    check_codecs,
     crossing,
     error_for,
     qualify_tables,
@@ -30,7 +32,7 @@ from onefold.db._postgres import (
     script,
     unsent_error,
 )
-from onefold.errors import OnefoldError
+from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -89,7 +91,7 @@ class PublicPool:
 class PublicConnection:
     """One connection of the pool."""
 
-    __slots__ = ("_broken", "_handed_out", "_left", "_pool", "_proxy", "_transaction", "schema")
+    __slots__ = ("_broken", "_handed_out", "_left", "_pool", "_proxy", "_transaction", "_unchecked", "schema")
 
     def __init__(self, pool: PublicPool, proxy: Any, schema: str | None) -> None:
         self._pool = pool
@@ -99,10 +101,12 @@ class PublicConnection:
         #: asyncpg's own, from BEGIN to COMMIT or ROLLBACK.
         self._transaction: Any = None
         self._handed_out = self._broken = self._left = False
+        #: Whether the handler may have given the session codecs that nothing is known of yet.
+        self._unchecked = False
 
     @property
     def handle(self) -> Handle:
-        self._handed_out = True
+        self._handed_out = self._unchecked = True
         handle: Handle = self._proxy
         return handle
 
@@ -114,17 +118,22 @@ class PublicConnection:
                 status = await send
         except VENDOR_ERRORS as error:
             raise await self._translate_error(error) from error
+        if binds and last is Boundary.COMMIT:
+            self._unchecked = False
         return row_count(status) if isinstance(last, Statement) else 0
 
     def _parts(self, steps: Sequence[Step], binds: bool) -> Iterator[Any]:
         """What to await, one after the other. The first error ends it: COMMIT is not sent."""
-        execute = self._proxy.execute
+        execute, unchecked = self._proxy.execute, self._unchecked
         for alone, group in groupby(steps, lambda step: _goes_alone(step, binds)):
             if not alone:
                 yield execute(script(render_step(step, self.schema) for step in group))
                 continue
             for step in group:
                 if isinstance(step, Statement):
+                    if unchecked:
+                        unchecked = False
+                        yield self._check_codecs()
                     yield execute(qualify_tables(step.sql, self.schema), *step.values)
                 else:
                     yield self._cross(step)
@@ -145,19 +154,42 @@ class PublicConnection:
             await (transaction.commit() if step is Boundary.COMMIT else transaction.rollback())
         return ""
 
-    async def fetch(self, statement: Statement) -> list[Row]:
-        sql = qualify_tables(statement.sql, self.schema)
+    async def _check_codecs(self) -> str:
+        """asyncpg has no public way to write and read past the codecs of a session, which outlast the handler."""
+        [samples] = [tuple(record) for record in await self._records(SAMPLES)]
         try:
-            records = await self._proxy.fetch(sql, *statement.values, record_class=asyncpg.Record)
-            return [tuple(record) for record in records]
+            check_codecs(samples)
+        except ConfigurationError:
+            self._broken = True
+            raise
+        return ""
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        try:
+            if self._unchecked:
+                await self._check_codecs()
+            return [tuple(record) for record in await self._records(statement)]
         except VENDOR_ERRORS as error:
             raise await self._translate_error(error) from error
+
+    def _records(self, statement: Statement) -> Any:
+        sql = qualify_tables(statement.sql, self.schema)
+        return self._proxy.fetch(sql, *statement.values, record_class=asyncpg.Record)
 
     async def release(self) -> None:
         if self._broken or self._transaction is not None or self._in_transaction():
             await self.discard()
             return
         pool = self._pool
+        try:
+            if self._unchecked:
+                await self._check_codecs()
+        except (ConfigurationError, *VENDOR_ERRORS):
+            await self.discard()  # not for the next request; what was to be committed is committed
+            return
+        except BaseException:
+            await self.discard()
+            raise
         try:
             await pool.pool.release(self._proxy, timeout=pool.patience_s)
         except VENDOR_ERRORS as error:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from secrets import token_hex
+from typing import Any
 
 from onefold._kernel.dialects import POSTGRES_LIMITS, POSTGRES_PROOF
 from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Value
@@ -69,6 +70,8 @@ _TABLES_OF_PATH = """
 (SELECT n.nspname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.oid = (SELECT {looked_up}))
 """
+#: What values look like by the time that we get them: see `_SAMPLES`.
+_SAMPLED = "'text'::text, 'bytea'::bytea, true, 2::smallint, 4::int, 8::bigint"
 FIND_TABLES = Statement(
     qualified(
         "SELECT "
@@ -78,9 +81,16 @@ FIND_TABLES = Statement(
             looked_up="CASE WHEN set_config('search_path', (SELECT reset_val FROM pg_settings "
             "WHERE name = 'search_path'), true) IS NOT NULL THEN to_regclass('onefold_migration') END"
         )
-        # What values look like by the time that we get them: see `_SAMPLES`.
-        + ", 'text'::text, 'bytea'::bytea, true, 2::smallint, 4::int, 8::bigint"
+        + f", {_SAMPLED}"
     )
+)
+
+#: What is read of values, and what the server reads of them: whether a handler has given its connection other codecs.
+SAMPLES = Statement(
+    qualified(
+        f"SELECT {_SAMPLED}, $1::text = 'text', $2::bytea = 'bytea', $3::smallint = 2, $4::int = 4, $5::bigint = 8"
+    ),
+    ("text", b"bytea", 2, 4, 8),
 )
 
 #: What must be read of them. An application may have given its connections codecs that make something else of it.
@@ -186,16 +196,30 @@ class Place:
         connection it hands out) is good for this session alone; None: there are no tables yet. Raises
         ConfigurationError where the connection reads values in a way of its own."""
         [(found_now, found_afresh, *samples)] = rows
-        for (name, plain), found in zip(_SAMPLES, samples, strict=True):
-            if (bytes(found) if isinstance(found, memoryview) else found) != plain:
-                raise ConfigurationError(
-                    f"the database's connections have a codec of their own for {name}: they read {plain!r} as "
-                    f"{found!r}, and onefold could not read its own rows. Take it off the driver's connections (a "
-                    "pool's `init`, an engine's `connect` listener), or give onefold a pool or an engine without it"
-                )
+        check_codecs(samples)
         self.schema = found_afresh
         schema: str | None = found_afresh or found_now
         return schema
+
+
+def check_codecs(samples: Sequence[Any]) -> None:
+    """Raises ConfigurationError where the samples, or those in front of the answers of SAMPLES, are not as they are
+    read by default."""
+    read, written = samples[: len(_SAMPLES)], samples[len(_SAMPLES) :]
+    for (name, plain), found in zip(_SAMPLES, read, strict=True):
+        if (bytes(found) if isinstance(found, memoryview) else found) != plain:
+            raise _codec_error(name, f"they read {plain!r} as {found!r}")
+    for name, was_written in zip(("text", "bytea", "int2", "int4", "int8"), written, strict=bool(written)):
+        if was_written is not True:
+            raise _codec_error(name, "they write another value than they are given")
+
+
+def _codec_error(name: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the database's connections have a codec of their own for {name}: {what}, and onefold could not read its own "
+        "rows. Take it off the driver's connections (a pool's `init`, an engine's `connect` listener, a handler), or "
+        "give onefold a pool or an engine without it"
+    )
 
 
 @lru_cache(maxsize=4000)

@@ -125,12 +125,13 @@ STATEMENTS: Final = {
         now="now()",
         held_until="held_until",
         until="now() + ({} * interval '1 millisecond')",
-        elements="SELECT value::bigint FROM json_array_elements_text($1::json)",
-        texts="SELECT value FROM json_array_elements_text($1::json)",
+        elements="SELECT value::bigint FROM json_array_elements_text($1::text::json)",
+        texts="SELECT value FROM json_array_elements_text($1::text::json)",
         # Consumers of other processes are told in the relay's own transaction, where no business waits for it.
         deliver_all=f"""
         WITH sent AS MATERIALIZED (
-            SELECT * FROM json_to_recordset($1::json) AS each (number int, topic text, id text, headers text, data text)
+            SELECT * FROM json_to_recordset($1::text::json)
+            AS each (number int, topic text, id text, headers text, data text)
         ),
         delivered AS (
             INSERT INTO onefold_delivery (consumer, id, headers, data)
