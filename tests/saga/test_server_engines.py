@@ -62,6 +62,8 @@ async def transacting(s: Saga, o: dict[str, Any]) -> None:
     await s.tx("charge", charge, o, undo=refund)
 
 
+# Temporal waits for seconds before it tries a workflow's task again, and cannot be hurried.
+@pytest.mark.parametrize("opener", ["restate", pytest.param("temporal", marks=pytest.mark.soak)], indirect=True)
 async def test_a_definition_that_changed_under_a_running_saga_stops_it(opener: Opener, saga_id: str) -> None:
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book"})
@@ -132,6 +134,21 @@ async def test_one_that_serves_none_starts_what_others_run(opener: Opener, saga_
     async with opener([order]) as _, opener([order], serve=False) as engine:
         await engine.start(order, saga_id, {"item": "book"})
         assert (await engine.result(saga_id, timeout_s=PATIENCE_S))["shipped"] == "shipped"
+
+
+async def test_an_operator_looks_and_asks_beside_the_process_that_runs_the_sagas(opener: Opener, saga_id: str) -> None:
+    async with opener([patient]) as engine:
+        await engine.start(patient, saga_id, {"item": "book"})
+        await seen(saga_id, "reserve")
+        async with opener([patient]).as_operator() as operator:
+            assert (await operator.status(saga_id)).state == "running"
+            for action, actor in (("retry", "ann"), ("cancel", "bob")):
+                await operator.audit(saga_id, action=action, actor=actor)
+            assert await operator.cancel(saga_id, reason="cancelled by bob")
+        assert "cancelled by bob" in (await compensated(engine, saga_id)).error
+        actions = [(each.name, each.result) for each in await engine.history(saga_id) if each.kind == "action"]
+        assert actions == [("retry", "ann"), ("cancel", "bob")]
+    assert WORLD.of(saga_id) == ["reserve", "release"]
 
 
 async def test_a_transaction_is_refused_where_it_is_asked_for(opener: Opener, saga_id: str) -> None:

@@ -63,7 +63,7 @@ def open_dbos(url: str) -> SagaEngine:
     return Dbos(url, sagas=[killed], takeover_s=0.2)
 
 
-async def work(engine: Any, mode: str) -> str:
+async def work(engine: Any, mode: str, saga_id: str) -> str:
     """A `peer` starts nothing, and waits for a saga of others."""
     async with engine:
         print("open", flush=True)
@@ -74,15 +74,25 @@ async def work(engine: Any, mode: str) -> str:
                         break
                     await asyncio.sleep(0.05)
         else:
-            await engine.start(killed, "order-1", {"mode": mode})
+            await engine.start(killed, saga_id, {"mode": mode})
         try:
-            return str(await engine.result("order-1", timeout_s=PATIENCE_S))
+            return str(await engine.result(saga_id, timeout_s=PATIENCE_S))
         except Compensated:
             return "compensated"
 
 
-def main(factory: str, url: str, world: str, kill_at: str, mode: str, keyed: str) -> None:
-    OUTSIDE.append(Outside(Path(world), kill_at, keyed == "keyed"))
+def main(
+    factory: str,
+    url: str,
+    world: str,
+    kill_at: str,
+    mode: str,
+    keyed: str,
+    saga_id: str = "order-1",
+    victims: str = "",
+) -> None:
+    killed_too = tuple(int(each) for each in victims.split(",") if each)
+    OUTSIDE.append(Outside(Path(world), kill_at, keyed == "keyed", killed_too))
     module, _, name = factory.partition(":")
     engine = getattr(importlib.import_module(module), name)(url)
-    print(json.dumps(asyncio.run(work(engine, mode))), flush=True)
+    print(json.dumps(asyncio.run(work(engine, mode, saga_id))), flush=True)

@@ -28,6 +28,8 @@ class Outside:
     path: Path
     kill_at: str = ""
     keyed: bool = True
+    victims: tuple[int, ...] = ()
+    """Who dies: the processes with these ids, of which 0 is the own one; none: it alone."""
 
     def create(self) -> None:
         with closing(self._open()) as db:
@@ -55,8 +57,9 @@ class Outside:
         with closing(self._open()) as db:
             first = db.execute("INSERT OR IGNORE INTO deaths VALUES (?)", (at,)).rowcount
             db.commit()
-        if first:
-            os.kill(os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
+        for victim in self.victims or (0,):
+            if first:
+                os.kill(victim or os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
 
     def effects(self) -> Counter[str]:
         with closing(self._open()) as db:

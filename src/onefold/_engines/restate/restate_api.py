@@ -6,6 +6,7 @@ Every call can be repeated: a start is the same start, a registration the same r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,7 +20,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra(error, "restate") from None
 
-RUN: Final = "run"
+#: The workflow, and the handlers beside it.
+RUN, SIGNAL, ACTION = "run", "signal", "action"
 _ANSWER_S_MAX: Final = 30.0
 #: So long one request waits for a result; then it asks again. Proxies cut what says nothing for a minute.
 ATTACH_S: Final = 45.0
@@ -39,7 +41,7 @@ class RestateApi:
 
     async def register(self, url: str) -> None:
         """Tell Restate where the service is. The same place again takes the place of what was known of it."""
-        answer = await self._send("POST", f"{self._admin}/deployments", json={"uri": url, "force": True})
+        answer = await self._send("POST", f"{self._admin}/deployments", data={"uri": url, "force": True})
         if answer.is_error:
             raise ConfigurationError(
                 f"Restate at {self._admin} does not take {url} as the address of the sagas ({answer.status_code}): "
@@ -90,6 +92,15 @@ class RestateApi:
             f"SELECT id, index, entry_json, appended_at FROM sys_journal WHERE id IN ({ids}) ORDER BY id, index"
         )
 
+    async def actions(self, saga_id: str) -> Sequence[Json]:
+        """What persons did to a saga, in order."""
+        rows = await self._query(
+            "SELECT key, completion_success_value_utf8 AS kept FROM sys_promise "
+            f"WHERE service_name = {_literal(self._service)} AND service_key = {_literal(saga_id)} AND completed"
+        )
+        found = {row["key"]: json.loads(row["kept"])["data"] for row in rows if row["key"].startswith(f"{ACTION}:")}
+        return [found[key] for key in sorted(found, key=lambda key: int(key.rpartition(":")[2]))]
+
     async def change(self, invocation: str, verb: str) -> bool:
         """Cancel or resume an invocation. False: it has ended, or there is nothing to do."""
         url = f"{self._admin}/invocations/{invocation}/{verb}"
@@ -102,7 +113,7 @@ class RestateApi:
         self, saga_id: str, handler: str, data: Json, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         url = f"{self._ingress}/{self._service}/{quote(saga_id, safe='')}/{handler}"
-        answer = await self._send("POST", url, json=data, headers=headers)
+        answer = await self._send("POST", url, data=data, headers=headers)
         if answer.status_code == 404:
             raise ConfigurationError(
                 f"Restate at {self._ingress} has no service {self._service!r}: an engine with listen= registers it"
@@ -111,15 +122,15 @@ class RestateApi:
 
     async def _query(self, sql: str) -> Sequence[Mapping[str, Any]]:
         headers = {"accept": "application/json"}
-        answer = await self._send("POST", f"{self._admin}/query", json={"query": sql}, headers=headers)
+        answer = await self._send("POST", f"{self._admin}/query", data={"query": sql}, headers=headers)
         rows: Sequence[Mapping[str, Any]] = _checked(answer).json()["rows"]
         return rows
 
     async def _send(
-        self, method: str, url: str, *, json: Json = None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, *, data: Json = None, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         try:
-            return await self._client.request(method, url, json=json, headers=headers)
+            return await self._client.request(method, url, json=data, headers=headers)
         except httpx.TransportError as error:
             raise _unavailable(url, error) from error
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
-from onefold._engines.restate.restate_api import RestateApi
+from onefold._engines.restate.restate_api import ACTION, SIGNAL, RestateApi
 from onefold._engines.restate.restate_context import CANCEL
 from onefold._engines.restate.restate_journal import SagaJournal, end_without_outcome, read_journals, status_of
-from onefold._engines.restate.restate_service import SIGNAL, ServiceEndpoint, make_service
+from onefold._engines.restate.restate_service import ServiceEndpoint, make_service
 from onefold._engines.restate.running_steps import RunningSteps
+from onefold._kernel.clock import wall_ms
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
@@ -24,9 +26,11 @@ from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
 
+_log = logging.getLogger("onefold.saga")
+
 _SERVICE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 _AWAY_S: Final = 0.5
-_REASON_S_MAX: Final = 5.0
+_SERVED_S_MAX: Final = 5.0
 #: Restate's own is a day, and then a late repetition of a start would run again.
 _RETENTION_DAYS: Final = 30
 _LISTED_AT_ONCE: Final = 200
@@ -37,8 +41,9 @@ class Restate(SagaEngine):
 
     `listen` is where this process serves the sagas, and `url` where the server reaches it, if that is not the same: it
     stays the same for as long as sagas run, for a saga goes on where it began. Without `listen` the engine runs none;
-    it starts sagas that other processes run. `service` is its name at Restate: each application has its own. A start
-    is known for `retention_days`. At its end a step that runs has `stop_s` to end.
+    it starts sagas that other processes run. `service` is its name at Restate: each application has its own. With
+    `identity_keys`, the public keys of the server, requests of others are refused. A start is known for
+    `retention_days`. At its end a step that runs has `stop_s` to end.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Restate(SagaEngine):
         listen: str | None = None,
         url: str | None = None,
         service: str = "onefold",
+        identity_keys: Sequence[str] = (),
         retention_days: float = _RETENTION_DAYS,
         stop_s: float = 10.0,
     ) -> None:
@@ -63,6 +69,7 @@ class Restate(SagaEngine):
         self._api = RestateApi(ingress=ingress, admin=admin, service=service)
         self._service = service
         self._listen = listen
+        self._identity_keys = _checked_keys(identity_keys)
         self._url = url or f"http://{listen}"
         self._retention = timedelta(days=retention_days)
         self._stop_s = stop_s
@@ -72,7 +79,7 @@ class Restate(SagaEngine):
         if self._listen is not None:
             steps = RunningSteps()
             service = make_service(self._service, self._sagas, steps, self._is_cancelled, self._retention)
-            self._endpoint = ServiceEndpoint(service, steps, self._listen)
+            self._endpoint = ServiceEndpoint(service, steps, self._listen, self._identity_keys)
             try:
                 await self._endpoint.open()
                 await self._api.register(self._url)
@@ -92,6 +99,32 @@ class Restate(SagaEngine):
             endpoint, self._endpoint = self._endpoint, None
             await endpoint.close(self._stop_s)
         await self._api.close()
+
+    @asynccontextmanager
+    async def as_operator(self) -> AsyncIterator[Self]:
+        """Listens nowhere: its address is that of the processes that run the sagas."""
+        listen, self._listen = self._listen, None
+        try:
+            async with self:
+                yield self
+        finally:
+            self._listen = listen
+
+    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
+        """Note who does something to a saga, before it is done. SagaUnknown."""
+        await super().audit(saga_id, action=action, actor=actor)
+        noted = {"action": action, "actor": actor, "at_ms": wall_ms()}
+        if not await self._call(saga_id, ACTION, noted):
+            _log.warning("saga %s: no process serves it, so its history is without: %s by %s", saga_id, action, actor)
+
+    async def _call(self, saga_id: str, handler: str, data: Json) -> bool:
+        """Call what only a process that serves the sagas can do. False: none did for a while."""
+        try:
+            async with asyncio.timeout(_SERVED_S_MAX):
+                await self._api.call(saga_id, handler, data)
+        except (TimeoutError, StoreUnavailable):
+            return False
+        return True
 
     async def _submit(self, start: Start) -> Start | None:
         known = await self._api.submit(start.saga_id, start.to_json())
@@ -151,7 +184,11 @@ class Restate(SagaEngine):
     async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
         """Every step, compensation, pause and signal of a saga, in order, with attempts and errors. SagaUnknown."""
         found = await self._find(saga_id)
-        return (await self._journal(found["id"])).history
+        actions = [
+            HistoryEntry(kind="action", name=each["action"], result=each["actor"], ended_at=_moment(each["at_ms"]))
+            for each in await self._api.actions(saga_id)
+        ]
+        return [*(await self._journal(found["id"])).history, *actions]
 
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
         """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
@@ -160,9 +197,7 @@ class Restate(SagaEngine):
         if found["status"] == "completed":
             return False
         # First the reason. Where no process serves the sagas it has to do without, and is cancelled all the same.
-        with suppress(TimeoutError, StoreUnavailable):
-            async with asyncio.timeout(_REASON_S_MAX):
-                await self._api.call(saga_id, CANCEL, {"data": reason})
+        await self._call(saga_id, CANCEL, {"data": reason})
         if not await self._api.change(found["id"], "cancel"):
             return False
         # A saga that stopped is not tried before its pause is over, unless it is told to.
@@ -188,6 +223,17 @@ class Restate(SagaEngine):
 
     async def _is_cancelled(self, invocation: str) -> bool:
         return (await self._journal(invocation)).cancelled
+
+
+def _checked_keys(keys: Sequence[str]) -> Sequence[str]:
+    for key in keys:
+        if not key.startswith("publickeyv1_"):
+            raise ConfigurationError(f"identity_keys has {key!r}, and Restate's public keys begin with publickeyv1_")
+    return tuple(keys)
+
+
+def _moment(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
 def _unknown(saga_id: str) -> SagaUnknown:

@@ -1,17 +1,17 @@
-"""The service that a Restate server calls to run sagas: one workflow for all of them, and two handlers beside it."""
+"""The service that a Restate server calls to run sagas: one workflow for all of them, and three handlers beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any, Final
 
-from onefold._engines.restate.restate_api import RUN
+from onefold._engines.restate.restate_api import ACTION, RUN, SIGNAL
 from onefold._engines.restate.restate_context import CANCEL, SERDE, RestateAttemptFailed, RestateContext, signal_promise
 from onefold._engines.restate.running_steps import RunningSteps
 from onefold._kernel.extras import missing_extra
@@ -31,10 +31,13 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger("onefold.saga")
 _endpoint_log = logging.getLogger("onefold.saga.endpoint")
 
-SIGNAL: Final = "signal"
-#: An attempt that failed for the code or the network is made again, and there is no last one.
+#: An attempt that failed for the code or the network is made again. After 70, in half an hour, Restate would pause
+#: the saga until a person resumes it; these last for years.
 _AGAIN: Final = restate.InvocationRetryPolicy(
-    initial_interval=timedelta(milliseconds=200), exponentiation_factor=2.0, max_interval=timedelta(seconds=30)
+    initial_interval=timedelta(milliseconds=200),
+    exponentiation_factor=2.0,
+    max_interval=timedelta(seconds=30),
+    max_attempts=10_000_000,
 )
 #: A step may take as long as its attempts; Restate's ten minutes would run it a second time.
 _ABORT_AFTER: Final = timedelta(days=1)
@@ -80,6 +83,12 @@ def make_service(
     async def cancel(ctx: restate.WorkflowSharedContext, given: Any) -> None:
         await _keep(ctx, CANCEL, given["data"])
 
+    @service.handler(name=ACTION, input_serde=SERDE, output_serde=SERDE)
+    async def note_action(ctx: restate.WorkflowSharedContext, given: Any) -> None:
+        for number in count(1):
+            if await _keep(ctx, f"{ACTION}:{number}", given):
+                return
+
     return service
 
 
@@ -105,8 +114,10 @@ def _stop(start: Start, why: str) -> RestateAttemptFailed:
 class ServiceEndpoint:
     """The service on a port of this process."""
 
-    def __init__(self, service: restate.Workflow, steps: RunningSteps, listen: str) -> None:
-        self._app = restate.app([service])
+    def __init__(
+        self, service: restate.Workflow, steps: RunningSteps, listen: str, identity_keys: Sequence[str]
+    ) -> None:
+        self._app = restate.app([service], identity_keys=list(identity_keys))
         self._steps = steps
         self._listen = listen
         self._end = asyncio.Event()

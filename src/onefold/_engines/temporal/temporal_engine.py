@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,6 +15,7 @@ from onefold._engines.temporal.recorded_saga import signal_name
 from onefold._engines.temporal.temporal_history import SagaEvents, read_events
 from onefold._engines.temporal.temporal_steps import StepActivity
 from onefold._engines.temporal.temporal_workflow import (
+    ACTION,
     CANCEL,
     RETRY,
     SagaWorkflow,
@@ -36,6 +38,7 @@ try:
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowFailureError, WorkflowHandle
     from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
     from temporalio.exceptions import WorkflowAlreadyStartedError
+    from temporalio.runtime import Runtime, TelemetryConfig
     from temporalio.service import RPCError, RPCStatusCode
     from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 except ModuleNotFoundError as error:
@@ -47,6 +50,8 @@ _MEMO: Final = "onefold"
 _RETENTION_LEAST: Final = timedelta(days=7)
 #: How long a task waits for the process that has the workflow in its memory; then any other takes it.
 _STICKY: Final = timedelta(seconds=2)
+#: After so long the workflow of a process that died goes on elsewhere, and one that stopped is tried again.
+_TASK_TIMEOUT: Final = timedelta(seconds=5)
 _AWAY: Final = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
 _AWAY_S: Final = 0.5
 
@@ -90,7 +95,7 @@ class Temporal(SagaEngine):
     async def __aenter__(self) -> Self:
         if isinstance(self._server, str):
             try:
-                self._client = await Client.connect(self._server, namespace=self._namespace)
+                self._client = await Client.connect(self._server, namespace=self._namespace, runtime=_runtime())
             except RuntimeError as error:
                 raise StoreUnavailable(f"Temporal at {self._server} does not answer: {error}") from error
         await self._check_namespace()
@@ -120,6 +125,22 @@ class Temporal(SagaEngine):
             worker, self._worker = self._worker, None
             await worker.__aexit__(None, None, None)
 
+    @asynccontextmanager
+    async def as_operator(self) -> AsyncIterator[Self]:
+        """Serves nothing: what it would begin is left half done when it is closed."""
+        serve, self._serve = self._serve, False
+        try:
+            async with self:
+                yield self
+        finally:
+            self._serve = serve
+
+    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
+        """Note who does something to a saga, before it is done. SagaUnknown."""
+        await super().audit(saga_id, action=action, actor=actor)
+        # False: it has ended, and nothing can be done to it.
+        await self._tell(saga_id, ACTION, {"action": action, "actor": actor})
+
     async def _submit(self, start: Start) -> Start | None:
         memo = {"saga": start.saga, "version": start.version, "fingerprint": start.fingerprint}
         try:
@@ -128,6 +149,7 @@ class Temporal(SagaEngine):
                 start.to_json(),
                 id=start.saga_id,
                 task_queue=self._task_queue,
+                task_timeout=_TASK_TIMEOUT,
                 # By default an id is free again when its workflow has ended.
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
@@ -283,6 +305,13 @@ class Temporal(SagaEngine):
         if error.status in _AWAY:
             return StoreUnavailable(f"Temporal does not answer: {error.message}")
         return OnefoldError(f"Temporal refuses: {error.message} ({error.status.name})")
+
+
+@functools.cache
+def _runtime() -> Runtime:
+    """One for the process. By default Temporal's core logs to the standard output, where answers of programs go; handed
+    on to Python's logging it can end a process that exits with an abort. What matters is raised as well."""
+    return Runtime(telemetry=TelemetryConfig(logging=None))
 
 
 def _stopped_step(described: WorkflowExecutionDescription) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from onefold._engines.journalled_attempts import settled, step_of
 from onefold._engines.temporal.recorded_saga import SLEEP, signal_name
-from onefold._engines.temporal.temporal_workflow import CANCEL
+from onefold._engines.temporal.temporal_workflow import ACTION, CANCEL
 from onefold._kernel.extras import missing_extra
 from onefold._saga.definition import Start
 from onefold._saga.saga_names import UNDO
@@ -106,6 +106,9 @@ def _read_signal(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event
     signal = event.workflow_execution_signaled_event_attributes
     at = event.event_time.ToDatetime(UTC)
     found.cancelled |= signal.signal_name == CANCEL
+    if signal.signal_name == ACTION:
+        told = _value(signal.input, converter)
+        begun[event.event_id] = _Event("action", told["action"], at, answer=told["actor"], ended_at=at)
     if signal.signal_name.startswith(_SIGNAL):
         told = _value(signal.input, converter)
         name = signal.signal_name.removeprefix(_SIGNAL)

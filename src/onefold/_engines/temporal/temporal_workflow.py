@@ -40,8 +40,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra(error, "temporal") from None
 
-#: Temporal's signals that a saga gets: one for its own, and two that are ours.
-CANCEL, RETRY = "onefold.cancel", "onefold.retry"
+#: Signals that are not the saga's own. The second has Temporal try again, the third is for the history.
+CANCEL, RETRY, ACTION = "onefold.cancel", "onefold.retry", "onefold.action"
 _STEP_TIMEOUT: Final = timedelta(days=1)
 #: Of an activity whose process died, or whose code is wrong: there is no last attempt.
 _AGAIN: Final = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
@@ -115,7 +115,7 @@ class SagaWorkflow:
 
     @workflow.signal(dynamic=True)
     def take(self, name: str, args: Sequence[RawValue]) -> None:
-        if name == RETRY:
+        if name in (RETRY, ACTION):
             return
         told = workflow.payload_converter().from_payload(args[0].payload)
         if name == CANCEL:

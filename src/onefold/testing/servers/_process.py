@@ -328,6 +328,16 @@ def converse(port: int, question: bytes, ending: bytes | None) -> bytes:
 
 def get(port: int, path: str) -> str:
     """The body of what the server on this port answers to an HTTP GET with 200, else nothing."""
-    question = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
-    head, _, body = converse(port, question.encode(), None).decode(errors="replace").partition("\r\n\r\n")
-    return body if head.startswith("HTTP/1.1 200") else ""
+    return _ask(port, f"GET {path} HTTP/1.1", "")
+
+
+def post(port: int, path: str, body: str) -> str:
+    """The same of a POST of JSON."""
+    return _ask(port, f"POST {path} HTTP/1.1\r\nContent-Type: application/json", body)
+
+
+def _ask(port: int, question: str, body: str) -> str:
+    length = len(body.encode())
+    request = f"{question}\r\nHost: {HOST}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    head, _, answer = converse(port, request.encode(), None).decode(errors="replace").partition("\r\n\r\n")
+    return answer if head.startswith("HTTP/1.1 200") else ""

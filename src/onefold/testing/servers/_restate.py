@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from onefold.testing.fault_proxy import HOST
-from onefold.testing.servers._process import Launch, PrivateServer, ServerUnavailable, get
+from onefold.testing.servers._process import Launch, PrivateServer, ServerUnavailable, get, post
 
 _PACKAGE: Final = "@restatedev/restate-server"
 _VERSION: Final = "1.7.12"
@@ -54,6 +54,9 @@ memory-limit = "128.0 MiB"
 [bifrost]
 record-cache-memory-size = "16.0 MiB"
 """
+
+
+_COUNT: Final = '{"query": "SELECT COUNT(*) AS found FROM sys_invocation"}'
 
 
 class PrivateRestate(PrivateServer):
@@ -98,8 +101,10 @@ class PrivateRestate(PrivateServer):
         health = get(admin, "/cluster-health")
         if json.loads(health or "{}").get("cluster_name") != self.directory.name:
             return f"its admin API answers {health[:80]!r}"
-        # 200 once every partition has a leader: an invocation before that waits.
-        return None if get(ingress, "/restate/health") else "its ingress is not ready"
+        if not get(ingress, "/restate/health"):
+            return "its ingress is not ready"
+        # Each partition opens its store by itself, and last.
+        return None if post(admin, "/query", _COUNT) else "its partitions are not ready"
 
 
 def install_restate() -> None:

@@ -1,0 +1,95 @@
+"""Services, servers and both of them, killed at every point of a saga on Restate and on Temporal: each effect net 0 or
+1, the saga whole or undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold.testing.servers import PrivateRestate
+from tests.saga.kills.killing import POINTS, judge
+from tests.saga.kills.server_killing import Target, Victim, kill_and_go_on, restate_target, temporal_target
+from tests.support.temporal_server import PrivateTemporal
+from tests.testing.servers.missing import unless_missing
+
+
+@pytest.fixture(scope="module")
+def mortal_restate() -> Iterator[PrivateRestate]:
+    with unless_missing(PrivateRestate), PrivateRestate() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mortal_temporal() -> Iterator[PrivateTemporal]:
+    with unless_missing(PrivateTemporal), PrivateTemporal() as server:
+        yield server
+
+
+@pytest.fixture
+def restate_there(mortal_restate: PrivateRestate) -> Iterator[Target]:
+    with restate_target(mortal_restate) as target:
+        yield target
+
+
+@pytest.fixture
+def temporal_there(mortal_temporal: PrivateTemporal) -> Iterator[Target]:
+    with temporal_target(mortal_temporal) as target:
+        yield target
+
+
+SOME: list[tuple[Victim, str, str]] = [
+    ("service", "complete", "charge:mid"),
+    ("server", "abort", "refund:mid"),
+    ("both", "abort", "ship:before"),
+]
+every_victim = pytest.mark.parametrize("victim", ["service", "server", "both"])
+
+
+@pytest.mark.parametrize(("victim", "mode", "at"), SOME)
+def test_a_saga_on_restate_ends_as_if_nothing_had_died(
+    tmp_path: Path, restate_there: Target, victim: Victim, mode: str, at: str
+) -> None:
+    outside = kill_and_go_on(restate_there, tmp_path / "world.db", mode, at, victim)
+    assert judge(outside, mode) == []
+    if at == "charge:mid":
+        # The engine ran it twice: only the key makes its effect single.
+        assert outside.executions()["charge"] == 2
+
+
+@pytest.mark.parametrize(("victim", "mode", "at"), SOME[:2])
+def test_a_saga_on_temporal_ends_as_if_nothing_had_died(
+    tmp_path: Path, temporal_there: Target, victim: Victim, mode: str, at: str
+) -> None:
+    outside = kill_and_go_on(temporal_there, tmp_path / "world.db", mode, at, victim)
+    assert judge(outside, mode) == []
+
+
+def test_the_control_without_keys_has_an_effect_twice_on_restate(tmp_path: Path, restate_there: Target) -> None:
+    outside = kill_and_go_on(restate_there, tmp_path / "world.db", "complete", "charge:mid", "service", keyed=False)
+    assert judge(outside, "complete") == ["charge stands 2 times", "charge: net 2 of a saga that completed"]
+
+
+@pytest.mark.soak
+def test_the_control_without_keys_has_an_effect_twice_on_temporal(tmp_path: Path, temporal_there: Target) -> None:
+    outside = kill_and_go_on(temporal_there, tmp_path / "world.db", "complete", "charge:mid", "service", keyed=False)
+    assert judge(outside, "complete") == ["charge stands 2 times", "charge: net 2 of a saga that completed"]
+
+
+@pytest.mark.soak
+@every_victim
+@pytest.mark.parametrize(("mode", "at"), POINTS)
+def test_killed_at_any_point_a_saga_on_restate_ends_as_if_nothing_had_died(
+    tmp_path: Path, restate_there: Target, victim: Victim, mode: str, at: str
+) -> None:
+    assert judge(kill_and_go_on(restate_there, tmp_path / "world.db", mode, at, victim), mode) == []
+
+
+@pytest.mark.soak
+@every_victim
+@pytest.mark.parametrize(("mode", "at"), POINTS)
+def test_killed_at_any_point_a_saga_on_temporal_ends_as_if_nothing_had_died(
+    tmp_path: Path, temporal_there: Target, victim: Victim, mode: str, at: str
+) -> None:
+    assert judge(kill_and_go_on(temporal_there, tmp_path / "world.db", mode, at, victim), mode) == []
