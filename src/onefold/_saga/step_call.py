@@ -126,8 +126,10 @@ class StepCall:
                 "saga %s is stuck: the compensation of step %s failed in round %d (%s); the next begins after a pause",
                 self.saga_id, self.step, self.round, text,
             )  # fmt: skip
-        elif aborted or last:
-            _log.warning("saga %s: step %s %s (%s)", self.saga_id, self.step, "aborted" if aborted else "failed", text)
+        elif aborted:
+            _log.info("saga %s: step %s aborted (%s)", self.saga_id, self.step, text)
+        elif last:
+            _log.warning("saga %s: step %s failed, and has no attempts left (%s)", self.saga_id, self.step, text)
         else:
             _log.info(
                 "saga %s: attempt %d at step %s failed (%s); it is tried again",
