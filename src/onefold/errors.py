@@ -223,7 +223,7 @@ class Overloaded(CallerError):
 
 
 class TooManyRequests(CallerError):
-    """The same, where the application says that its caller is the cause."""
+    """There is too much to do, and the application says that its caller is the cause."""
 
     status = 429
     slug = "too-many-requests"

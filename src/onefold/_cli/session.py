@@ -45,7 +45,7 @@ def open_session(database: str) -> Iterator[CommandSession]:
 
 @contextmanager
 def session(database: str) -> Iterator[CommandSession]:
-    """The same. The database must be there: no file is made."""
+    """`open_session` for a database that must be there: no file is made."""
     with open_session(require_database(database)) as place:
         yield place
 

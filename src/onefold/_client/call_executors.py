@@ -51,7 +51,7 @@ class CallExecutor(ThreadExecutor[Any]):
 
 
 class AsyncCallExecutor(TaskExecutor[Any]):
-    """The same, for asyncio."""
+    """`CallExecutor` for asyncio."""
 
     __slots__ = ("_until",)
 

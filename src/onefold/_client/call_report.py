@@ -74,7 +74,7 @@ def attach(report: Callable[[], CallReport], ended: object) -> None:
 
 
 def attach_to_error(report: CallReport, error: BaseException, at: float) -> None:
-    """The same, and in the traceback."""
+    """Attach the report to an error, and show it in the traceback."""
     attach(LayerReport(report, at), error)
     error.add_note(f"onefold: {report}")
 

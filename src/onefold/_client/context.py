@@ -113,7 +113,7 @@ def call() -> Iterator[str]:
 @named_arguments("onefold.intent")
 @contextmanager
 def intent(name: str) -> Iterator[str]:
-    """The same, for a call that survives the process: a client of onefold journals the key before the first byte
+    """One key for a call that survives the process: a client of onefold journals the key before the first byte
     leaves, and sends the same one after a restart. `with onefold.intent("pay:ord-42"): client.post(...)`.
 
     The key that the block gives is for SDKs over such a client that want one of their own. Where the journal has

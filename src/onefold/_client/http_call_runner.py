@@ -37,7 +37,7 @@ def make_call(call: HttpCall, store: JournalStore) -> Any:
 
 
 async def make_call_async(call: HttpCall, store: JournalStore) -> Any:
-    """The same on the running loop."""
+    """`make_call` on the running loop."""
     left_s = call.begin_first()
     if left_s is None:
         return await _drive_async(call, call.run(), store)

@@ -151,7 +151,7 @@ class JournalDatabase:
 
 
 class AsyncJournalDatabase:
-    """The same, for asyncio."""
+    """`JournalDatabase` for asyncio."""
 
     def __init__(self, store: JournalStore) -> None:
         self._store = store

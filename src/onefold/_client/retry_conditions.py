@@ -76,7 +76,7 @@ def apply_to_answer(answered: Answered, say: RetryIf, answer: HttpAnswer) -> Ans
 
 
 def apply_to_error(outcome: Unanswered | None, say: RetryIf, error: Exception) -> Unanswered | None:
-    """The same of an error; None: it is the caller's. Whether the request may have left stays as it is."""
+    """What `retry_if` makes of an error; None: it is the caller's. Whether the request may have left stays as it is."""
     said = say(error)
     if said is None:
         return outcome

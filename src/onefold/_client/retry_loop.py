@@ -120,14 +120,14 @@ class RetryLoop:
             self._attempts.excuse()
 
     async def finish(self, ended: Any) -> Any:
-        """The same, where the first attempt has ended already."""
+        """`run`, where the first attempt has ended already."""
         try:
             return await self._repeat(ended)
         finally:
             self._attempts.excuse()
 
     async def refuse(self, stop: Stop) -> Any:
-        """The same, where the first attempt may not begin."""
+        """`run`, where the first attempt may not begin."""
         raise await self._refusal(stop, self._began)
 
     async def _prepare(self) -> float:

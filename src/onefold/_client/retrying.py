@@ -160,7 +160,7 @@ class Retrying:
 
     @named_arguments("Retrying.attempts")
     def attempts(self, to: str, *, on: On) -> AttemptLoop:
-        """The same for a block: `for attempt in retrying.attempts("ledger", on=OSError): with attempt: ...`, or
+        """Repeat a block: `for attempt in retrying.attempts("ledger", on=OSError): with attempt: ...`, or
         `async for`."""
         return AttemptLoop(self._calls(to, on))
 
@@ -180,7 +180,7 @@ class Retrying:
         self._store.close()
 
     async def aclose(self) -> None:
-        """The same, where it was used on a loop."""
+        """Close it where it was used on a loop."""
         await self._store.aclose()
 
     def _calls(self, to: str, on: On) -> FunctionCalls:

@@ -106,7 +106,7 @@ def _backend_class(core: Any) -> Any:
 
 
 def limit_pool(pool: Any) -> None:
-    """The same for a connection pool of urllib3."""
+    """Limit the sockets of a connection pool of urllib3."""
     kind = getattr(pool, "ConnectionCls", None)
     if isinstance(kind, type) and hasattr(kind, "response_class") and not hasattr(kind, "knows_attempts"):
         pool.ConnectionCls = _connection_class(kind)

@@ -80,7 +80,7 @@ PLAIN_ASGI = PlainAsgi()
 
 
 class PlainWsgi:
-    """The same for threads."""
+    """No framework, or none that is known, on threads."""
 
     protocol: Literal["wsgi"] = "wsgi"
 

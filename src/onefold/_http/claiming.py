@@ -49,7 +49,7 @@ async def take_slot(quota: Quota, principal: str, *, may_record: bool) -> QuotaS
 async def take_slot_or_release(
     store: Store, ask: Ask, run: Run, quota: Quota, principal: str, keyed: bool
 ) -> QuotaSlot:
-    """The same for a request that has its claim, which it loses where there is no place."""
+    """`take_slot` for a request that has its claim, which it loses where there is no place."""
     try:
         return await take_slot(quota, principal, may_record=keyed)
     except TooManyRequests:

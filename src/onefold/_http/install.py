@@ -61,7 +61,7 @@ class Routes(Protocol):
 
 
 class ApplicationKnown(Routes, Known, Protocol):
-    """The same, of an application whose handlers can be looked at."""
+    """`Routes` of an application whose handlers can be looked at."""
 
 
 class Layer:

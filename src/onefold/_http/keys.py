@@ -177,7 +177,7 @@ def _show_byte(byte: int) -> str:
 
 
 def read_key(lines: Sequence[bytes], *, strict: bool) -> str:
-    """The same for a request: what cannot be read is the caller's error. Raises KeyMalformed."""
+    """`parse_key` for a request: what cannot be read is the caller's error. Raises KeyMalformed."""
     try:
         return parse_key(lines, strict=strict)
     except MalformedKey as error:

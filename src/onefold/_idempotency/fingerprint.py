@@ -87,7 +87,7 @@ def hash_asked(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
 
 
 def earlier_hash(asked: Asked, form: bytes, *, ours: bool, key: bytes) -> bytes:
-    """The same as onefold 0.1 made it, which went by the path. What it compared a form by were its bytes."""
+    """The fingerprint as onefold 0.1 made it, which went by the path. What it compared a form by were its bytes."""
     known = raw_bytes(asked) if ours and form[:1] == _PARTS else form
     return _hash(asked.path, asked.query, known, ours, key, _VERSION_1)
 

@@ -69,8 +69,8 @@ class HandlerTransaction:
         settle: Callable[[int], tuple[Statement, ...]],
         time_s: float,
     ) -> Exception | None:
-        """The same, calling it for one message after the other; none is begun after `time_s`. `settle` gets how many
-        there were, and answers what goes in front of COMMIT."""
+        """`run` that calls the handler for one message after the other; none is begun after `time_s`. `settle` gets how
+        many there were, and answers what goes in front of COMMIT."""
         count = 0
 
         async def call() -> None:

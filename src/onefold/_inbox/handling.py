@@ -324,7 +324,7 @@ class Inbox:
         tx: OwnedTransaction[Any],
         settle: Callable[[int], tuple[Statement, ...]],
     ) -> Exception | None:
-        """The same for one message after the other, in one transaction, as far as there is time: see `catching_up`."""
+        """Run the handler for one message after another, in one transaction, while there is time: see `catching_up`."""
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
         known = self.sql.handled(self._name, stored_messages[0].identity)

@@ -135,9 +135,9 @@ def stored_from_delivery(delivery: Delivery) -> StoredMessage:
 
 
 def _digest(delivery: Delivery) -> str:
-    """The same for each delivery of one message, and another for its twin. A broker that has no id for a message knows
-    at least that it hands this one out for the first time; should that answer get lost, there are two failed messages
-    of it."""
+    """A name: the same for each delivery of one message, and another for its twin. A broker that has no id for a
+    message knows at least that it hands this one out for the first time; should that answer get lost, there are two
+    failed messages of it."""
     origin = delivery.origin
     native = origin.id
     if native is None and not delivery.redelivered:

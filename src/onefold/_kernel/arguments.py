@@ -49,7 +49,7 @@ def named_arguments(
 
 
 def named_settings(cls: C) -> C:
-    """The same for a dataclass of settings."""
+    """`named_arguments` for a dataclass of settings."""
     made: Any = cls
     made.__init__ = named_arguments()(made.__init__)
     return cls

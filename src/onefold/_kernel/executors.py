@@ -190,7 +190,7 @@ class TaskExecutor(Generic[H]):
                 await connection.discard()
 
     async def release_committed(self) -> None:
-        """The same as for threads."""
+        """COMMIT was answered: see `ThreadExecutor.release_committed`."""
         if self.inside is not None:
             self.inside.note_commit()
         await self.release()
@@ -287,7 +287,7 @@ def in_background(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def begin_in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """The same as a task, for a caller that waits for its end and may be cancelled meanwhile."""
+    """`in_background` as a task, for a caller that waits for its end and may be cancelled meanwhile."""
     task = asyncio.get_running_loop().create_task(work)
     _leaving.add(task)
     task.add_done_callback(_left)

@@ -71,7 +71,7 @@ class Origin:
     subject: str = ""
     """What it was sent to: a NATS subject, a topic of Kafka, the key of a Redis stream, a routing key."""
     topic: str = ""
-    """The same, as consumers call it."""
+    """What it was sent to, as consumers call it."""
     id: str | None = None
     """What its producer called it in the broker's own way (`Nats-Msg-Id`, AMQP's `message_id`), else where it lies
     (sequence, partition and offset, entry): the same whenever it is delivered. None where the broker has neither."""

@@ -52,7 +52,7 @@ class PlainTransaction:
         await rollback_and_release()
 
     async def refuse(self) -> ConnectionLost | None:
-        """The same, unless its user has ended it by himself: TransactionMisused says that rows of it may be kept."""
+        """`rollback`, unless its user has ended it by himself: TransactionMisused says that rows of it may be kept."""
         if not self._lazily:
             try:
                 await Batch((POSTGRES_PROOF, Boundary.ROLLBACK))

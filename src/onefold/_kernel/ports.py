@@ -48,7 +48,7 @@ class Connection(Protocol[H_co]):
 
 
 class AsyncConnection(Protocol[H_co]):
-    """The same, for asyncio."""
+    """`Connection` for asyncio."""
 
     @property
     def handle(self) -> H_co:
@@ -71,7 +71,7 @@ class Database(Protocol[H_co]):
 
 
 class AsyncDatabase(Protocol[H_co]):
-    """The same, for asyncio."""
+    """`Database` for asyncio."""
 
     @property
     def dialect(self) -> str: ...
@@ -97,7 +97,7 @@ class Executor(Protocol):
 
 
 class AsyncExecutor(Protocol):
-    """The same, for asyncio."""
+    """`Executor` for asyncio."""
 
     async def batch(self, steps: Sequence[Step]) -> int: ...
     async def fetch(self, statement: Statement) -> list[Row]: ...

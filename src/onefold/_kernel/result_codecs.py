@@ -27,7 +27,7 @@ class Misfit(Exception):
         self.place = ""
 
     def within(self, part: str) -> Misfit:
-        """The same, one level further out."""
+        """This misfit, one level further out."""
         inner = self.place.removeprefix("at ").removesuffix(": ")
         self.place = f"at {part}{inner}: "
         return self

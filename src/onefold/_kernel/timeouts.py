@@ -74,7 +74,7 @@ def within(seconds: float, awaitable: Awaitable[T]) -> Awaitable[T]:
 
 
 def finish_within(seconds: float, begun: Coroutine[Any, Any, T], waits_for: Any) -> Awaitable[T]:
-    """The same for a coroutine that was sent its first None already, and waits for what that gave."""
+    """`within` for a coroutine that was sent its first None already, and waits for what that gave."""
     return _Rest(seconds, begun, waits_for)
 
 

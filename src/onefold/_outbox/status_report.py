@@ -139,7 +139,7 @@ async def retry(dialect: str, ids: Sequence[str]) -> int:
 
 
 async def retry_all(dialect: str, chosen: Chosen) -> int:
-    """The same, for all that fit. Their attempts begin anew."""
+    """`retry` for all events that fit. Their attempts begin anew."""
     return await _each(lambda: STATEMENTS[dialect].retry(chosen.values(), AT_ONCE))
 
 
@@ -164,7 +164,7 @@ async def discard(dialect: str, ids: Sequence[str]) -> int:
 
 
 async def discard_all(dialect: str, chosen: Chosen) -> int:
-    """The same, for all that fit."""
+    """`discard` for all events that fit."""
     return await _each(lambda: STATEMENTS[dialect].discard(chosen.values(), AT_ONCE))
 
 

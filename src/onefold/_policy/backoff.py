@@ -52,7 +52,7 @@ class Backoff:
         return draw() * self.ceiling_s(attempt, throttled=throttled)
 
     def pause_s(self, attempt: int, *, draw: Draw) -> float:
-        """The same where half of it is certain."""
+        """A wait after this attempt of which half is certain."""
         return at_least_half(draw) * self.ceiling_s(attempt, throttled=False)
 
 

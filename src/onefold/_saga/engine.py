@@ -41,7 +41,7 @@ class SagaEngine(ABC):
         return await self.submit(begin(saga, check_saga_id(saga_id), given))
 
     async def submit(self, start: Start) -> bool:
-        """The same, of what `begin` made."""
+        """The outcome of what `begin` made."""
         if f"{start.saga}@{start.version}" not in self._sagas:
             raise ConfigurationError(
                 f"saga {start.saga!r} in version {start.version!r} is not run by this engine, which has "

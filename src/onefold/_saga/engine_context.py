@@ -24,7 +24,7 @@ class EngineContext(Protocol):
         ...
 
     async def run_tx(self, call: StepCall) -> Json:
-        """The same in a transaction of the user's database that commits together with the record; the function gets
+        """`run_step` in a transaction of the user's database that commits together with the record; the function gets
         its session first. ConfigurationError where the engine has no such thing."""
         ...
 

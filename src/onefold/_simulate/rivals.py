@@ -30,7 +30,7 @@ class Rival:
         """Told by the policy; `end` has told it already."""
 
     def give_back(self, tokens: int, now: float) -> None:
-        """The same."""
+        """Told by the policy; `end` has told it already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class Server:
 
 
 class SheddingServer(Server):
-    """The same, behind the admission queue of `_http.shedding`. It is not told that a client has hung up."""
+    """A server behind the admission queue of `_http.shedding`. It is not told that a client has hung up."""
 
     def __init__(
         self,

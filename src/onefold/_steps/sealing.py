@@ -47,10 +47,10 @@ def step_context(digest: bytes, position: int, name: str) -> bytes:
 
 
 def end_context(digest: bytes) -> bytes:
-    """The same, of a finish."""
+    """What the seal of a finished work's result is bound to."""
     return b"onefold.end.1:" + digest
 
 
 def request_context(digest: bytes) -> bytes:
-    """The same, of the request that a work is about."""
+    """What the seal of the request that a work is about is bound to."""
     return b"onefold.request.1:" + digest

@@ -110,7 +110,7 @@ class Works:
         await with_connection(functools.partial(_batch, steps))
 
     async def give_back(self, held: Held) -> None:
-        """The same, whether or not the store can be told: where it cannot, the lease runs out."""
+        """`release`, whether or not the store can be told: where it cannot, the lease runs out."""
         try:
             await self.release(held)
         except OnefoldError as error:

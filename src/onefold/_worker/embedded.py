@@ -47,7 +47,7 @@ async def as_task(work: Work, name: str, *, waits: bool = False) -> AsyncIterato
 
 @contextmanager
 def on_a_thread(work: Work, name: str, *, waits: bool = False) -> Iterator[None]:
-    """The same, for applications without a loop."""
+    """Work on a thread of its own, for applications without a loop."""
     begun, leaving = threading.Event(), threading.Event()
     told: list[Callable[[], object]] = []
     failures: list[BaseException] = []

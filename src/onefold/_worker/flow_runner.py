@@ -36,8 +36,8 @@ class FlowRunner:
         return await resist(run_async(flow(self._transaction(executor)), executor))
 
     async def insist(self, flow: Callable[[OwnedTransaction[Any]], Flow[T]]) -> T:
-        """The same. A lock that others hold (on SQLite there is only one) is worth waiting for, with the delivery in
-        hand."""
+        """`handle`, again while the database is locked. A lock that others hold (on SQLite there is only one) is worth
+        waiting for, with the delivery in hand."""
         for _ in range(BUSY_MAX):
             try:
                 return await self.handle(flow)

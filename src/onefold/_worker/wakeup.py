@@ -106,7 +106,7 @@ class Notifier(_NotifySender):
 
 
 class ThreadNotifier(_NotifySender):
-    """The same for threads: a thread of its own sends, for as long as there is something to be told."""
+    """`Notifier` for threads: a thread of its own sends, for as long as there is something to be told."""
 
     def __init__(self, database: Database[Any]) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _Ear:
             await asyncio.sleep(RELISTEN_S)
 
     def listen(self, database: Database[Any], stop: threading.Event) -> None:
-        """The same on a thread, with a synchronous driver."""
+        """Listen on this thread, with a synchronous driver."""
         while not stop.is_set():
             try:
                 connection = database.acquire()
@@ -286,7 +286,7 @@ class _Ear:
             await connection.discard()
 
     def _let_go(self, connection: Connection[Any]) -> None:
-        """The same on a thread."""
+        """`_let_go_async` on a thread."""
         try:
             if _is_psycopg(connection.handle):
                 connection.handle.execute(f"UNLISTEN {self._channel}")
@@ -314,7 +314,7 @@ def _wait(driver: Any) -> list[str]:
 
 
 def _wait_psycopg2(driver: Any) -> list[str]:
-    """The same for psycopg2, which is read from when there is something to be read."""
+    """What psycopg2 has heard of; it is read from when there is something to be read."""
     if select.select([driver], [], [], _WAIT_S)[0]:
         driver.poll()
     payloads = [told.payload for told in driver.notifies]

@@ -245,7 +245,7 @@ class _OwnCursor(psycopg.RawCursor[Row]):
 
 
 class _AsyncOwnCursor(psycopg.AsyncRawCursor[Row]):
-    """The same, for asyncio."""
+    """`_OwnCursor` for asyncio."""
 
     def __init__(self, connection: AsyncHandle) -> None:
         super().__init__(connection, row_factory=tuple_row)

@@ -145,7 +145,7 @@ def check_left(handed_out: LentCopy[Connection[Any]] | None, steps: Sequence[Ste
 async def check_left_by_tasks(
     handed_out: LentCopy[AsyncConnection[Any]] | None, steps: Sequence[Step] | None = None
 ) -> None:
-    """The same, for what it has left in tasks."""
+    """`check_left` for what the handler has left in tasks."""
     if handed_out is not None and _is_held_up(handed_out, steps) and handed_out.handle.lock.locked():
         try:
             async with asyncio.timeout(handed_out.patience_s), handed_out.handle.lock:

@@ -152,7 +152,7 @@ class PsycopgConnection(_Taken[Handle]):
 
 
 class AsyncPsycopgConnection(_Taken[AsyncHandle]):
-    """The same, for asyncio."""
+    """`PsycopgConnection` for asyncio."""
 
     __slots__ = ()
 

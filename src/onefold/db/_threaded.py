@@ -155,8 +155,8 @@ def plain_handle(connection: Connection[H], thread: ConnectionThread) -> H:
 
 
 def off_loop_handle(connection: Connection[H], thread: ConnectionThread) -> H:
-    """The same where taking the handle may wait: on an event loop that would stop every request, also the one that
-    holds what is waited for."""
+    """`plain_handle` where taking the handle may wait: on an event loop that would stop every request, also the one
+    that holds what is waited for."""
     if runs_a_loop():
         raise ProgrammerError(
             "tx.connection was touched on a thread that runs an event loop, where it would block every request while "

@@ -109,7 +109,7 @@ class PsycopgDatabase:
 
 
 class AsyncPsycopgDatabase:
-    """The same, for asyncio."""
+    """`PsycopgDatabase` for asyncio."""
 
     dialect = "postgres"
 

@@ -39,7 +39,7 @@ class CollectingThreadExecutor(ThreadExecutor[Any]):
 
 
 class CollectingTaskExecutor(TaskExecutor[Any]):
-    """The same, for asyncio."""
+    """`CollectingThreadExecutor` for asyncio."""
 
     __slots__ = ("_collect",)
 

@@ -35,7 +35,7 @@ def onefold_app(onefold_path: Path) -> Iterator[Onefold]:
 
 @pytest.fixture
 def async_onefold_app(onefold_path: Path) -> Iterator[AsyncOnefold]:
-    """The same, for asyncio, whichever plugin runs the test's coroutine."""
+    """`onefold_app` for asyncio, whichever plugin runs the test's coroutine."""
     app = AsyncOnefold(onefold_path, principal=single_principal, source="tests")
     yield app
     asyncio.run(app.close())

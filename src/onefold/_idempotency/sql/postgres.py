@@ -176,7 +176,7 @@ def settle(ask: Ask, answer: Answer, *, reserved: bool = False) -> Statement:
 
 
 def settle_reserved(ask: Ask, answer: Answer) -> Statement:
-    """The same where the row is reserved."""
+    """`settle` where the row is reserved."""
     return settle(ask, answer, reserved=True)
 
 
@@ -189,7 +189,7 @@ def reap(limit: int) -> Statement:
 
 
 def reap_script(limit: int) -> str:
-    """The same as plain SQL, for schedulers inside the database."""
+    """The reaper's statement as plain SQL, for schedulers inside the database."""
     return _REAP.replace("$1::int", str(limit))
 
 

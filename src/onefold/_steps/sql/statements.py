@@ -188,7 +188,7 @@ class Statements:
         return (self.guard(held), *self.delete(held.digest, held.fence))
 
     def delete(self, digest: bytes, fence: int) -> tuple[Statement, ...]:
-        """The same, of a work that is locked."""
+        """Delete a work that is locked."""
         return (Statement(self._forget_steps, (digest,)), Statement(self._forget, (digest, fence)))
 
     def finish(self, held: Held, result: bytes | None, retention_s: float) -> tuple[Statement, ...]:

@@ -84,7 +84,7 @@ class Statements:
         return self._statement(sql, topic, name, headers, data)
 
     def deliver_together(self, messages: str, sender: str) -> Statement:
-        """The same for a JSON array of messages: topic, id, headers and, in base64, data."""
+        """`deliver` for a JSON array of messages: topic, id, headers and, in base64, data."""
         return self._statement(self.deliver_all, messages, sender)
 
     def waiting(self, consumer: str) -> Statement:

@@ -86,7 +86,7 @@ class SqlalchemyDatabase:
 
 
 class AsyncSqlalchemyDatabase:
-    """The same, for asyncio."""
+    """`SqlalchemyDatabase` for asyncio."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.dialect = _dialect(engine.sync_engine)
@@ -125,7 +125,7 @@ class AsyncSqlalchemyDatabase:
 
 
 class AsyncSqlalchemyConnection:
-    """The same, for asyncio."""
+    """`SqlalchemyConnection` for asyncio."""
 
     __slots__ = ("_connection", "_errands", "_verbs")
 

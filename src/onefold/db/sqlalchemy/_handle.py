@@ -81,7 +81,7 @@ class LentConnection:
             return self._returned.wait_for(self._is_idle, seconds)
 
     async def wait_async(self, seconds: float) -> bool:
-        """The same for its other tasks."""
+        """`wait` for the handler's other tasks."""
         if not self._calls:
             return True
         try:

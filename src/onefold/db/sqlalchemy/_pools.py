@@ -44,7 +44,7 @@ class PoolOfProcess:
 
 
 class PoolOfLoop:
-    """The same for asyncio, where a pool serves one loop after another."""
+    """An engine's pool on asyncio, where a pool serves one loop after another."""
 
     __slots__ = ("_engine", "_loop", "_of_process", "_opened")
 

@@ -20,7 +20,7 @@ _LOCKS = "onefold_locks"
 
 
 class OverSqlite(SqlalchemyConnection):
-    """The same over SQLite, where a transaction must take the write lock with its first statement.
+    """A connection over SQLite, where a transaction must take the write lock with its first statement.
 
     Left to themselves, sqlite3 and SQLAlchemy begin late or not at all. So SQLAlchemy's transaction always stands
     open while the connection is out, which costs nothing, and BEGIN IMMEDIATE is sent before the first statement that

@@ -59,7 +59,7 @@ class SqliteDatabase:
         return self.at_hand() or self._connection(self._open_file())
 
     def acquire_glancing(self) -> SqliteConnection:
-        """The same, with what `glance` needs."""
+        """`acquire`, with what `glance` needs."""
         connection = self.acquire()
         connection.prepare_to_glance()
         return connection

@@ -69,8 +69,8 @@ class SqliteConnection:
         return self.handle_in(self.term)
 
     def handle_in(self, term: int) -> sqlite3.Connection:
-        """The same, for that term only: a thread that comes too late, or had to wait while the request was ended, would
-        begin a transaction that is not kept."""
+        """The handle for that term only: a thread that comes too late, or had to wait while the request was ended,
+        would begin a transaction that is not kept."""
         file = self._file
         with file as connection:
             if file is not self._lent or term != self.term:
