@@ -132,6 +132,27 @@ def test_without_a_breaker_everything_begins() -> None:
         attempts.end(GONE, 0.0)
 
 
+@pytest.mark.parametrize("outcome", [BUSY, GONE], ids=["503", "lost"])
+def test_a_call_that_is_broken_off_gives_back_what_it_took_for_a_retry_that_it_did_not_make(outcome: Outcome) -> None:
+    down = host(RetryPolicy(breaker=None))
+    assert isinstance(down.budget, Budget)
+    attempts = Attempts(down, inf)
+    for begun in (1, 2):
+        assert attempts.begin(0.0) is None
+        before = down.budget.tokens(0.0)
+        assert isinstance(attempts.end(outcome, 0.0), RetryAfter)
+        assert down.budget.tokens(0.0) < before, begun
+    attempts.excuse()
+    attempts.excuse()
+    assert down.budget.tokens(0.0) == before  # the first retry was made
+    attempts = Attempts(down, inf)
+    attempts.begin(0.0)
+    attempts.end(BUSY, 0.0)
+    attempts.hand_over()
+    attempts.excuse()
+    assert down.budget.tokens(0.0) == before - 1.0
+
+
 @pytest.mark.parametrize("ending", ["excuse", "throttled"])
 def test_what_says_nothing_about_the_host_frees_the_place_of_its_probe(ending: str) -> None:
     down = tripped(BreakerConfig(probes=1))

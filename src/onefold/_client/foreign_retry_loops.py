@@ -99,7 +99,7 @@ class StaminaHook:
 
     def _decide(self, call: SteppedCall, error: Exception) -> bool | float:
         wait_s = call.end(error)
-        call.close()
+        call.hand_over()
         if wait_s is None:
             return False
         outcome = self._calls.outcome(error)

@@ -58,6 +58,11 @@ class SteppedCall:
         wait_s: float | None = step.argument if isinstance(step, Sleep) else None
         return wait_s
 
+    def hand_over(self) -> None:
+        """The attempt that `end` has told to wait for is made elsewhere, as one of another call."""
+        self._attempts.hand_over()
+        self.close()
+
     def close(self) -> None:
         """No attempt follows. One that was begun and not ended says nothing about the host."""
         self._attempts.excuse()

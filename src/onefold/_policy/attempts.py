@@ -5,7 +5,8 @@
     begin(now)          None: send it.  Stop: the breaker is open, too many are in flight, or the deadline has passed.
     succeed(now)        the call is over.
     end(outcome, now)   RetryAfter: wait, then begin again.  Stop: hand the outcome to the caller.
-    excuse()            the attempt was cancelled: it says nothing about the host.
+    excuse()            the call was broken off: an attempt that began says nothing about the host, and the tokens of a
+                        retry that did not begin are given back.
 
 The retry loop of the client sends and waits; nothing here does. Invariant: every attempt that began is reported to the
 breaker exactly once, and leaves the limiter exactly once, in each of the three ways to end.
@@ -60,7 +61,8 @@ class Attempts:
     """The attempts of one call. `deadline_at` is a moment on the clock that the machine is told the time by."""
 
     __slots__ = (
-        "_attempts_max", "_entered_at", "_host", "_method", "_permit", "_taken", "deadline_at", "has_key", "made",
+        "_attempts_max", "_entered_at", "_host", "_method", "_permit", "_planned", "_planned_at", "_taken",
+        "deadline_at", "has_key", "made",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,9 @@ class Attempts:
         #: When the attempt took its place in the limiter, until it has left.
         self._entered_at: float | None = None
         self._taken = 0
+        #: What was taken for a retry that has not begun yet, and when.
+        self._planned = 0
+        self._planned_at = 0.0
         self.deadline_at = deadline_at
         self.made = 0
 
@@ -104,7 +109,12 @@ class Attempts:
                 return Stop(Reason.BREAKER, admission.retry_at)
             self._permit = admission
         self.made += 1
+        self._planned = 0
         return None
+
+    def hand_over(self) -> None:
+        """The retry that was decided on is made elsewhere."""
+        self._planned = 0
 
     def succeed(self, now: float) -> None:
         """The host did what it was asked."""
@@ -143,11 +153,16 @@ class Attempts:
         policy = host.policy if self._attempts_max is None else replace(host.policy, attempts_max=self._attempts_max)
         decision = policy.decide(situation, now=now, draw=host.draw, budget=host.budget, breaker=host.breaker)
         if isinstance(decision, RetryAfter) and host.budget is not None:
-            self._taken += cost(outcome)
+            self._planned, self._planned_at = cost(outcome), now
+            self._taken += self._planned
         return decision
 
     def excuse(self) -> None:
-        """The attempt was broken off by its caller."""
+        """The caller broke off."""
+        planned, self._planned = self._planned, 0
+        if planned and self._host.budget is not None:
+            self._taken -= planned
+            self._host.budget.give_back(planned, self._planned_at)
         if self._entered_at is not None:
             self._leave(None)
         permit, self._permit = self._permit, None
