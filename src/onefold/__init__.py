@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from onefold._kernel.messages import Message
     from onefold._kernel.transaction import Transaction
     from onefold._policy.retry import RetryPolicy
+    from onefold._steps.points import StepOptions
+    from onefold._steps.steps import Steps
     from onefold.errors import OnefoldError
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "Request",
     "RetryPolicy",
     "Retrying",
+    "StepOptions",
+    "Steps",
     "Transaction",
     "call",
     "deadline",
@@ -52,6 +56,8 @@ _MODULE_OF = {
     "Request": "_http.request",
     "RetryPolicy": "_policy.retry",
     "Retrying": "_client.retrying",
+    "StepOptions": "_steps.points",
+    "Steps": "_steps.steps",
     "Transaction": "_kernel.transaction",
     "call": "_client.context",
     "deadline": "_kernel.deadlines",

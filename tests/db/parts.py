@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from onefold import AsyncOnefold
+from onefold import AsyncOnefold, StepOptions
 from onefold._client.journal.flow import Journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
 from onefold._idempotency.claims import LockedStore
@@ -83,6 +83,42 @@ async def reaper(database: AsyncDatabase[Any]) -> None:
     """What is past its retention is deleted. There is one such record, of a request."""
     while await _run(database, LockedStore().reap(100)) != 1:
         pass  # for a millisecond
+    while await _run(database, Works("postgres").reap(100)) != 1:
+        pass
+
+
+async def steps(database: AsyncDatabase[Any]) -> None:
+    """Works that end, fail before and after their first step, and are gone on with."""
+    once = AsyncOnefold(database, source="shop")
+
+    async def step(*_: object) -> None: ...
+
+    async with once.work("import") as work:
+        await work.phase("first", step)
+        await work.call(StepOptions("second", replayable=False), step)
+        await work.finish(step)
+    await once._notifier.close()
+    works = Works("postgres")
+    for name in ("unbegun", "left", "left"):
+        held = await _run(database, works.claim(WorkAsk(name.encode(), "work", name, b"", 60, 60)))
+        if name == "left":
+            record = works.sql.record(held, Step(0, "first", "call", "done", b""))
+            await _run(database, with_connection(partial(_count, record)))
+        await _run(database, works.release(held))
+    held = await _run(database, works.claim(WorkAsk(b"settled", "request", "settled", b"", 60, 60)))
+    for statement in works.sql.forget(held):
+        await _run(database, with_connection(partial(_count, statement)))
+    held = await _run(database, works.claim(WorkAsk(b"parked", "work", "parked", b"", 60, 60)))
+    await _run(database, works.park(held, "for a person"))
+
+
+async def finished_works(database: AsyncDatabase[Any]) -> None:
+    """One that is past its retention."""
+    works = Works("postgres")
+    held = await _run(database, works.claim(WorkAsk(b"finished", "work", "finished", b"", 60, 0.001)))
+    record = works.sql.record(held, Step(0, "first", "phase", "done", b""))
+    for statement in (record, *works.sql.finish(held, None, 0.001)):
+        await _run(database, with_connection(partial(_count, statement)))
 
 
 async def events(database: AsyncDatabase[Any]) -> None:

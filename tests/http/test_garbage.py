@@ -150,7 +150,7 @@ async def test_control_a_handler_that_leaves_a_cycle_is_seen(once: AsyncOnefold)
     app = once.asgi(knotted, {OPERATION: once.policy(required=True)})
     with left_to_collector() as left:
         await asked_on_asgi(app, 0)
-    assert "Transaction" in left
+    assert "OwnedTransaction" in left
 
 
 @pytest.fixture(params=["sqlite", "postgres", "sqlalchemy"])

@@ -134,7 +134,7 @@ class IdempotencyMiddleware:
 
     async def _live(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         async def reap_now() -> None:
-            flow = reap(self._guard.all_rows, limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
+            flow = reap(self._guard.reaped(), limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
             await run_async(flow, TaskExecutor(self._database))
 
         lifespan = Lifespan(receive, send, check_ready=self._ready.check, reaping=self._reaping, reap=reap_now)

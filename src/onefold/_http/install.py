@@ -26,6 +26,7 @@ from onefold._http.route_policy import (
     Principal,
     Route,
     Settings,
+    SteppedPolicy,
     is_bool,
     policy_of_settings,
     single_principal,
@@ -156,7 +157,7 @@ class Layer:
             if find_steps(function) is not None:
                 asynchronous, name = self._asynchronous, name_of(function)
                 check_steps(function, name, policy, asynchronous=asynchronous, by=self.name)
-                own = replace(policy, steps=True)
+                own = SteppedPolicy.of(policy)
             self._give(policy.operation, function)
             found = mark(function, own, self)
             handler = idempotent_handler_of(found)

@@ -16,6 +16,7 @@ from onefold._http.request import Request, Response
 from onefold._http.request_identity import NAMING, Naming
 from onefold._http.route_policy import Policy, Route
 from onefold._http.stored_response import READING, Reading, new_run_id
+from onefold._idempotency.retention import Reaps
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ports import Outgoing, Sessions
@@ -31,6 +32,8 @@ from onefold.errors import (
 )
 
 if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
     from onefold._http.stepped_store import SteppedStore
 
 HEADER = "idempotency-key"
@@ -45,7 +48,7 @@ class RequestGuard:
     store: Store
     unkeyed: Store
     """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
-    stepped: Callable[[], SteppedStore] | None = None
+    stepped: _lru_cache_wrapper[SteppedStore] | None = None
     """For requests whose handlers work in steps."""
     outbox: Callable[[], Outgoing] = no_outbox
     sessions: Sessions | None = None
@@ -62,10 +65,13 @@ class RequestGuard:
     now_ms: Callable[[], int] = wall_ms
     new_run_id: Callable[[], bytes] = new_run_id
 
-    @property
-    def all_rows(self) -> SteppedStore | Store:
-        """What knows the records, and the works where there are some."""
-        return self.store if self.stepped is None else self.stepped()
+    def store_of(self, policy: Policy) -> SteppedStore | Store:
+        """What knows what became of a key of such a route."""
+        return self.stepped() if policy.steps and self.stepped is not None else self.store
+
+    def reaped(self) -> Reaps:
+        """Where expired rows are: works too, if this application has had some. Else its role may not touch them."""
+        return self.store if self.stepped is None or not self.stepped.cache_info().currsize else self.stepped()
 
     def screen(self, request: Request, route: Route, executor: E) -> GuardedRequest[E] | Response:
         """Judge a request by its head, before its body is read and before any store access.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
 from onefold._http.authentication import Question, read_question
 from onefold._http.bare_header_check import TRUSTED
@@ -87,7 +87,7 @@ class Policy:
     writes: bool = True
     isolation: Isolation | None = None
     quota: Quota | None = None
-    steps: bool = field(default=False, repr=False)
+    steps: ClassVar[bool] = False
     """Whether its handler works in recorded steps: read from the handler's own parameters."""
     principal_question: Question = field(init=False, repr=False, compare=False)
     authorize_question: Question | None = field(init=False, repr=False, compare=False)
@@ -131,6 +131,17 @@ class Policy:
         object.__setattr__(self, "headers_kept", frozenset(name.lower() for name in self.headers_kept))
         for name in sorted(self.headers_kept):
             _may_be_kept(name)
+
+
+class SteppedPolicy(Policy):
+    """How a route treats its keys whose handler works in recorded steps."""
+
+    __slots__ = ()
+    steps = True
+
+    @classmethod
+    def of(cls, policy: Policy) -> SteppedPolicy:
+        return cls(**{each.name: getattr(policy, each.name) for each in fields(policy) if each.init})
 
 
 #: Never stored, whatever a policy says, and why.

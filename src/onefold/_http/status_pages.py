@@ -127,7 +127,7 @@ class Pages:
             route = Route(template, policy, place=place)
             found = Status("unknown")
             for scope in scopes_of(principal, method, route, self.guard.naming):
-                found = await self.guard.all_rows.status(scope.digest(key))
+                found = await self.guard.store_of(policy).status(scope.digest(key))
                 if found.state != "unknown":
                     break
         except OnefoldError as error:
