@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.synchronize import Event
 from statistics import median
 from typing import Final
 
 import httpx
 
+from benchmarks.client.costs import steps
 from onefold import retrying
 
 ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\nContent-Type: application/json\r\n\r\n" + b'{"fine":true}'
@@ -58,6 +60,14 @@ def measured(gets: int, rounds: int) -> list[Way]:
         for way in ways:
             way.client.close()
     return ways
+
+
+def added_steps() -> int:
+    """How many functions a GET calls through our transport that a bare one does not, Python's and C's."""
+    with serving() as url, httpx.Client() as bare, httpx.Client(transport=retrying(httpx.HTTPTransport())) as ours:
+        # The fewest of several: what else a process does meanwhile (garbage, a slice that turns) is not the call's.
+        through, alone = (min(steps(partial(one.get, url)) for _ in range(5)) for one in (ours, bare))
+        return through - alone
 
 
 def _burst(client: httpx.Client, url: str, gets: int) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from onefold._client.context import (
     SAFE_METHODS,
@@ -27,6 +27,9 @@ from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.retry import IDEMPOTENT_METHODS
 from onefold.errors import BodyNotReplayable, ConfigurationError
+
+#: What is looked for among the options of a call.
+_OPTIONS: Final = frozenset({"intent", "retry_if", "deadline_s", "attempts_max", "attempt_s", "stream", "hedge_s"})
 
 
 class HttpCallFactory:
@@ -66,12 +69,13 @@ class HttpCallFactory:
         """A call that begins now. Nothing is sent, and no intent is claimed yet."""
         host = self._hosts.of(request.host, now)
         options, block = request.options, current_block()
-        deadline_s = attempts_max = attempt_s = None
+        deadline_s = attempts_max = attempt_s = retry_if = None
         if (around := current_options()) is not None:
             options = {**around, **options}
-        if options:
+        if not _OPTIONS.isdisjoint(options):  # a client has some of its own among them
             if (intent := options.get("intent")) is not None:
                 block = Block(intent)
+            retry_if = check_condition(options.get("retry_if"))
             deadline_s, attempts_max = options.get("deadline_s"), options.get("attempts_max")
             attempt_s = options.get("attempt_s")
             if options.get("stream"):
@@ -110,7 +114,7 @@ class HttpCallFactory:
             call.attempt_s = attempt_s
         elif again:
             call.attempt_s = host.policy.attempt_limit_s(deadline_s)
-        call.retry_if = check_condition(options.get("retry_if")) or self._retry_if if options else self._retry_if
+        call.retry_if = retry_if or self._retry_if
         call.quoted = self._quoted
         call.block, call.key = block, key
         if not idempotent or block is not None:

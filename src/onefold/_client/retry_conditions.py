@@ -42,7 +42,9 @@ RetryIf: TypeAlias = Callable[[HttpAnswer | Exception], bool | float | None]
 
 def check_condition(given: object) -> Any:
     """Refuse what is no function, where it is written."""
-    if given is not None and not callable(given):
+    if given is None:
+        return None
+    if not callable(given):
         raise ConfigurationError(
             f"retry_if={given!r} must be a function from an answer or an error to True, False, seconds or None"
         )

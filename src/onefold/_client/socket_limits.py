@@ -67,11 +67,15 @@ def _backend_class(core: Any) -> Any:
     class Stream(core.NetworkStream):  # type: ignore[misc]  # chosen at run time
         def __init__(self, stream: Any) -> None:
             self._stream = stream
+            self.get_extra_info = stream.get_extra_info  # httpcore asks twice for each request
 
         def read(self, max_bytes: int, timeout: float | None = None) -> Any:
             return self._stream.read(max_bytes, left_s(timeout, core.ReadTimeout))
 
         def write(self, buffer: Any, timeout: float | None = None) -> None:
+            if 0 < len(buffer) <= _PIECE_BYTES:
+                self._stream.write(buffer, left_s(timeout, core.WriteTimeout))
+                return
             for start in range(0, len(buffer), _PIECE_BYTES):
                 self._stream.write(buffer[start : start + _PIECE_BYTES], left_s(timeout, core.WriteTimeout))
 
@@ -80,9 +84,6 @@ def _backend_class(core: Any) -> Any:
 
         def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
             return Stream(self._stream.start_tls(ssl_context, server_hostname, left_s(timeout, core.ConnectTimeout)))
-
-        def get_extra_info(self, info: str) -> Any:
-            return self._stream.get_extra_info(info)
 
     class Backend(core.NetworkBackend):  # type: ignore[misc]  # chosen at run time
         def __init__(self, backend: Any) -> None:

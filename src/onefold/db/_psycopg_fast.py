@@ -161,7 +161,7 @@ class _Deallocations(deque[bytes | None]):
 class PreparingSession:
     """What outlives a request on a connection of the pool."""
 
-    __slots__ = ("broken", "prepared", "preparing", "schema")
+    __slots__ = ("broken", "prepared", "preparing")
 
     def __init__(self, connection: AnyConnection, pool: Any) -> None:
         self.preparing: PreparedNames = vars(pool).setdefault(_PREPARING, PreparedNames())
