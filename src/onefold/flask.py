@@ -1,6 +1,6 @@
 """Flask: the request's transaction and SQLAlchemy session."""
 
-from onefold._http.flask import current_session, current_transaction
+from onefold._http.flask import current_session, current_transaction, stored_principal
 from onefold._steps.points import StepOptions
 from onefold._steps.steps import Steps
 
@@ -9,4 +9,5 @@ __all__ = [
     "Steps",
     "current_session",
     "current_transaction",
+    "stored_principal",
 ]

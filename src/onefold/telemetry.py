@@ -23,7 +23,15 @@ from onefold._kernel.telemetry.relay_events import (
     RelayResumed,
     SetAside,
 )
-from onefold._kernel.telemetry.request_events import Claimed, Reaped, Released, Settled
+from onefold._kernel.telemetry.request_events import (
+    Claimed,
+    Reaped,
+    Released,
+    Settled,
+    WorkAttemptFailed,
+    WorkCompleted,
+    WorkGivenUp,
+)
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Shed
 
 __all__ = [
@@ -56,4 +64,7 @@ __all__ = [
     "SetAside",
     "Settled",
     "Shed",
+    "WorkAttemptFailed",
+    "WorkCompleted",
+    "WorkGivenUp",
 ]

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Response
 
 from onefold import AsyncOnefold, Keyring, Request, Retrying, RetryPolicy, intent
 from onefold._http.fastapi import Tx
+from onefold.fastapi import Steps
 
 BEARER = "bearer-hunter2"
 COOKIE = "cookie-hunter2"
@@ -131,6 +132,50 @@ async def test_on_postgres_no_secret_is_left_anywhere(
     assert found_in("a table", await rows_of(postgres_dsn), but=() if sealed else (ANSWER,)) == []
     assert found_in("the log", caplog.text) == []
     assert [line for page in shown for line in found_in("a page", page)] == []
+
+
+@asynccontextmanager
+async def stepping(database: Any, *, sealed: bool) -> AsyncIterator[tuple[AsyncOnefold, httpx.AsyncClient]]:
+    """The same, with a handler that works in steps and breaks after the first."""
+    sealer = Keyring({"1": b"k" * 32}, write="1") if sealed else None
+    once = AsyncOnefold(database, principal=who, sealer=sealer)
+    await once.migrate()
+    app = FastAPI()
+
+    async def charge(card: str) -> str:
+        return ANSWER
+
+    @app.post("/payments", status_code=201)
+    @once.idempotent(required=True)
+    async def pay(body: dict[str, Any], work: Steps) -> dict[str, str]:
+        await work.call("charge", charge, body["card"])
+        raise RuntimeError("the process breaks here")
+
+    once.install(app)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        yield once, client
+    await once.close()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_of_a_request_that_is_left_no_credential_is_kept(
+    postgres_dsn: str, sealed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request itself is kept until it is done, for the completer: under a key of the application, if it has one."""
+    caplog.set_level(logging.DEBUG, "onefold")
+    headers = {"Authorization": f"Bearer {BEARER}", "Idempotency-Key": f'"{KEY}"', "Cookie": COOKIE, "X-Key": PASSWORD}
+    async with stepping(postgres_dsn, sealed=sealed) as (once, client):
+        for url in ("/payments", f"/payments?token={QUERY}"):
+            assert (await client.post(url, json={"card": CARD}, headers=headers)).status_code == 500
+            headers["Idempotency-Key"] = f'"{KEY}-2"'
+        kept = () if sealed else (KEY, CARD, ANSWER)
+        rows = await rows_of(postgres_dsn)
+        assert rows.count("POST /payments") == 2
+        assert found_in("a table", rows, but=kept) == []
+        assert (await once.complete(abandoned_after_s=0, attempts_max=2)).parked == 1
+        assert found_in("a table", await rows_of(postgres_dsn), but=kept) == []
+    assert found_in("the log", caplog.text) == []
 
 
 async def test_a_client_leaves_none_of_them_in_its_journal_and_its_log(

@@ -150,9 +150,11 @@ class Answer(NamedTuple):
 class Application:
     """A served application, whichever framework it is written for."""
 
-    def __init__(self, shop: Shop, post: Callable[[str, Any], Answer]) -> None:
+    def __init__(self, shop: Shop, post: Callable[[str, Any], Answer], complete: Callable[..., Any]) -> None:
         self.shop = shop
         self._post = post
+        #: One round of the completer, in the process and on the loop of the application.
+        self.complete = complete
 
     def post(self, key: str = "k-1", ride: Any = RIDE) -> Answer:
         return self._post(key, ride)
@@ -176,7 +178,7 @@ def flask_rides(address: str, **settings: Any) -> Iterator[Application]:
         found = client.post("/rides", json=ride, headers={"Idempotency-Key": key})
         return Answer(found.status_code, {name.lower(): value for name, value in found.headers}, found.json)
 
-    yield Application(shop, post)
+    yield Application(shop, post, once.complete)
     once.close()
 
 
@@ -213,7 +215,7 @@ def fastapi_rides(address: str, *, threads: bool = False, **settings: Any) -> It
 
     once.install(app)
     with TestClient(app, raise_server_exceptions=False) as client:
-        yield Application(shop, functools.partial(_post, client))
+        yield Application(shop, functools.partial(_post, client), _complete(client, once))
     if isinstance(once, Onefold):
         once.close()
 
@@ -236,7 +238,17 @@ def starlette_rides(address: str, **settings: Any) -> Iterator[Application]:
     app = Starlette(routes=[Route("/rides", create_ride, methods=["POST"])], lifespan=lifespan)
     once.install(app)
     with TestClient(app, raise_server_exceptions=False) as client:
-        yield Application(shop, functools.partial(_post, client))
+        yield Application(shop, functools.partial(_post, client), _complete(client, once))
+
+
+def _complete(client: TestClient, once: Onefold | AsyncOnefold) -> Callable[..., Any]:
+    def complete(**settings: Any) -> Any:
+        if isinstance(once, Onefold):
+            return once.complete(**settings)
+        assert client.portal is not None
+        return client.portal.call(functools.partial(once.complete, **settings))
+
+    return complete
 
 
 def _post(client: TestClient, key: str, ride: Any) -> Answer:

@@ -201,13 +201,15 @@ def test_a_child_of_fork_renews_nothing_of_its_parent(place: Place, monkeypatch:
     with beating(place) as heartbeat:
         work = claim(place, lease_s=600.0)
         heartbeat.hold(work)
+        parents = heartbeat._here
         with monkeypatch.context() as child:
             child.setattr(fork_and_loop, "getpid", lambda: os.getpid() + 1)
             heartbeat.drop(work)
             own = claim(place, b"own", lease_s=600.0)
             heartbeat.hold(own)
-            assert heartbeat._beats.works() == [own]
+            assert heartbeat._here.beats.works() == [own]
             heartbeat.close()
+        parents.close()
 
 
 async def test_on_asyncio_a_held_work_is_renewed_and_one_that_was_taken_over_is_marked(place: Place) -> None:

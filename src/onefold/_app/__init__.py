@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
+from onefold._app.completer_methods import TaskCompleter, ThreadCompleter
 from onefold._app.work_blocks import WORK_RETENTION_S
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi
@@ -46,7 +47,7 @@ __all__ = ["AsyncOnefold", "Onefold"]
 T = TypeVar("T")
 
 
-class Onefold(BaseOnefold[Database[Any]]):
+class Onefold(ThreadCompleter, BaseOnefold[Database[Any]]):
     """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
 
     `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
@@ -227,7 +228,7 @@ class Onefold(BaseOnefold[Database[Any]]):
         return ThreadedDatabase(self._database, off_loop_handle if waits else plain_handle)
 
 
-class AsyncOnefold(BaseOnefold[AsyncDatabase[Any]]):
+class AsyncOnefold(TaskCompleter, BaseOnefold[AsyncDatabase[Any]]):
     """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
 
     `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a

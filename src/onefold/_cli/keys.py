@@ -157,7 +157,7 @@ def _sealing_of(target: str) -> Sealing:
     async def look() -> Sealing:
         once = await open_target(target, value)
         try:
-            return Sealing(once._layer._guard.reading.sealer)
+            return once._layer.stepped().sealing
         finally:
             await close_onefold(once)
 

@@ -70,6 +70,8 @@ class IdempotencyMiddleware:
         self._ready = ready
         self.layer_name = layer_name
         self._reaping = reaping
+        #: Gets what a lifespan leaves for requests, also for those that come from no server.
+        self.lives_with: Callable[[dict[str, Any]], None] | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         scope[SESSIONS] = self._guard.sessions
@@ -137,6 +139,8 @@ class IdempotencyMiddleware:
             flow = reap(self._guard.reaped(), limit=REAP_LIMIT, batches_max=REAP_LIMIT, listener=self._guard.listener)
             await run_async(flow, TaskExecutor(self._database))
 
+        if self.lives_with is not None:
+            self.lives_with(scope.setdefault("state", {}))
         lifespan = Lifespan(receive, send, check_ready=self._ready.check, reaping=self._reaping, reap=reap_now)
         try:
             await self._app(scope, lifespan.receive, lifespan.send)

@@ -19,6 +19,7 @@ from http import HTTPStatus
 from io import BytesIO
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args, get_origin
 
+from onefold._http.completing_mark import completing_of
 from onefold._http.request import Request, Response
 from onefold._kernel.effects import Call
 from onefold.errors import (
@@ -179,6 +180,19 @@ def _read_annotation(setting: str, function: Callable[..., Any], annotation: Any
         "onefold.Request, starlette.requests.Request or flask.Request. A dependency of FastAPI goes through "
         f"{setting}=onefold.fastapi.{setting}_from({_name(function)})"
     )
+
+
+async def authenticate(
+    framework: Framework, may: Question | None, whose: Question, request: Request, body: bytes, template: str
+) -> str:
+    """On whose behalf the request is made, if it may be. A request of the completer has no client that could be asked:
+    it is made on behalf of the principal that began it. Raises OnefoldError, ApplicationRefusal."""
+    completing = completing_of(request.source)
+    if completing is not None:
+        return completing.principal
+    if may is not None:
+        await authorize(framework, may, request, body, template)
+    return await identify(framework, whose, request, body, template)
 
 
 async def authorize(

@@ -21,6 +21,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect, Rule
 
 from onefold._http.authentication import of_werkzeug, with_body
+from onefold._http.completing_mark import principal_in
 from onefold._http.decorator import note_exception, policy_of
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import ServedPath
@@ -174,6 +175,14 @@ def _values(rule: Rule, given: Mapping[str, object], app: Flask) -> tuple[str, .
     if not all(isinstance(given.get(name), str | int | float | UUID) for name in names):
         return None
     return tuple([str(given[name]) for name in names])
+
+
+def stored_principal() -> str | None:
+    """The principal of a request that the completer makes, which has no credentials: for an application's own checks
+    of them. None for requests of clients."""
+    from flask import request
+
+    return principal_in(request.environ)
 
 
 def current_transaction() -> Transaction[Any]:

@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from onefold._http.authentication import ApplicationRefusal, authorize, identify, render_with_application
+from onefold._http.authentication import ApplicationRefusal, authenticate, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
@@ -165,10 +165,9 @@ class GuardedRequest(Generic[E]):
         guard, template = self._guard, self._route.template
         self._body = body
         try:
-            if self.policy.authorize_question is not None:
-                await authorize(guard.framework, self.policy.authorize_question, self.request, body, template)
             # Without a key too: who may not have one claimed gets no transaction either.
-            principal = await identify(guard.framework, self.policy.principal_question, self.request, body, template)
+            may, whose = self.policy.authorize_question, self.policy.principal_question
+            principal = await authenticate(guard.framework, may, whose, self.request, body, template)
         except OnefoldError as error:  # also where they ask a store that is down: the caller is not authenticated then
             return self._refuse(error)
         except ApplicationRefusal as answered:

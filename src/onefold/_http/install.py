@@ -15,6 +15,7 @@ from onefold._http.bare_header_check import header_taken
 from onefold._http.decorator import IdempotentHandler, check_markable, idempotent_handler_of, mark, name_of
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import READY, Known, Readiness, check_complete, check_free, check_served
+from onefold._http.installed_app import InstalledApp
 from onefold._http.openapi import describe
 from onefold._http.reaper import EVERY_S, Reaping
 from onefold._http.request import Request
@@ -108,10 +109,10 @@ class Layer:
         whole = policy_of_settings(known)
         self._check_asked(whole)
         self._others = whole if "principal" in self._defaults else None
-        self._pages = pages
-        self._shedding = shedding
+        self._pages, self._shedding = pages, shedding
         self.listener = listener
         self.reaping = Reaping(reap_every_s)
+        self.installed: list[InstalledApp] = []
         self.store = _store(dialect)
         reading = Reading(sealer, unsealed_answers, earlier_records)
         #: For handlers that work in steps; made when it is first asked for.
@@ -299,9 +300,8 @@ def _check_shedding(shedding: object) -> None:
     from onefold._http.shedding import Shedding
 
     if not isinstance(shedding, Shedding):
-        raise ConfigurationError(
-            f"shedding={shedding!r} must be a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
-        )
+        meant = "a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
+        raise ConfigurationError(f"shedding={shedding!r} must be {meant}")
 
 
 def _merge_defaults(
@@ -343,9 +343,10 @@ def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
     layer.check_app(app)
     routes, framework = ApplicationRoutes(app), StarletteFramework(app)
     ready = layer.ready(routes, "asgi")
+    layer.installed.append(installed := InstalledApp("asgi", app, routes.resolve))
 
     def around(app: asgi.Application) -> asgi.Application:  # older Starlettes pass it by this name
-        return layer.around_asgi(app, routes, database, framework=framework, ready=ready)
+        return installed.share_state(layer.around_asgi(app, routes, database, framework=framework, ready=ready))
 
     app.add_middleware(around)
     note_exceptions(app)
@@ -368,6 +369,7 @@ def install_wsgi(app: Any, layer: Layer, database: Database[Any]) -> bool:
     layer.check_app(app)
     routes, framework = ViewRoutes(app), FlaskFramework(app)
     ready = layer.ready(routes, "wsgi")
+    layer.installed.append(InstalledApp("wsgi", app, routes.resolve))
     app.after_request(hold_back_closing)
     note_exceptions(app)
     app.wsgi_app = layer.around_wsgi(app.wsgi_app, routes, database, framework=framework, ready=ready)
@@ -389,10 +391,6 @@ def _describe_in_openapi(app: Any, routes: Routes) -> None:
 
 
 def _store(dialect: str) -> LockedStore:
-    match dialect:
-        case "postgres":
-            return LockedStore()
-        case "sqlite":
-            return LockedStore(sqlite)
-        case _:
-            raise ConfigurationError(f"dialect {dialect!r} is not supported; onefold knows postgres and sqlite")
+    if dialect not in ("postgres", "sqlite"):
+        raise ConfigurationError(f"dialect {dialect!r} is not supported; onefold knows postgres and sqlite")
+    return LockedStore() if dialect == "postgres" else LockedStore(sqlite)

@@ -29,6 +29,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
 from onefold._http.authentication import PlainAsgi, render_http_exception
+from onefold._http.completing_mark import principal_in
 from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response
@@ -124,6 +125,12 @@ def _note_and_handle(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
         return await run_in_threadpool(handler, connection, error)
 
     return note_and_handle
+
+
+def stored_principal(request: HTTPConnection) -> str | None:
+    """The principal of a request that the completer makes, which has no credentials: for an application's own
+    dependencies and middleware that check them. None for requests of clients."""
+    return principal_in(request.scope)
 
 
 def transaction_of(request: HTTPConnection) -> Transaction[Any]:

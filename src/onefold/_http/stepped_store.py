@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from onefold._http.completing_mark import completing_of
 from onefold._http.request import Request
 from onefold._http.request_steps import RequestSteps
 from onefold._http.stored_request import write_request
@@ -83,12 +84,19 @@ class RequestWork:
         self._keys, self._works = shared.keys, shared.works
         self.before = shared.keys.sql.BEFORE_HANDLER
         #: What is kept of the request for as long as the work is not done.
-        self.request: bytes | None = None
+        self._request: bytes | None = None
+        #: Whether it is there already: a completer goes on with works, and begins none.
+        self._is_resumed = False
         self._held: Held | None = None
         self._isolation: Isolation | None = None
         self.performing: Performing | None = None
 
     # --- the claim -----------------------------------------------------------------------------------------------
+
+    def keep(self, request: Request, body: bytes, principal: str) -> None:
+        """What it takes to make the request again, in case that it is left. Before the claim."""
+        self._request = write_request(request, body, principal)
+        self._is_resumed = completing_of(request.source) is not None
 
     async def claim(self, ask: Ask) -> Claim:
         """After Run the work is held, and no connection is. Raises WorkParked."""
@@ -96,8 +104,9 @@ class RequestWork:
         mine = self._work_of(ask)
         alone = ask._replace(isolation="read committed")  # whatever phases have: each look must see what was committed
         sql = self._keys.sql
+        ways = (self._works.take,) if self._is_resumed else (self._works.insert, self._works.take)
         for _ in range(CLAIMS_MAX):
-            for get in (self._works.insert, self._works.take):
+            for get in ways:
                 claim = await self._keys.claim(alone)
                 if not isinstance(claim, Run):
                     return claim
@@ -119,7 +128,8 @@ class RequestWork:
                 return InFlight()
 
     def _work_of(self, ask: Ask) -> WorkAsk:
-        shut = None if self.request is None else self._shared.sealing.close(self.request, request_context(ask.digest))
+        plain = self._request
+        shut = None if plain is None else self._shared.sealing.close(plain, request_context(ask.digest))
         return WorkAsk(
             digest=ask.digest,
             kind="request",
@@ -131,10 +141,6 @@ class RequestWork:
             request=shut,
             same=functools.partial(_is_same, ask),
         )
-
-    def keep(self, request: Request, body: bytes, principal: str) -> None:
-        """What it takes to make the request again is kept until the work is done."""
-        self.request = write_request(request, body, principal)
 
     def begin(self, guarded: GuardedRequest[Any]) -> RequestSteps:
         """The handler is about to run."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Final, NamedTuple
+from urllib.parse import unquote_plus
 
 from onefold._http.request import Headers, Request
 
@@ -28,11 +30,22 @@ KEPT: Final = frozenset(
 )
 
 
+#: Names of parameters of a query that hold a credential, as gateways and vendors call them.
+_CREDENTIAL: Final = re.compile(
+    r".*(?:token|secret|passw(?:or)?d|signature|jwt|bearer|credential|api[-_]?key|session[-_]?id)"
+    r"|(?:.*[-_.])?(?:key|sig|auth|authorization)",
+    re.IGNORECASE,
+)
+
+
 class StoredRequest(NamedTuple):
     """What is kept of a request."""
 
     method: str
+    scheme: str
     root: str
+    outer_root: str | None
+    """Where the application above it is mounted, in ASGI, where there is one."""
     path: str
     query: bytes
     headers: Headers
@@ -40,11 +53,17 @@ class StoredRequest(NamedTuple):
     principal: str
 
 
-def write_request(request: Request, body: bytes, principal: str) -> bytes:
-    """A line of JSON, and the body as it is."""
+def write_request(request: Request, body: bytes, principal: str) -> bytes | None:
+    """A line of JSON, and the body as it is. None: it has a credential in its query, and cannot be made again without;
+    nothing of it is kept, and only its client can go on with it."""
+    source = request.source
+    if any(_CREDENTIAL.fullmatch(unquote_plus(name)) for name in _names(request.query)):
+        return None
     head = {
         "method": request.method,
-        "root": request.source.get("root_path") or request.source.get("SCRIPT_NAME") or "",
+        "scheme": source.get("scheme") or source.get("wsgi.url_scheme") or "http",
+        "root": source.get("root_path") or source.get("SCRIPT_NAME") or "",
+        "outer_root": source.get("app_root_path"),
         "path": request.path,
         "query": request.query.decode("latin-1"),
         "headers": [
@@ -60,5 +79,18 @@ def read_request(stored: bytes) -> StoredRequest:
     read = json.loads(head)
     headers = tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in read["headers"]])
     return StoredRequest(
-        read["method"], read["root"], read["path"], read["query"].encode("latin-1"), headers, body, read["principal"]
+        read["method"],
+        read["scheme"],
+        read["root"],
+        read["outer_root"],
+        read["path"],
+        read["query"].encode("latin-1"),
+        headers,
+        body,
+        read["principal"],
     )
+
+
+def _names(query: bytes) -> list[str]:
+    """Of its parameters, as they were sent."""
+    return [part.partition("=")[0] for part in query.decode("latin-1").replace(";", "&").split("&")]

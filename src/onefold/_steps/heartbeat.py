@@ -119,16 +119,37 @@ class ThreadHeartbeat:
         self._begin()
 
     def _begin(self) -> None:
-        self._beats = _Beats()
+        self._here = _ThreadBeats(self._database)
+
+    def hold(self, work: Held) -> None:
+        """Renew its lease from now on."""
+        self._process.renew(self._begin)
+        self._here.hold(work)
+
+    def drop(self, work: Held) -> None:
+        """Renew it no more."""
+        self._process.renew(self._begin)
+        self._here.drop(work)
+
+    def close(self) -> None:
+        """End the thread. What is held is renewed no more."""
+        self._process.renew(self._begin)
+        self._here.close()
+
+
+class _ThreadBeats:
+    """The same, in one process."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+        self.beats = _Beats()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
 
     def hold(self, work: Held) -> None:
-        """Renew its lease from now on."""
-        self._process.renew(self._begin)
         with self._changed:
-            self._beats.hold(work, monotonic_s())
+            self.beats.hold(work, monotonic_s())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="onefold-heartbeat", daemon=True)
                 self._thread.start()
@@ -136,14 +157,11 @@ class ThreadHeartbeat:
                 self._changed.notify()  # its lease may be shorter than those of the others
 
     def drop(self, work: Held) -> None:
-        """Renew it no more. The thread ends with its next beat, if it is the last: the next call may be soon."""
-        self._process.renew(self._begin)
+        """The thread ends with its next beat, if it is the last: the next call may be soon."""
         with self._changed:
-            self._beats.drop(work)
+            self.beats.drop(work)
 
     def close(self) -> None:
-        """End the thread. What is held is renewed no more."""
-        self._process.renew(self._begin)
         with self._changed:
             thread, self._closing = self._thread, True
             self._changed.notify()
@@ -157,23 +175,23 @@ class ThreadHeartbeat:
                 lost = run(renew(self._database.dialect, works), ThreadExecutor(self._database))
             except Exception as error:  # whatever it is, the next beat may do better; without beats all works are lost
                 with self._changed:
-                    self._beats.failed(works, error, monotonic_s())
+                    self.beats.failed(works, error, monotonic_s())
             else:
                 with self._changed:
-                    self._beats.beaten(works, lost, monotonic_s())
+                    self.beats.beaten(works, lost, monotonic_s())
 
     def _wait(self) -> list[Held]:
         """What is held when the next beat is due. Nothing: this thread ends, and the next work starts another."""
         with self._changed:
             due: float | None = None
             while not self._closing:
-                due = self._beats.due() if self._beats else due
+                due = self.beats.due() if self.beats else due
                 wait_s = 0.0 if due is None else due - monotonic_s()
                 if wait_s > 0:
                     self._changed.wait(wait_s)
                     continue
-                if self._beats:
-                    return self._beats.works()
+                if self.beats:
+                    return self.beats.works()
                 break
             self._thread = None
             return []

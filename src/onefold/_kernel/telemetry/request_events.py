@@ -42,4 +42,31 @@ class Reaped:
     records: int
 
 
-RequestEvent: TypeAlias = Claimed | Settled | Released | Reaped
+@dataclass(frozen=True, slots=True)
+class WorkCompleted:
+    """A request that was begun in steps and left was finished by the completer."""
+
+    operation: str
+    status: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAttemptFailed:
+    """A request that was left could not be finished, and is tried again."""
+
+    operation: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkGivenUp:
+    """A request that was left is not tried again, and waits for a person."""
+
+    operation: str
+    attempts: int
+    reason: str
+
+
+RequestEvent: TypeAlias = Claimed | Settled | Released | Reaped | WorkCompleted | WorkAttemptFailed | WorkGivenUp

@@ -1,0 +1,181 @@
+"""The completer: finishes requests that were begun in steps and left by their process and their client.
+
+Theory of operation. A work whose lease ended some time ago is picked, one at a time, and its request is made again in
+this process, without its client. The request claims its key as any other does: it takes the work over with its steps,
+or finds that a retry of the client is at it already. So the completer needs no right of its own, and whatever holds for
+a retry holds for it. Afterwards it looks: a work that is gone is completed; one that is still there has failed, is
+tried again after a growing pause, and after so many attempts waits for a person.
+
+Failure windows. A completer that dies leaves the work as any process would: its lease runs out, and the next one picks
+it when it is due again. Two completers never pick one work within the pause that picking gives it; if they did, one of
+them would find it in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Call, Fetch
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkGivenUp
+from onefold._policy.backoff import Backoff, Draw
+from onefold._policy.ranges import require
+from onefold._steps.sql.completing import STATEMENTS
+from onefold.errors import ConfigurationError
+
+_log = logging.getLogger("onefold.steps")
+
+#: From picking a work to its claim: other completers leave it alone for so long.
+_HOLD_S: Final = 60.0
+#: How often, about, a completer looks for what was left.
+COMPLETING_EVERY_S: Final = 30.0
+_REASON_CHARS_MAX: Final = 500
+
+Outcome: TypeAlias = Literal["completed", "failed", "parked", "busy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleterConfig:
+    """When a work counts as left, and how often it is tried."""
+
+    abandoned_after_s: float = 60.0
+    """After its lease has ended: the client's own retry comes first."""
+    attempts_max: int = 10
+    """All of them count, also the client's."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(transient_base_s=30.0, cap_s=3600.0))
+
+    def __post_init__(self) -> None:
+        require("abandoned_after_s", self.abandoned_after_s, least=0.0, most=7 * 86_400)
+        given: object = self.attempts_max
+        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 1000:
+            raise ConfigurationError(f"attempts_max={given!r} is out of range: choose a whole number from 1 to 1000")
+
+
+class Abandoned(NamedTuple):
+    """A work to be completed."""
+
+    digest: bytes
+    operation: str
+    attempts: int
+    request: bytes
+    """As it is stored."""
+
+
+class CompletionAttempt(NamedTuple):
+    """How a request that was made again ended."""
+
+    status: int | None
+    error: str | None = None
+    """What it raised."""
+
+    @property
+    def reason(self) -> str:
+        told = self.error or (f"status {self.status}" if self.status is not None else "no answer")
+        return "".join(char if char.isprintable() else " " for char in told)[:_REASON_CHARS_MAX]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedWorks:
+    """What one round of the completer came to."""
+
+    completed: int = 0
+    failed: int = 0
+    parked: int = 0
+
+
+class Completer:
+    """The flows of completing."""
+
+    def __init__(
+        self,
+        dialect: str,
+        attempt: Callable[[Abandoned], Any],
+        *,
+        config: CompleterConfig,
+        draw: Draw,
+        listener: Listener | None = None,
+    ) -> None:
+        """`attempt` makes the request again; what it returns, or gives when it is awaited, is an CompletionAttempt."""
+        self._sql = STATEMENTS[dialect]
+        self._attempt = attempt
+        self._config = config
+        self._draw = draw
+        self._listener = listener
+
+    async def complete(self, limit: int, stopped: Callable[[], bool] = lambda: False) -> CompletedWorks:
+        """Try what is due, one after the other, at most so many."""
+        counts: dict[Outcome, int] = {}
+        for _ in range(limit):
+            outcome = None if stopped() else await self.complete_one()
+            if outcome is None:
+                break
+            counts[outcome] = counts.get(outcome, 0) + 1
+        return CompletedWorks(counts.get("completed", 0), counts.get("failed", 0), counts.get("parked", 0))
+
+    async def complete_one(self) -> Outcome | None:
+        """Try the next one. None: nothing is due."""
+        picked = await with_connection(self._pick)
+        if picked is None:
+            return None
+        ended: CompletionAttempt = await Call(lambda: self._attempt(picked))
+
+        async def look() -> Outcome:
+            return await self._judge(picked, ended)
+
+        return await with_connection(look)
+
+    async def _pick(self) -> Abandoned | None:
+        rows = await Fetch(self._sql.pick(self._config.abandoned_after_s, _HOLD_S))
+        if not rows:
+            return None
+        [(digest, operation, attempts, request)] = rows
+        return Abandoned(bytes(digest), operation, attempts, bytes(request))
+
+    async def _judge(self, picked: Abandoned, ended: CompletionAttempt) -> Outcome:
+        await Batch((Boundary.BEGIN,))
+        rows = await Fetch(self._sql.find(picked.digest))
+        if not rows:
+            locked = await Fetch(self._sql.is_there(picked.digest))
+            await Batch((Boundary.ROLLBACK,))
+            return "busy" if locked else self._tell_completed(picked, ended)
+        attempts, parked, leased = rows[0]
+        if parked is not None or leased:  # by its own handler; by another attempt, which has taken it over
+            await Batch((Boundary.ROLLBACK,))
+            return "busy" if parked is None else self._tell_parked(picked, attempts, parked)
+        # An attempt that did not get as far as the claim was one all the same: a route that is gone, a 401.
+        attempts = max(attempts, picked.attempts + 1)
+        if attempts >= self._config.attempts_max:
+            reason = f"failed {attempts} times: {ended.reason}"
+            await Batch((self._sql.park(picked.digest, attempts, reason), Boundary.COMMIT))
+            return self._tell_parked(picked, attempts, reason)
+        wait_s = self._config.backoff.pause_s(attempts, draw=self._draw)
+        await Batch((self._sql.postpone(picked.digest, attempts, wait_s), Boundary.COMMIT))
+        return self._tell_failed(picked, attempts, ended.reason, wait_s)
+
+    def _tell_completed(self, picked: Abandoned, ended: CompletionAttempt) -> Outcome:
+        status = ended.status or 0
+        _log.info(
+            "%s (work %s), which was left, is completed: status %d", picked.operation, picked.digest.hex(), status
+        )
+        tell(self._listener, WorkCompleted(picked.operation, status, picked.attempts + 1))
+        return "completed"
+
+    def _tell_failed(self, picked: Abandoned, attempts: int, reason: str, wait_s: float) -> Outcome:
+        _log.warning(
+            "%s (work %s), which was left, could not be completed, attempt %d of %d: %s; tried again in %.3g s",
+            picked.operation, picked.digest.hex(), attempts, self._config.attempts_max, reason, wait_s,
+        )  # fmt: skip
+        tell(self._listener, WorkAttemptFailed(picked.operation, attempts, reason))
+        return "failed"
+
+    def _tell_parked(self, picked: Abandoned, attempts: int, reason: str) -> Outcome:
+        _log.error(
+            "%s (work %s) is parked and is not tried again: %s. Repair the cause, then `onefold keys resume %s`, or "
+            "`release`", picked.operation, picked.digest.hex(), reason, picked.digest.hex(),
+        )  # fmt: skip
+        tell(self._listener, WorkGivenUp(picked.operation, attempts, reason))
+        return "parked"
