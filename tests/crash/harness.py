@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 
 from onefold._http.request_guard import RequestGuard
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.sql import sqlite
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import UnkeyedStore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold.testing.servers import PrivatePostgres
 from tests.crash import mutants
 from tests.crash.asgi_harness import AsgiAsyncpg, AsgiSqlite

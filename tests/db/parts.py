@@ -11,7 +11,7 @@ from typing import Any, Final
 from onefold import AsyncOnefold, StepOptions
 from onefold._client.journal.flow import Journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
 from onefold._inbox import failed_messages, pausing, redrive, registry
 from onefold._inbox.consumer import Consumer, Order

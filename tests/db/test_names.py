@@ -152,7 +152,13 @@ def _of_requests() -> Iterator[str]:
     for key_ms in (None, 1):
         for earlier in ((), (b"e" * 16,), (b"e" * 16, b"f" * 16)):
             ask = Ask(b"d" * 16, b"f" * 32, "", 1.0, 1.0, key_ms, earlier)
-            made = (idempotency.lock, idempotency.look, idempotency.see, idempotency.find, idempotency.reserve)
+            made = (
+                idempotency.lock,
+                idempotency.check_free,
+                idempotency.explain,
+                idempotency.find,
+                idempotency.reserve,
+            )
             yield from (statement(ask).sql for statement in made)
             yield from (step.sql for step in idempotency.forget(ask) if isinstance(step, Statement))
             yield from (idempotency.settle(ask, answer, reserved=reserved).sql for reserved in (False, True))

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from onefold._app.migrations import MIGRATIONS
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, Replay, Run
 from onefold._kernel.effects import Statement
 from onefold._kernel.executors import TaskExecutor

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Transaction
 from onefold._app.migrations import MIGRATIONS
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, Replay, Run
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, Record, Replay, Run
 from onefold._kernel.effects import Acquire, Batch, Discard, Effect, Fetch, Now, Release, Sleep
 from onefold._kernel.lost_commits import LOOKUP_PAUSES_S, LOOKUP_S_MAX

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onefold._idempotency.claims import Recent
+from onefold._idempotency.locked_store import Recent
 
 
 def digests(start: int, end: int) -> list[bytes]:

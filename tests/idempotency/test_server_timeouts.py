@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from onefold._app.migrations import MIGRATIONS
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Ask
 from onefold._idempotency.unkeyed import UnkeyedStore, unkeyed_ask
 from onefold._inbox.ledger_entry import LedgerEntry

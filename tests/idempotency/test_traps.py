@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onefold._idempotency.claims import LockedStore
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, Claim, InFlight, Mismatch, Replay, Run
 from onefold._idempotency.schema import MIGRATIONS
 from onefold._idempotency.sql import postgres
@@ -377,7 +377,9 @@ strict_levels = pytest.mark.parametrize("level", ["repeatable read", "serializab
     ("sql", "twice"),
     [
         pytest.param(planted(lock=_slow_lock), False, id="onefold"),
-        pytest.param(planted(lock=_slow_lock, reserve=postgres.look), True, id="planted-look-with-an-old-snapshot"),
+        pytest.param(
+            planted(lock=_slow_lock, reserve=postgres.check_free), True, id="planted-look-with-an-old-snapshot"
+        ),
     ],
 )
 async def test_what_was_committed_between_snapshot_and_lock_is_not_run_again(
@@ -478,7 +480,7 @@ async def test_a_handler_that_commits_by_itself_is_found_out_and_its_key_stays_f
     ("sql", "failed"),
     [
         pytest.param(postgres, 0, id="onefold"),
-        pytest.param(planted(reserve=postgres.look), 5, id="planted-look-that-leaves-a-trace"),
+        pytest.param(planted(reserve=postgres.check_free), 5, id="planted-look-that-leaves-a-trace"),
     ],
 )
 async def test_serializable_requests_that_have_nothing_in_common_do_not_disturb_each_other(

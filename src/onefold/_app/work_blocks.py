@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from onefold._http.install import Layer
-from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.encryption import peppers_of
+from onefold._idempotency.locked_store import LockedStore
 from onefold._kernel.effects import Isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction

@@ -35,8 +35,8 @@ from onefold._http.route_policy import (
 from onefold._http.session_needs import check_sessions
 from onefold._http.steps_parameter import check_steps, find_steps
 from onefold._http.stored_response import Reading
-from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.encryption import Sealer, peppers_of
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.sql import sqlite
 from onefold._idempotency.unkeyed import UnkeyedStore
 from onefold._kernel.plain_transaction import PlainTransaction

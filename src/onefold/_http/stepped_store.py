@@ -19,8 +19,8 @@ from onefold._http.completing_mark import completing_of
 from onefold._http.request import Request
 from onefold._http.request_steps import RequestSteps
 from onefold._http.stored_request import write_request
-from onefold._idempotency.claims import LockedStore
 from onefold._idempotency.encryption import UnreadableAnswer
+from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import (
     SCHEMA_VERSION,
     Answer,

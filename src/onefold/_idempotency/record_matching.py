@@ -7,7 +7,7 @@ the record can have been made with. Records of onefold 0.1 do not name their for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from onefold._idempotency.fingerprint import (
@@ -22,7 +22,7 @@ from onefold._idempotency.fingerprint import (
     is_ours,
     raw_bytes,
 )
-from onefold._idempotency.model import Record, Scope
+from onefold._idempotency.model import SCHEMA_VERSION, Ask, InFlight, Mismatch, Record, Replay, Scope
 from onefold.errors import StoreError
 
 
@@ -74,3 +74,42 @@ def _agrees_in_any_form(compared: Compared, record: Record) -> bool:
         earlier_fingerprint(compared.asked, strategy, key=record.digest) == record.fingerprint
         for strategy in dict.fromkeys((*compared.strategies, canonical_json, raw_bytes))
     )
+
+
+def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | InFlight | None:
+    """What the live records of an intent mean for a request. None: there are none."""
+    for record in records:
+        if record.version > SCHEMA_VERSION:
+            raise StoreError(
+                f"a record of {ask.operation} was written by a newer onefold (schema version {record.version}, this "
+                f"one reads up to {SCHEMA_VERSION}); finish the roll-out, or roll back the newer release"
+            )
+    if ask.unplaced is not None:
+        shared = [record for record in records if record.digest == ask.unplaced]
+        records = [record for record in records if record.digest != ask.unplaced]
+        if not records:
+            return _judge_unplaced(ask, shared)
+    done = [record for record in records if not record.is_signpost]
+    if not done:
+        # Only a signpost: a deploy with another `operation` has done it, and only its processes can say how it ended.
+        return InFlight() if records else None
+    found = done[0] if len(done) == 1 else min(done, key=_by_name(ask))
+    same = found.fingerprint == ask.fingerprint if ask.same is None else ask.same(found)
+    return Replay(found) if same else Mismatch()
+
+
+def _judge_unplaced(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
+    """What a record of onefold 0.1 means that may be of another mount or host. None: it is another's, or there is none.
+
+    Where nothing in it tells, the answer may be another application's and the effect may be this one's: the request
+    is held off until the record expires.
+    """
+    for record in records:
+        if record.version == 1 and ask.same is not None and ask.same(record):
+            return Replay(record) if ask.tells_places else InFlight()
+    return None
+
+
+def _by_name(ask: Ask) -> Callable[[Record], int]:
+    """The intent's own record before those of earlier names."""
+    return lambda record: ask.digests.index(record.digest)

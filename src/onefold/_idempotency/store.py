@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onefold._idempotency.model import (
-    SCHEMA_VERSION,
     SIGNPOST_STATUS,
     Answer,
     Ask,
     Claim,
-    InFlight,
-    Mismatch,
     Record,
-    Replay,
     Run,
     Status,
 )
 from onefold._kernel.effects import Batch, Fetch, Flow, Row, Statement, Step
-from onefold.errors import StoreError
 
 
 class Store(Protocol):
@@ -64,45 +59,6 @@ def record_of(row: Sequence[Any]) -> Record:
         bytes(headers),
         None if body is None else bytes(body),
     )
-
-
-def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | InFlight | None:
-    """What the live records of an intent mean for a request. None: there are none."""
-    for record in records:
-        if record.version > SCHEMA_VERSION:
-            raise StoreError(
-                f"a record of {ask.operation} was written by a newer onefold (schema version {record.version}, this "
-                f"one reads up to {SCHEMA_VERSION}); finish the roll-out, or roll back the newer release"
-            )
-    if ask.unplaced is not None:
-        shared = [record for record in records if record.digest == ask.unplaced]
-        records = [record for record in records if record.digest != ask.unplaced]
-        if not records:
-            return _judge_unplaced(ask, shared)
-    done = [record for record in records if not record.is_signpost]
-    if not done:
-        # Only a signpost: a deploy with another `operation` has done it, and only its processes can say how it ended.
-        return InFlight() if records else None
-    found = done[0] if len(done) == 1 else min(done, key=_by_name(ask))
-    same = found.fingerprint == ask.fingerprint if ask.same is None else ask.same(found)
-    return Replay(found) if same else Mismatch()
-
-
-def _judge_unplaced(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
-    """What a record of onefold 0.1 means that may be of another mount or host. None: it is another's, or there is none.
-
-    Where nothing in it tells, the answer may be another application's and the effect may be this one's: the request
-    is held off until the record expires.
-    """
-    for record in records:
-        if record.version == 1 and ask.same is not None and ask.same(record):
-            return Replay(record) if ask.tells_places else InFlight()
-    return None
-
-
-def _by_name(ask: Ask) -> Callable[[Record], int]:
-    """The intent's own record before those of earlier names."""
-    return lambda record: ask.digests.index(record.digest)
 
 
 def describe_lost_connection(ask: Ask) -> str:

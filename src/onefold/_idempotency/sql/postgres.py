@@ -132,13 +132,13 @@ def lock(ask: Ask) -> Statement:
     return Statement(_lock(len(requests), len(keys)), (postgres_span(ask.lease_s), *requests, *keys))
 
 
-def look(ask: Ask) -> Statement:
+def check_free(ask: Ask) -> Statement:
     if ask.key_ms is None:
         return _among(_LOOK, ask)
     return _among(_LOOK_LATE, ask, ask.late_after_ms)
 
 
-def see(ask: Ask) -> Statement:
+def explain(ask: Ask) -> Statement:
     """Whether the transaction has one snapshot only, the verdict of LOCK, whether the key is late, and the records
     (NULLs when there is none)."""
     return _among(_SEE, ask, ask.late_after_ms)

@@ -94,13 +94,13 @@ def lock(ask: Ask) -> Statement:
     return Statement(_lock(len(numbers)), (len(requests), *numbers), brief=True)
 
 
-def look(ask: Ask) -> Statement:
+def check_free(ask: Ask) -> Statement:
     if ask.key_ms is None:
         return _among(_LOOK, ask)
     return _among(_LOOK_LATE, ask, ask.late_after_ms)
 
 
-def see(ask: Ask) -> Statement:
+def explain(ask: Ask) -> Statement:
     """Whether it is too late to look (never: nothing was read before the lock), the verdict of LOCK, whether the key is
     late, and the records (NULLs when there is none)."""
     return _among(_SEE, ask, ask.late_after_ms)
@@ -130,7 +130,7 @@ def settle(ask: Ask, answer: Answer) -> Statement:
 
 
 #: What a stricter isolation needs elsewhere: every transaction of SQLite is serializable, and begins after the look.
-reserve = look
+reserve = check_free
 settle_reserved = settle
 
 

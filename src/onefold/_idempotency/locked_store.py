@@ -23,8 +23,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
+from onefold._idempotency.record_matching import judge_records
 from onefold._idempotency.sql import postgres
-from onefold._idempotency.store import ask_for, describe_lost_connection, in_batch, judge_records, record_of, status_of
+from onefold._idempotency.store import ask_for, describe_lost_connection, in_batch, record_of, status_of
 from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
 from onefold._kernel.effects import (
     Acquire,
@@ -83,10 +84,19 @@ class LockedStatements(Protocol):
         ...
 
     def lock(self, ask: Ask) -> Statement: ...
-    def look(self, ask: Ask) -> Statement: ...
+    def check_free(self, ask: Ask) -> Statement:
+        """No row: the request runs. Any row: `explain` says why not, or that it was too early to say."""
+        ...
+
     def reserve(self, ask: Ask) -> Statement: ...
-    def see(self, ask: Ask) -> Statement: ...
-    def find(self, ask: Ask) -> Statement: ...
+    def explain(self, ask: Ask) -> Statement:
+        """The verdict of the locks, whether the key is late, and its records."""
+        ...
+
+    def find(self, ask: Ask) -> Statement:
+        """The records, without a lock."""
+        ...
+
     def forget(self, ask: Ask) -> tuple[Step, ...]: ...
     def settle(self, ask: Ask, answer: Answer) -> Statement: ...
     def settle_reserved(self, ask: Ask, answer: Answer) -> Statement: ...
@@ -221,11 +231,11 @@ class LockedStore:
     async def _try(self, ask: Ask, first: tuple[Boundary, ...]) -> Claim:
         strict = self._strict if ask.isolation is None else ask.isolation != "read committed"
         run = _RUN_RESERVED if strict else _RUN
-        look = self.sql.reserve(ask) if strict else self.sql.look(ask)
-        begin = (*self.sql.opening(ask), self.sql.lock(ask), *self.sql.BEFORE_HANDLER, look)
+        check = self.sql.reserve(ask) if strict else self.sql.check_free(ask)
+        begin = (*self.sql.opening(ask), self.sql.lock(ask), *self.sql.BEFORE_HANDLER, check)
         if await Batch((*first, *begin)) == 0:
             return run
-        seen = await Fetch(self.sql.see(ask))
+        seen = await Fetch(self.sql.explain(ask))
         has_one_snapshot, *_ = seen[0]
         if has_one_snapshot and not strict:
             self._strict = True  # from now on, without this detour
@@ -235,7 +245,7 @@ class LockedStore:
             # Another payload holds the key, or a request that only looked at it did. Try once more, then believe it.
             if await Batch((Boundary.ROLLBACK, *begin)) == 0:
                 return run
-            claim = await self._judge(ask, run, await Fetch(self.sql.see(ask))) or Mismatch()
+            claim = await self._judge(ask, run, await Fetch(self.sql.explain(ask))) or Mismatch()
         if not isinstance(claim, Run):
             await Batch((Boundary.ROLLBACK,))
         return claim
