@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from restate import TerminalError
+from temporalio.exceptions import ApplicationError
 
 from onefold.sagas import Compensated, Saga, saga
 from tests.saga.conformance.cases import compensated, seen, until
@@ -208,3 +210,46 @@ async def test_killed_by_the_servers_own_tools_a_saga_says_that_nothing_was_undo
         assert "nothing was undone" in (status.error or "")
         assert not await engine.cancel(saga_id)
     assert WORLD.of(saga_id) == ["reserve"]
+
+
+@saga("terminal", undo_retry=RETRY, undo_pause=QUICK)
+async def terminal(s: Saga, o: dict[str, Any]) -> None:
+    """Raises what the servers' SDKs take for the end of a workflow."""
+    await s.step("reserve", reserve, o, undo=release, retry=RETRY)
+    try:
+        raise TerminalError("the end", 400)
+    except TerminalError as error:
+        raise ApplicationError("the end", non_retryable=True) from error
+
+
+async def test_what_ends_a_workflow_of_the_servers_sdk_stops_a_saga(opener: Opener, saga_id: str) -> None:
+    async with opener([terminal]) as engine:
+        await engine.start(terminal, saga_id, {"item": "book"})
+        status = await until(engine, saga_id, "stopped", "completed", "compensated")
+        assert (status.state, "the end" in (status.error or "")) == ("stopped", True)
+        assert WORLD.of(saga_id) == ["reserve"]
+        assert await engine.cancel(saga_id)
+        await engine.retry(saga_id)
+        assert (await compensated(engine, saga_id)).cancelled
+
+
+async def test_an_engine_can_be_opened_again(opener: Opener, saga_id: str) -> None:
+    engine = opener([order])
+    async with engine:
+        await engine.start(order, saga_id, {"item": "book"})
+        await engine.result(saga_id, timeout_s=PATIENCE_S)
+    async with engine.as_operator():
+        assert (await engine.status(saga_id)).state == "completed"
+    async with engine:
+        await engine.start(order, f"{saga_id}-2", {"item": "book"})
+        await engine.result(f"{saga_id}-2", timeout_s=PATIENCE_S)
+
+
+async def test_a_signal_waits_for_the_process_that_is_not_there(opener: Opener, saga_id: str) -> None:
+    async with opener([patient]) as engine:
+        await engine.start(patient, saga_id, {"item": "book"})
+        await seen(saga_id, "reserve")
+    async with opener([patient], serve=False) as engine:
+        await engine.signal(saga_id, "paid", "card")
+    async with opener([patient]) as engine:
+        assert await engine.result(saga_id, timeout_s=PATIENCE_S) == "card"

@@ -6,6 +6,7 @@ Every call can be repeated: a start is the same start, a registration the same r
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,6 +24,7 @@ except ModuleNotFoundError as error:
 #: The workflow, and the handlers beside it.
 RUN, SIGNAL, ACTION = "run", "signal", "action"
 _ANSWER_S_MAX: Final = 30.0
+_SERVED_S_MAX: Final = 5.0
 #: So long one request waits for a result; then it asks again. Proxies cut what says nothing for a minute.
 ATTACH_S: Final = 45.0
 
@@ -34,10 +36,23 @@ class RestateApi:
         self._ingress = _address("ingress", ingress)
         self._admin = _address("admin", admin)
         self._service = service
-        self._client = httpx.AsyncClient(timeout=_ANSWER_S_MAX)
+        self._opened: httpx.AsyncClient | None = None
+
+    def open(self) -> None:
+        """From here on it can be asked."""
+        self._opened = httpx.AsyncClient(timeout=_ANSWER_S_MAX)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        """From here on it cannot, until it is opened again."""
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            await opened.aclose()
+
+    @property
+    def _client(self) -> httpx.AsyncClient:
+        if self._opened is None:
+            raise ConfigurationError("this engine is not open: use it in `async with Restate(...) as engine`")
+        return self._opened
 
     async def register(self, url: str) -> None:
         """Tell Restate where the service is. The same place again takes the place of what was known of it."""
@@ -54,10 +69,18 @@ class RestateApi:
         told = answer.json()
         return None if told["status"] == "Accepted" else str(told["invocationId"])
 
-    async def call(self, saga_id: str, handler: str, data: Json, *, idempotency_key: str | None = None) -> None:
-        """Have a handler beside the workflow run."""
-        headers = {} if idempotency_key is None else {"idempotency-key": idempotency_key}
-        await self._invoke(saga_id, handler, data, headers)
+    async def call(self, saga_id: str, handler: str, data: Json, *, key: str, keep: bool) -> bool:
+        """Have a handler beside the workflow run, once for a key. False: no process served it for a while; then, if it
+        is to `keep` it, Restate has it run when one does."""
+        headers = {"idempotency-key": key}
+        try:
+            async with asyncio.timeout(_SERVED_S_MAX):
+                await self._invoke(saga_id, handler, data, headers)
+        except TimeoutError:
+            if keep:
+                await self._invoke(saga_id, f"{handler}/send", data, headers)
+            return False
+        return True
 
     async def attach(self, saga_id: str) -> httpx.Response | None:
         """What the workflow ended with, or None: it has not ended for now."""

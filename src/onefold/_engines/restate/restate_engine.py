@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from onefold._engines.restate.restate_journal import SagaJournal, end_without_ou
 from onefold._engines.restate.restate_service import ServiceEndpoint, make_service
 from onefold._engines.restate.running_steps import RunningSteps
 from onefold._kernel.clock import wall_ms
+from onefold._kernel.ids import new_id
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
@@ -26,11 +26,8 @@ from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
 
-_log = logging.getLogger("onefold.saga")
-
 _SERVICE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 _AWAY_S: Final = 0.5
-_SERVED_S_MAX: Final = 5.0
 #: Restate's own is a day, and then a late repetition of a start would run again.
 _RETENTION_DAYS: Final = 30
 _LISTED_AT_ONCE: Final = 200
@@ -76,6 +73,7 @@ class Restate(SagaEngine):
         self._endpoint: ServiceEndpoint | None = None
 
     async def __aenter__(self) -> Self:
+        self._api.open()
         if self._listen is not None:
             steps = RunningSteps()
             service = make_service(self._service, self._sagas, steps, self._is_cancelled, self._retention)
@@ -114,17 +112,7 @@ class Restate(SagaEngine):
         """Note who does something to a saga, before it is done. SagaUnknown."""
         await super().audit(saga_id, action=action, actor=actor)
         noted = {"action": action, "actor": actor, "at_ms": wall_ms()}
-        if not await self._call(saga_id, ACTION, noted):
-            _log.warning("saga %s: no process serves it, so its history is without: %s by %s", saga_id, action, actor)
-
-    async def _call(self, saga_id: str, handler: str, data: Json) -> bool:
-        """Call what only a process that serves the sagas can do. False: none did for a while."""
-        try:
-            async with asyncio.timeout(_SERVED_S_MAX):
-                await self._api.call(saga_id, handler, data)
-        except (TimeoutError, StoreUnavailable):
-            return False
-        return True
+        await self._api.call(saga_id, ACTION, noted, key=new_id(wall_ms()), keep=True)
 
     async def _submit(self, start: Start) -> Start | None:
         known = await self._api.submit(start.saga_id, start.to_json())
@@ -158,8 +146,8 @@ class Restate(SagaEngine):
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
         await self._find(saga_id)
-        key = None if signal_id is None else f"{saga_id}:{signal}:{signal_id}"
-        await self._api.call(saga_id, SIGNAL, {"signal": signal, "data": data}, idempotency_key=key)
+        key = f"{saga_id}:{signal}:{signal_id or new_id(wall_ms())}"
+        await self._api.call(saga_id, SIGNAL, {"signal": signal, "data": data}, key=key, keep=True)
 
     async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
         where = {None: "true", "completed": "status = 'completed'", "compensated": "status = 'completed'"}.get(
@@ -197,7 +185,7 @@ class Restate(SagaEngine):
         if found["status"] == "completed":
             return False
         # First the reason. Where no process serves the sagas it has to do without, and is cancelled all the same.
-        await self._call(saga_id, CANCEL, {"data": reason})
+        await self._api.call(saga_id, CANCEL, {"data": reason}, key=new_id(wall_ms()), keep=False)
         if not await self._api.change(found["id"], "cancel"):
             return False
         # A saga that stopped is not tried before its pause is over, unless it is told to.

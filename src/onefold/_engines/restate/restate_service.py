@@ -71,7 +71,8 @@ def make_service(
         try:
             return await run_saga(definition, start, context)
         except EngineFault as fault:
-            raise _stop(start, str(fault)) from fault
+            # Without its cause: the SDK looks for a TerminalError among causes, and ends the workflow for one.
+            raise _stop(start, str(fault), fault) from None
 
     @service.handler(name=SIGNAL, input_serde=SERDE, output_serde=SERDE)
     async def signal(ctx: restate.WorkflowSharedContext, given: Any) -> None:
@@ -106,8 +107,8 @@ async def _keep(ctx: restate.WorkflowSharedContext, promise: str, data: Json) ->
     return True
 
 
-def _stop(start: Start, why: str) -> RestateAttemptFailed:
-    _log.error("saga %s stops: %s; Restate tries it again, at most 30 s apart", start.saga_id, why)
+def _stop(start: Start, why: str, fault: EngineFault | None = None) -> RestateAttemptFailed:
+    _log.error("saga %s stops: %s; Restate tries it again, at most 30 s apart", start.saga_id, why, exc_info=fault)
     return RestateAttemptFailed(why)
 
 

@@ -128,7 +128,8 @@ class SagaWorkflow:
         try:
             return await run_saga(serving.find(start), start, TemporalContext(self, start, serving))
         except EngineFault as fault:
-            raise TemporalTaskFailed(str(fault)) from fault
+            # Without its cause: Temporal cuts off what is longer than 2 KB, and the message with it.
+            raise TemporalTaskFailed(str(fault)) from None
 
 
 class TemporalContext:
