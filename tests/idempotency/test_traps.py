@@ -102,6 +102,7 @@ async def backend(postgres_dsn: str) -> AsyncIterator[Backend]:
 def planted(**changes: Callable[..., Statement]) -> Any:
     """onefold's statements with some of them replaced."""
     own = {name: getattr(postgres, name) for name in dir(postgres) if not name.startswith("__")}
+    assert changes.keys() <= own.keys()
     return SimpleNamespace(**(own | changes))
 
 
@@ -136,7 +137,7 @@ def _look_at_what_the_lock_saw(ask: Ask) -> Statement:
     [
         pytest.param(planted(lock=_slow_lock), Replay, id="two-snapshots"),
         pytest.param(
-            planted(lock=_slow_lock_that_looks, look=_look_at_what_the_lock_saw), Run, id="planted-one-snapshot"
+            planted(lock=_slow_lock_that_looks, check_free=_look_at_what_the_lock_saw), Run, id="planted-one-snapshot"
         ),
     ],
 )

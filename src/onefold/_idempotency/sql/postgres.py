@@ -40,20 +40,20 @@ _TRY = "WHEN NOT pg_try_advisory_xact_lock(${number}::bigint) THEN set_config('o
 _STRICT = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
 
 #: No row means: run. Any row means: look closer, also where the transaction turns out to have one snapshot only.
-_LOOK = qualified(f"""
+_CHECK_FREE = qualified(f"""
 SELECT FROM onefold_record WHERE digest = $1::bytea
 UNION ALL
 SELECT WHERE current_setting('onefold.refused', true) <> '' OR {_STRICT}
 """)
 
-_LOOK_LATE = _LOOK + qualified("""
+_CHECK_FREE_LATE = _CHECK_FREE + qualified("""
 UNION ALL
 SELECT WHERE extract(epoch FROM now()) * 1000 > $2::bigint
 """)
 
 _RECORD = "digest, fingerprint, operation, schema_version, status, headers, body, expires_at <= now()"
 
-_SEE = qualified(f"""
+_EXPLAIN = qualified(f"""
 SELECT {_STRICT},
        current_setting('onefold.refused', true),
        extract(epoch FROM now()) * 1000 > $2::bigint,
@@ -134,14 +134,14 @@ def lock(ask: Ask) -> Statement:
 
 def check_free(ask: Ask) -> Statement:
     if ask.key_ms is None:
-        return _among(_LOOK, ask)
-    return _among(_LOOK_LATE, ask, ask.late_after_ms)
+        return _among(_CHECK_FREE, ask)
+    return _among(_CHECK_FREE_LATE, ask, ask.late_after_ms)
 
 
 def explain(ask: Ask) -> Statement:
     """Whether the transaction has one snapshot only, the verdict of LOCK, whether the key is late, and the records
     (NULLs when there is none)."""
-    return _among(_SEE, ask, ask.late_after_ms)
+    return _among(_EXPLAIN, ask, ask.late_after_ms)
 
 
 def find(ask: Ask) -> Statement:

@@ -27,21 +27,21 @@ PROOF: tuple[Step, ...] = (Statement("SELECT 1"),)
 UNDO_WHOLE: tuple[Step, ...] = UNDO  # a statement that fails aborts nothing here
 
 #: No row means: run. Any row means: look closer.
-_LOOK = """
+_CHECK_FREE = """
 SELECT 1 FROM onefold_record WHERE digest = ?1
 UNION ALL
 SELECT 1 WHERE onefold_refused() IS NOT NULL
 """
 
-_LOOK_LATE = f"""
-{_LOOK}
+_CHECK_FREE_LATE = f"""
+{_CHECK_FREE}
 UNION ALL
 SELECT 1 WHERE {_NOW} > ?2
 """
 
 _RECORD = f"digest, fingerprint, operation, schema_version, status, headers, body, expires_at_ms <= {_NOW}"
 
-_SEE = f"""
+_EXPLAIN = f"""
 SELECT 0, onefold_refused(), {_NOW} > ?2, {_RECORD}
 FROM (SELECT 1) LEFT JOIN onefold_record ON digest = ?1
 """
@@ -96,14 +96,14 @@ def lock(ask: Ask) -> Statement:
 
 def check_free(ask: Ask) -> Statement:
     if ask.key_ms is None:
-        return _among(_LOOK, ask)
-    return _among(_LOOK_LATE, ask, ask.late_after_ms)
+        return _among(_CHECK_FREE, ask)
+    return _among(_CHECK_FREE_LATE, ask, ask.late_after_ms)
 
 
 def explain(ask: Ask) -> Statement:
     """Whether it is too late to look (never: nothing was read before the lock), the verdict of LOCK, whether the key is
     late, and the records (NULLs when there is none)."""
-    return _among(_SEE, ask, ask.late_after_ms)
+    return _among(_EXPLAIN, ask, ask.late_after_ms)
 
 
 def find(ask: Ask) -> Statement:
