@@ -55,9 +55,10 @@ class Place:
         self.flow(with_connection(lambda: _changed(sql)))
 
     def lease_runs_out(self) -> None:
-        """Of every work."""
+        """Of every work that is not in a phase: what would change that row waits for its transaction."""
         self.change(
-            "UPDATE onefold_work SET lease_ends_at = now() - interval '1 second'"
+            "UPDATE onefold_work SET lease_ends_at = now() - interval '1 second' "
+            "WHERE digest IN (SELECT digest FROM onefold_work FOR UPDATE SKIP LOCKED)"
             if self.is_postgres
             else "UPDATE onefold_work SET lease_ends_at_ms = 1"
         )

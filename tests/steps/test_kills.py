@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.steps.places import Place
-from tests.steps.ride_processes import FileProcessor, Ride, RideFate, RideProcesses, insist, post, serve
+from tests.steps.ride_checks import new_key, wrongs
+from tests.steps.ride_processes import Ride, RideProcesses, insist, post, serve
 from tests.support.crash import Edge, never_struck
-
-_numbers = count()
 
 
 @pytest.fixture(scope="session")
@@ -35,26 +33,6 @@ def client(ride: Ride) -> Iterator[Any]:
         yield client
 
 
-def new_key() -> str:
-    return f"r-{next(_numbers)}"
-
-
-def wrongs(place: Place, ride: Ride, fate: RideFate, last: tuple[int, Any]) -> Iterator[str]:
-    """What is not as it must be, once the request is decided."""
-    if last[0] != 201:
-        yield f"the last answer is {last}"
-    if fate.answer is not None and fate.answer[0] == 201 and fate.answer != last:
-        yield f"the client got {fate.answer}, and later {last}"
-    rows = [name for (name,) in place.rows("SELECT name FROM effects") if name.startswith(f"{ride.key} ")]
-    if sorted(rows) != [f"{ride.key} created", f"{ride.key} paid"]:
-        yield f"the rows are {rows}"
-    keys = FileProcessor(Path(ride.processor)).keys(ride.key)
-    if len(keys) != 1:
-        yield f"the processor was asked under {len(keys)} keys"
-    if place.works_left() or place.steps_left():
-        yield f"{place.works_left()} works and the steps {place.steps_left()} are left"
-
-
 def killing(processes: RideProcesses, place: Place, client: Any, blank: Ride) -> list[str]:
     """Count the crossings of a request, then kill a process at each of them, until something is wrong."""
     counting = processes.ask(replace(blank, key=new_key(), lease_s=60.0))
@@ -66,7 +44,7 @@ def killing(processes: RideProcesses, place: Place, client: Any, blank: Ride) ->
         ride = replace(blank, key=new_key(), act="kill", at=crossing.number)
         fate = processes.ask(ride)
         struck += [crossing] if fate.state == "killed" else []
-        found = wrongs(place, ride, fate, insist(client, ride.key))
+        found = wrongs(place, ride, [fate.answer] if fate.answer else [], insist(client, ride.key))
         wrong += [f"killed at {crossing}: {sentence}" for sentence in found]
         if wrong:
             return wrong
@@ -109,6 +87,9 @@ def test_a_process_that_was_stopped_past_its_lease_writes_nothing_when_it_wakes_
             continue
         last = insist(client, stopping.key)
         woken = processes.go_on(stopped)
-        wrong += [f"stopped at {crossing}: {found}" for found in wrongs(place, stopping, woken, last)]
+        wrong += [
+            f"stopped at {crossing}: {found}"
+            for found in wrongs(place, stopping, [woken.answer] if woken.answer else [], last)
+        ]
         assert post(client, stopping.key) == last
     assert not wrong
