@@ -33,7 +33,7 @@ FOLDERS := $(wildcard src tests examples benchmarks)
 .PHONY: help setup demo test quick check types bench coverage soak rabbitmq restate clean
 
 define HELP
-make demo     a shop of three services, its crashes and its retries, live, on one SQLite file;
+make demo     a shop of four services, its crashes and its retries, live, on one SQLite file;
               SERVERS=1 on Postgres and NATS, STAY=1 keeps it running
 make test     the static checks, then the tests
 make quick    two minutes of tests for every save: no server but SQLite and one Postgres

@@ -1,4 +1,4 @@
-"""`make demo`: a shop of three services and a card processor, under fire.
+"""`make demo`: a shop of four services and a card processor, under fire.
 
 Customers retry, duplicate, race and give up; the processor fails; and processes are killed with -9 and started again,
 in the middle of what they do. Then the ledger is printed. It exits non-zero if anything was lost or happened twice.
@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from examples.shop import ledger
+from examples.shop import ledger, parcels
 from examples.shop.clients import Customers
 from examples.shop.processes import Process, Processes, free_url
 from examples.shop.settings import API_KEY, LEASE_S
@@ -29,6 +29,9 @@ from examples.shop.settings import API_KEY, LEASE_S
 FIRE_S_MAX = 180.0
 FAULTS_SHOWN_MAX = 20
 DRAIN_S_MAX = 120.0
+HALF_S_MAX = 3.0
+
+WAREHOUSE = "examples.shop.warehouse"
 
 SERVICES = MappingProxyType(
     {
@@ -62,6 +65,7 @@ class Shop:
     """Everything that runs, and where."""
 
     url: str
+    warehouse_url: str
     databases: Mapping[str, str]
     events: Path
     processes: Processes
@@ -73,22 +77,24 @@ def opened(plan: Plan) -> Iterator[Shop]:
     """The shop, with all its processes; they end with the block."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onefold-shop-")))
-        databases, broker = _infrastructure(plan, directory, stack)
+        databases, broker, sagas = _infrastructure(plan, directory, stack)
         databases["processor"] = str(directory / "processor.db")
-        url, processor_url = free_url(), free_url()
+        url, processor_url, warehouse_url = free_url(), free_url(), free_url()
         environment = {
             **{f"{name.upper()}_DATABASE": database for name, database in databases.items()},
             "SHOP_BROKER": broker,
             "SHOP_EVENTS": str(directory),
+            "SAGAS_URL": sagas,
             "PROCESSOR_URL": processor_url,
             "PROCESSOR_FAULTS": str(plan.faults),
             "PROCESSOR_SEED": str(plan.seed),
         }
         processes = stack.enter_context(Processes(directory, environment))
-        processes.run(sys.executable, "-m", "examples.shop.migrate", *plan.services.values())
+        processes.run(sys.executable, "-m", "examples.shop.migrate", *plan.services.values(), WAREHOUSE)
         # The processor is not ours to kill.
         processes.start_api("processor", "examples.shop.processor:app", processor_url)
-        killable = []
+        # First: what is killed first is killed most often.
+        killable = [processes.start_api("warehouse", f"{WAREHOUSE}:app", warehouse_url)]
         # One database needs one relay. Published events are kept, so that one can count them afterwards.
         options = ["--lease", str(LEASE_S), "--keep-published", "3600"]
         for name in plan.services if plan.servers else ["orders"]:
@@ -97,34 +103,44 @@ def opened(plan: Plan) -> Iterator[Shop]:
         for name, module in plan.services.items():
             killable.append(processes.start_onefold(f"consumer of {name}", "consume", f"{module}:once"))
         killable.append(processes.start_api("orders API", f"{plan.services['orders']}:app", url))
-        yield Shop(url=url, databases=databases, events=directory, processes=processes, killable=killable)
+        yield Shop(
+            url=url,
+            warehouse_url=warehouse_url,
+            databases=databases,
+            events=directory,
+            processes=processes,
+            killable=killable,
+        )
 
 
-def _infrastructure(plan: Plan, directory: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], str]:
-    """The database of each service, and the broker."""
+def _infrastructure(plan: Plan, directory: Path, stack: contextlib.ExitStack) -> tuple[dict[str, str], str, str]:
+    """The database of each service, the broker, and where sagas are kept."""
     if not plan.servers:
-        return dict.fromkeys(plan.services, str(directory / "shop.db")), "local"
+        databases = dict.fromkeys(plan.services, str(directory / "shop.db"))
+        return {**databases, "warehouse": str(directory / "warehouse.db")}, "local", f"sqlite:///{directory}/sagas.db"
     from onefold.testing.servers import PrivateNats, PrivatePostgres
 
     postgres = stack.enter_context(PrivatePostgres())
     nats = stack.enter_context(PrivateNats())
-    return {service: postgres.fresh_database() for service in plan.services}, nats.url
+    databases = {service: postgres.fresh_database() for service in (*plan.services, "warehouse")}
+    return databases, nats.url, postgres.fresh_database()
 
 
-async def under_fire(plan: Plan, shop: Shop, customers: Customers) -> list[str]:
+async def under_fire(plan: Plan, shop: Shop, customers: Customers, wanted: dict[str, int]) -> list[str]:
     """Customers come while processes are killed; then what is under way comes to its end. What did not go well."""
     await shop.processes.wait_until_up()
     killing = asyncio.create_task(_kill_now_and_then(plan, shop))
     try:
         async with asyncio.timeout(FIRE_S_MAX):
-            await customers.come()
+            coming = customers.come(), _order_parcels(plan, shop, wanted)
+            await asyncio.gather(*coming)
             await killing
     except TimeoutError:
         return [f"the customers were not served within {FIRE_S_MAX:.0f} s"]
     finally:
         killing.cancel()
     give_up_at = time.monotonic() + DRAIN_S_MAX
-    while not (await ledger.read(shop.databases)).drained:
+    while not (await ledger.read(shop.databases)).drained or not (await parcels.read(shop.databases)).drained:
         if time.monotonic() > give_up_at:
             return [f"there is still something under way after {DRAIN_S_MAX:.0f} s"]
         await asyncio.sleep(0.2)
@@ -133,14 +149,31 @@ async def under_fire(plan: Plan, shop: Shop, customers: Customers) -> list[str]:
     return []
 
 
+async def _order_parcels(plan: Plan, shop: Shop, wanted: dict[str, int]) -> None:
+    """`wanted` gets the amounts of the parcels that were ordered."""
+    count = plan.orders // 4
+    wanted |= await parcels.order_parcels(shop.warehouse_url, count, seconds=plan.seconds, seed=plan.seed)
+
+
 async def _kill_now_and_then(plan: Plan, shop: Shop) -> None:
     chance = random.Random(plan.seed)
     for kill in range(plan.kills):
         await asyncio.sleep(chance.uniform(0.2, 0.8))
         victim = shop.killable[kill % len(shop.killable)]
+        if victim.name == "warehouse":
+            await _wait_for_half_a_saga(shop)
         victim.kill()
         victim.start()
         await shop.processes.wait_until_up()
+
+
+async def _wait_for_half_a_saga(shop: Shop) -> None:
+    """Until an item is reserved whose parcel is neither shipped nor given up; not for long, for all may be done."""
+    give_up_at = time.monotonic() + HALF_S_MAX
+    while time.monotonic() < give_up_at:
+        if "reserved" in (await parcels.read(shop.databases)).states.values():
+            return
+        await asyncio.sleep(0.01)
 
 
 def run(plan: Plan, console: Console) -> int:
@@ -148,10 +181,11 @@ def run(plan: Plan, console: Console) -> int:
     with opened(plan) as shop:
         console.print(f"The shop opens (seed {plan.seed}): {plan.orders} customers, {plan.kills} times kill -9 ...")
         customers = Customers(shop.url, count=plan.orders, seconds=plan.seconds, seed=plan.seed)
-        found = asyncio.run(under_fire(plan, shop, customers))
-        books = asyncio.run(ledger.read(shop.databases))
-        found += shop.processes.failures() + ledger.faults(customers.intents, books)
-        console.print(ledger.table(customers, books, ledger.told(shop.events), shop.killable))
+        wanted: dict[str, int] = {}
+        found = asyncio.run(under_fire(plan, shop, customers, wanted))
+        books, sent = asyncio.run(ledger.read(shop.databases)), asyncio.run(parcels.read(shop.databases))
+        found += shop.processes.failures() + ledger.faults(customers.intents, books) + parcels.faults(wanted, sent)
+        console.print(ledger.table(customers, books, sent, ledger.told(shop.events), shop.killable))
         for fault in found[:FAULTS_SHOWN_MAX]:
             console.print(fault, style="red", soft_wrap=True, markup=False, highlight=False)
         console.print(

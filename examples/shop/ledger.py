@@ -12,6 +12,7 @@ from rich.table import Table
 
 from examples.shop.clients import Customers, Intent
 from examples.shop.database import look
+from examples.shop.parcels import ParcelBooks
 from examples.shop.processes import Process
 
 
@@ -73,7 +74,9 @@ async def read(databases: Mapping[str, str]) -> Books:
         ],
         captured=await entries("payments", "SELECT order_id, correlation FROM payments WHERE state = 'captured'"),
         declined=await entries("payments", "SELECT order_id, correlation FROM payments WHERE state = 'declined'"),
-        charges=await entries("processor", "SELECT order_id, correlation FROM charges"),
+        charges=await entries(
+            "processor", "SELECT order_id, correlation FROM charges WHERE correlation <> 'warehouse'"
+        ),
         shipments=await entries("fulfilment", "SELECT order_id, correlation FROM shipments"),
         unpublished=unpublished,
         sent_again=sent_again,
@@ -145,7 +148,9 @@ def told(directory: Path) -> Counter[str]:
     return counts
 
 
-def table(customers: Customers, books: Books, events: Counter[str], processes: Sequence[Process]) -> Table:
+def table(
+    customers: Customers, books: Books, sent: ParcelBooks, events: Counter[str], processes: Sequence[Process]
+) -> Table:
     """The ledger, to be printed."""
     services = ("orders", "payments", "fulfilment")
     answers = customers.counts
@@ -162,6 +167,8 @@ def table(customers: Customers, books: Books, events: Counter[str], processes: S
             "declined cards": len(books.declined),
             "  followed by another card": answers["other cards"],
             "shipments": len(books.shipments),
+            "parcels by saga: shipped": sum(state == "shipped" for state in sent.states.values()),
+            "  undone: released and refunded": sum(state == "released" for state in sent.states.values()),
         },
         "Duplicates absorbed": {
             "HTTP: answers replayed": answers["replayed"],

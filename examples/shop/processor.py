@@ -26,6 +26,7 @@ CHANCE = random.Random(int(os.environ.get("PROCESSOR_SEED", "0")))
 
 with sqlite3.connect(PROCESSOR_DATABASE) as file:
     file.execute("CREATE TABLE IF NOT EXISTS charges (order_id TEXT, amount INTEGER, correlation TEXT)")
+    file.execute("CREATE TABLE IF NOT EXISTS refunds (order_id TEXT, amount INTEGER)")
 file.close()
 
 once = AsyncOnefold(PROCESSOR_DATABASE, principal=single_principal, listener=listener("processor"))
@@ -52,6 +53,25 @@ async def charge(wanted: Charge, tx: Tx[AsyncSqlite], correlation_id: Annotated[
         (wanted.order, wanted.amount, correlation_id),
     )
     return {"charged": wanted.order}
+
+
+class Refund(BaseModel):
+    """What is to be given back."""
+
+    order: str
+    of: str
+    """The key that it was charged under."""
+
+
+@app.post("/refunds", status_code=201)
+@once.idempotent(required=True, lease_s=LEASE_S)
+async def refund(wanted: Refund, tx: Tx[AsyncSqlite]) -> dict[str, str]:
+    """Gives back what was charged, which may be nothing."""
+    await tx.connection.execute(
+        "INSERT INTO refunds (order_id, amount) SELECT order_id, amount FROM charges WHERE order_id = ?",
+        (wanted.order,),
+    )
+    return {"refunded": wanted.order}
 
 
 @app.middleware("http")  # Added last, so it is outside of onefold: what goes wrong here goes wrong after COMMIT.

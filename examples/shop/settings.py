@@ -13,6 +13,8 @@ from onefold.brokers._connect import BrokerGiven
 from onefold.telemetry import Event
 
 PROCESSOR_URL = os.environ.get("PROCESSOR_URL", "http://127.0.0.1:8001")
+#: Where the warehouse keeps its sagas: sqlite:///..., or postgresql://... for several processes.
+SAGAS_URL = os.environ.get("SAGAS_URL", "sqlite:///sagas.db")
 PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")
 
 #: What a killed process was working on is given to another one after so many seconds. Most systems wait longer.

@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from examples.shop import parcels
 from examples.shop.clients import Customers, Intent
 from examples.shop.ledger import Books, Entry, Order, faults
+from examples.shop.parcels import ParcelBooks
+from examples.shop.warehouse import STOCK
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +69,7 @@ def test_interrupted_it_leaves_no_process_behind(number: signal.Signals, tmp_pat
             assert shop.stdout is not None
             assert "The shop opens" in shop.stdout.readline()
             children = Path(f"/proc/{shop.pid}/task/{shop.pid}/children").read_text().split()
-            assert len(children) == 6
+            assert len(children) == 7
             shop.send_signal(number)
             shop.wait(PATIENCE_S)
         finally:
@@ -176,6 +180,38 @@ def test_control_two_answers_to_one_intent_and_none_are_faults() -> None:
         "intent k-1 was given 2 different answers",
         "intent k-2 was never answered",
     ]
+
+
+# The parcels: stock, money and parcels balance
+
+WANTED = {"parcel-1": 1, "parcel-2": 3}
+SENT = ParcelBooks(
+    states={"parcel-1": "shipped", "parcel-2": "released"},
+    free=STOCK - 1,
+    charges=Counter({"parcel-1": 1, "parcel-2": 1}),
+    refunds=Counter({"parcel-2": 1}),
+)
+
+UNBALANCED_PARCELS: dict[str, ParcelBooks] = {
+    "parcel-2 was lost": replace(SENT, states={"parcel-1": "shipped"}),
+    "parcel-1 is reserved, and not shipped": replace(SENT, states={**SENT.states, "parcel-1": "reserved"}),
+    "items are free": replace(SENT, free=STOCK - 2),
+    "parcel-1 was charged 2 times": replace(SENT, charges=Counter({"parcel-1": 2, "parcel-2": 1})),
+    "parcel-2, released, was charged 1 times and refunded 0": replace(SENT, refunds=Counter()),
+    "parcel-2 was charged 2 times and refunded 2": replace(
+        SENT, charges=Counter({"parcel-1": 1, "parcel-2": 2}), refunds=Counter({"parcel-2": 2})
+    ),
+}
+
+
+def test_parcels_that_balance_have_no_faults() -> None:
+    assert parcels.faults(WANTED, SENT) == []
+    assert SENT.drained
+
+
+@pytest.mark.parametrize("fault", UNBALANCED_PARCELS)
+def test_control_parcels_that_do_not_balance_are_named(fault: str) -> None:
+    assert any(fault in found for found in parcels.faults(WANTED, UNBALANCED_PARCELS[fault]))
 
 
 def test_the_customers_of_a_seed_are_always_the_same() -> None:
