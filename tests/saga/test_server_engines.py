@@ -34,6 +34,11 @@ from tests.support.patience import PATIENCE_S
 
 _numbers = itertools.count(1)
 
+#: Temporal waits for seconds before it tries a workflow's task again, and cannot be hurried.
+slow_on_temporal = pytest.mark.parametrize(
+    "opener", ["restate", pytest.param("temporal", marks=pytest.mark.soak)], indirect=True
+)
+
 
 @pytest.fixture(params=["restate", "temporal"])
 def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
@@ -64,8 +69,7 @@ async def transacting(s: Saga, o: dict[str, Any]) -> None:
     await s.tx("charge", charge, o, undo=refund)
 
 
-# Temporal waits for seconds before it tries a workflow's task again, and cannot be hurried.
-@pytest.mark.parametrize("opener", ["restate", pytest.param("temporal", marks=pytest.mark.soak)], indirect=True)
+@slow_on_temporal
 async def test_a_definition_that_changed_under_a_running_saga_stops_it(opener: Opener, saga_id: str) -> None:
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book"})
@@ -245,7 +249,11 @@ async def test_an_engine_can_be_opened_again(opener: Opener, saga_id: str) -> No
         await engine.result(f"{saga_id}-2", timeout_s=PATIENCE_S)
 
 
-async def test_a_signal_waits_for_the_process_that_is_not_there(opener: Opener, saga_id: str) -> None:
+@slow_on_temporal
+async def test_a_signal_waits_for_the_process_that_is_not_there(
+    opener: Opener, saga_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onefold._engines.restate.restate_api._SERVED_S_MAX", 0.2)
     async with opener([patient]) as engine:
         await engine.start(patient, saga_id, {"item": "book"})
         await seen(saga_id, "reserve")

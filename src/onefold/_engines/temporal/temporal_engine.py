@@ -309,8 +309,8 @@ class Temporal(SagaEngine):
 
 @functools.cache
 def _runtime() -> Runtime:
-    """One for the process. By default Temporal's core logs to the standard output, where answers of programs go; handed
-    on to Python's logging it can end a process that exits with an abort. What matters is raised as well."""
+    """One for the process. By default Temporal's core logs to the standard output, where answers of programs go.
+    What matters is raised as well."""
     return Runtime(telemetry=TelemetryConfig(logging=None))
 
 
