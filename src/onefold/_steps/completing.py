@@ -25,7 +25,6 @@ from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkComp
 from onefold._policy.backoff import Backoff, Draw
 from onefold._policy.ranges import require
 from onefold._steps.sql.completing import STATEMENTS
-from onefold.errors import ConfigurationError
 
 _log = logging.getLogger("onefold.steps")
 
@@ -50,9 +49,7 @@ class CompleterConfig:
 
     def __post_init__(self) -> None:
         require("abandoned_after_s", self.abandoned_after_s, least=0.0, most=7 * 86_400)
-        given: object = self.attempts_max
-        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 1000:
-            raise ConfigurationError(f"attempts_max={given!r} is out of range: choose a whole number from 1 to 1000")
+        require("attempts_max", self.attempts_max, least=1, most=1000, whole=True)
 
 
 class Abandoned(NamedTuple):
