@@ -38,6 +38,14 @@ def crossings_of(client: Any, boundaries: Boundaries) -> list[Crossing]:
     return list(boundaries.crossings)
 
 
+def test_a_recorded_call_costs_one_commit_and_one_round_trip(client: Any, boundaries: Boundaries) -> None:
+    """A handler that commits before its call and after it has two of each; the claim's commit waits for no disk."""
+    verbs = [each.verb for each in crossings_of(client, boundaries) if each.edge == "after"]
+    assert sum("commit" in verb for verb in verbs) == 4  # claim, phase, call, settle
+    trips = sum(verb == "fetch" or verb.startswith("batch") for verb in verbs)
+    assert trips == 7  # two of the claim, of the phase and of the end, and one of the call
+
+
 def test_a_connection_lost_at_any_boundary_leaves_a_work_that_is_gone_on_with(
     client: Any, boundaries: Boundaries, blank: Ride, place: Place
 ) -> None:
