@@ -70,7 +70,19 @@ def test_a_command_and_its_options_exist(command: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+        if target.startswith("https://"):
+            continue
+        file, _, heading = target.partition("#")
+        there = page.parent / file if file else page
+        assert there.exists(), target
+        assert not heading or heading in _headings(there.read_text()), target
+
+
+def _headings(text: str) -> set[str]:
+    """As addresses inside of a page."""
+    return {
+        re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
