@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from hypercorn.asyncio import serve
 
+from onefold._engines.restate import restate_service
 from onefold.errors import ConfigurationError, StoreUnavailable
 from onefold.sagas.restate import Restate
 from onefold.sagas.temporal import Temporal
@@ -150,3 +152,20 @@ async def test_a_namespace_that_forgets_soon_is_told(
 async def test_an_engine_that_is_not_opened_is_told() -> None:
     with pytest.raises(ConfigurationError, match="async with Temporal"):
         await Temporal("localhost:7233", sagas=[order]).start(order, "unopened", {"item": "book"})
+
+
+async def test_a_connection_that_ends_badly_does_not_fail_the_end_of_the_engine(
+    restate: PrivateRestate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hypercorn raises what its connections ended with, such as data for a request that was ended just before."""
+
+    async def serve_badly(*given: Any, **named: Any) -> None:
+        await serve(*given, **named)
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [KeyError(5)])
+
+    monkeypatch.setattr(restate_service, "serve", serve_badly)
+    opener = RestateOpener(restate)
+    async with opener([order]) as engine:
+        await engine.start(order, "ends-badly", {"item": "book"})
+        await engine.result("ends-badly", timeout_s=PATIENCE_S)
+    opener.close()

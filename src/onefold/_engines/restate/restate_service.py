@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any, Final
@@ -153,9 +152,10 @@ class ServiceEndpoint:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=4 * _CUT_S)
             self._task.cancel()
-            # InvalidStateError: hypercorn, where a connection outlives the time it has.
-            with suppress(asyncio.CancelledError, asyncio.InvalidStateError):
-                await self._task
+            await asyncio.wait({self._task})
+            # Of connections that were cut: of a request that Restate still wrote to, or that outlived its time.
+            if not self._task.cancelled() and (error := self._task.exception()) is not None:
+                _log.info("the endpoint at %s ended with connections open (%r)", self._listen, error)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """The SDK's application, with a beginning and an end: it has none of its own, which servers warn of."""
