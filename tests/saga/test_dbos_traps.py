@@ -1,4 +1,4 @@
-"""What DBOS leaves to others, each seen to go wrong without it: see `_engines/dbos/__init__.py`."""
+"""What DBOS leaves to others: see `_engines/dbos/__init__.py`."""
 
 from __future__ import annotations
 

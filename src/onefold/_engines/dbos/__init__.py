@@ -1,7 +1,7 @@
 """Sagas on DBOS: embedded, in a SQLite file, or in PostgreSQL for several processes.
 
 What DBOS does is its own: the journal, replay, timers, messages, fencing by owner. What is added here is what it leaves
-to others, each because it was seen to go wrong:
+to others:
 
     DBOS                                                          here
     ------------------------------------------------------------  ---------------------------------------------------
