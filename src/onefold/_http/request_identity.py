@@ -21,6 +21,7 @@ from onefold._http.request import Request, first_line
 from onefold._http.route_policy import Route
 from onefold._idempotency.fingerprint import (
     Asked,
+    canonical_json,
     earlier_hash,
     form_name,
     form_of,
@@ -30,7 +31,7 @@ from onefold._idempotency.fingerprint import (
     is_raw,
     raw_bytes,
 )
-from onefold._idempotency.model import Ask, Record, Scope, lock_id
+from onefold._idempotency.model import Ask, Record, Scope, lock_ids
 from onefold._idempotency.record_matching import Compared, is_same_request
 
 #: `{id}` and `{id:int}`; `<id>`, `<int:id>` and `<any(a, b):id>`.
@@ -128,7 +129,7 @@ def ask_of(
     printed = plain
     if naming.peppers:
         printed = hash_asked(asked, form, ours=ours, key=scope.fingerprint_key(key, naming.peppers[0]))
-    fingerprint = printed + form_name(strategy, form)
+    fingerprint = printed + (form[:1] if strategy is canonical_json else form_name(strategy, form))
     compared = Compared(
         asked,
         fingerprint,
@@ -179,7 +180,7 @@ def _request_locks(
         hashes.append(earlier_hash(asked, form, ours=ours, key=earlier))
     if automatic is not None:
         hashes.append(hash_asked(asked, form, ours=ours, key=automatic))
-    return tuple(map(lock_id, hashes))
+    return lock_ids(hashes)
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ together) or released (nothing of it remains).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -217,6 +217,11 @@ class Status:
 def key_lock(digest: bytes) -> int:
     """The id of the lock that the request which runs a key holds."""
     return lock_id(digest)
+
+
+def lock_ids(hashes: Iterable[bytes]) -> tuple[int, ...]:
+    """The ids of several locks, each from a hash."""
+    return tuple([number for (number,) in map(_64_BITS.unpack_from, hashes)])
 
 
 def lock_id(hashed: bytes) -> int:

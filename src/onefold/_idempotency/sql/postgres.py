@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock
+from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock, lock_ids
 from onefold._kernel.dialects import POSTGRES_LEASE, postgres_span
 from onefold._kernel.effects import WHOLE, Boundary, Statement, Step, Value, begin_at
 from onefold._kernel.pg_catalog import qualified
@@ -128,7 +128,7 @@ def opening(ask: Ask) -> tuple[Step, ...]:
 
 def lock(ask: Ask) -> Statement:
     requests = ask.request_locks
-    keys = [key_lock(digest) for digest in ask.names]
+    keys = lock_ids(ask.names) if ask.earlier else (key_lock(ask.digest),)
     return Statement(_lock(len(requests), len(keys)), (postgres_span(ask.lease_s), *requests, *keys))
 
 
@@ -216,9 +216,9 @@ def _settle(*, dated: bool, signposted: bool, reserved: bool) -> str:
 
 def _among(sql: str, ask: Ask, *values: Value) -> Statement:
     """The statement for all names of an intent; most have one only."""
+    if not ask.earlier and ask.unplaced is None:
+        return Statement(sql, (ask.digest, *values))
     digest, *others = ask.digests
-    if not others:
-        return Statement(sql, (digest, *values))
     return Statement(_for_names(sql, 1 + len(others), 2 + len(values)), (digest, *values, *others))
 
 

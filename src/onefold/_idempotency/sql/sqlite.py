@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock
+from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock, lock_ids
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.effects import Boundary, Statement, Step, Value
@@ -90,7 +90,7 @@ def opening(ask: Ask) -> tuple[Step, ...]:
 def lock(ask: Ask) -> Statement:
     """In this order: who is refused one of the first meets the same request, one of the others another payload."""
     requests = ask.request_locks
-    numbers = (*requests, *(key_lock(digest) for digest in ask.names))
+    numbers = (*requests, *lock_ids(ask.names))
     return Statement(_lock(len(numbers)), (len(requests), *numbers), brief=True)
 
 
@@ -149,7 +149,7 @@ def _lock(numbers: int) -> str:
 
 def _among(sql: str, ask: Ask, *values: Value) -> Statement:
     """The statement for all names of an intent; most have one only."""
-    if len(ask.digests) == 1:
+    if not ask.earlier and ask.unplaced is None:
         return Statement(sql, (ask.digest, *values), brief=True)
     named = _for_names(sql, len(ask.digests), 2 + len(values))
     return Statement(named, (ask.digest, *values, *ask.digests[1:]), brief=True)
