@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from onefold._steps.works import Works
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import OnefoldError, StoreBusy
-from tests.steps.places import Place
+from tests.steps.places import Place, create_tables, place_at
 from tests.support.schedules import Choices, Stepper, VirtualExecutor, every_schedule, interleave
 
 LIMIT = 20_000
@@ -196,6 +197,31 @@ def test_a_retry_and_the_completer_do_each_step_once_with_three_preemptions(plac
     with stage_at(place) as stage:
         for choices in every_schedule(limit=LIMIT * 10):
             assert not stage.play(choices, lease_ends=lease_ends, preemptions=3)
+
+
+@contextmanager
+def sqlite_stage(directory: Path) -> Iterator[Stage]:
+    address = str(directory / "app.db")
+    create_tables(address)
+    with place_at(address) as place, stage_at(place) as stage:
+        yield stage
+
+
+#: The retry looks for a record, the completer settles, and the retry inserts what it takes for a new work.
+SETTLED_AFTER_THE_LOOK = (1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0)
+
+
+def test_a_work_that_is_settled_after_the_look_of_a_claim_is_not_begun_again(tmp_path: Path) -> None:
+    with sqlite_stage(tmp_path) as stage:
+        assert not stage.play(Choices(SETTLED_AFTER_THE_LOOK), preemptions=3)
+
+
+def test_control_the_schedule_finds_a_claim_that_does_not_look_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "refuse_recorded", lambda ask: ())
+    with sqlite_stage(tmp_path) as stage:
+        assert stage.play(Choices(SETTLED_AFTER_THE_LOOK), preemptions=3)
 
 
 class TakesWhatRuns(Works):

@@ -13,6 +13,7 @@ whose answer was lost is looked for as that of every request: the answer tells t
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onefold._http.completing_mark import completing_of
@@ -34,7 +35,7 @@ from onefold._idempotency.model import (
     key_lock,
 )
 from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
-from onefold._kernel.effects import Acquire, Boundary, Fetch, Isolation, Row, Statement, Step
+from onefold._kernel.effects import Acquire, Boundary, Fetch, Flow, Isolation, Row, Statement, Step
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
@@ -104,13 +105,15 @@ class RequestWork:
         mine = self._work_of(ask)
         alone = ask._replace(isolation="read committed")  # whatever phases have: each look must see what was committed
         sql = self._keys.sql
-        ways = (self._works.take,) if self._is_resumed else (self._works.insert, self._works.take)
+        insert = functools.partial(self._works.insert, mine, (*sql.KEEP, *sql.refuse_recorded(alone)))
+        take = functools.partial(self._works.take, mine, sql.KEEP)
+        ways: tuple[Callable[[], Flow[WorkClaim | None]], ...] = (take,) if self._is_resumed else (insert, take)
         for _ in range(CLAIMS_MAX):
             for get in ways:
                 claim = await self._keys.claim(alone)
                 if not isinstance(claim, Run):
                     return claim
-                found: WorkClaim | None = await discard_on_error(functools.partial(get, mine, sql.KEEP))
+                found = await discard_on_error(get)
                 if found is not None:
                     return self._judge(found)
         return InFlight()

@@ -58,8 +58,8 @@ class Works:
         return Busy()
 
     async def insert(self, ask: WorkAsk, opened: tuple[Step, ...]) -> Held | None:
-        """Commit the claim of a new work, in the transaction that `opened` begins or goes on with. None: the work is
-        there already. Either way the connection is given back."""
+        """Commit the claim of a new work, in the transaction that `opened` begins or goes on with, unless that is
+        refused. None: the work is there already, or done. Either way the connection is given back."""
         fence = self._new_fence()
         try:
             await Batch((*opened, *self.sql.light, self.sql.insert(ask, fence), Boundary.COMMIT))

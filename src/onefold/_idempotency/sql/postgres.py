@@ -154,6 +154,11 @@ def forget(ask: Ask) -> tuple[Step, ...]:
     return (_among(_FORGET, ask), *BEFORE_HANDLER)
 
 
+def refuse_recorded(ask: Ask) -> tuple[Step, ...]:
+    """Nothing: a settle waits for the key's lock, which the claim has held since before its look."""
+    return ()
+
+
 def reserve(ask: Ask) -> Statement:
     return Statement(_reserve(len(ask.names)), (ask.late_after_ms, *ask.names))
 

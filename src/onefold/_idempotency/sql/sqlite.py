@@ -70,6 +70,12 @@ _SIGNPOST = f""",
 _SETTLE_ALONE = _SETTLE.format(signpost="")
 _SETTLE_SIGNPOSTED = _SETTLE.format(signpost=_SIGNPOST)
 
+#: A record gives NULL, which the table refuses: the batch ends.
+_REFUSE_RECORDED = f"""
+INSERT INTO onefold_record (digest, fingerprint, operation, schema_version, status, headers, expires_at_ms)
+SELECT NULL, x'', '', 0, 0, x'', 0 FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW} LIMIT 1
+"""
+
 _STATUS = f"""
 SELECT (SELECT status FROM onefold_record WHERE digest = ?1 AND expires_at_ms > {_NOW}),
        (SELECT strftime('%Y-%m-%dT%H:%M:%SZ', expires_at_ms / 1000, 'unixepoch')
@@ -113,6 +119,12 @@ def find(ask: Ask) -> Statement:
 def forget(ask: Ask) -> tuple[Step, ...]:
     """Nothing: the settle replaces a record that is past its retention, and until then nothing is written."""
     return ()
+
+
+def refuse_recorded(ask: Ask) -> tuple[Step, ...]:
+    """A claim reads before it has the write lock, and a work may have been settled in between."""
+    named = _for_names(_REFUSE_RECORDED, len(ask.names), 2)
+    return (Statement(named, ask.names),)
 
 
 def settle(ask: Ask, answer: Answer) -> Statement:
