@@ -124,7 +124,7 @@ def test_what_is_recorded_is_encrypted_where_there_is_a_keyring(sqlite_path: Pat
         assert client.post("/rides", **post).json() == {"found": "the result"}  # type: ignore[arg-type]
 
 
-def test_no_credential_is_kept_with_a_request_that_is_not_encrypted(sqlite_path: Path) -> None:
+def test_no_credential_is_kept_with_an_interrupted_request_that_is_not_encrypted(sqlite_path: Path) -> None:
     once = AsyncOnefold(str(sqlite_path), principal=single_principal)
     app = FastAPI()
 
@@ -140,6 +140,8 @@ def test_no_credential_is_kept_with_a_request_that_is_not_encrypted(sqlite_path:
     secrets = {"Authorization": "Bearer secret-1", "Cookie": "session=secret-2", "X-Api-Key": "secret-3"}
     with TestClient(app, raise_server_exceptions=False) as client:
         assert client.post("/rides", headers={"Idempotency-Key": "k", **secrets}).status_code == 500
+        asked = client.get("/onefold/status?operation=POST /rides", headers={"Idempotency-Key": "k"})
+        assert asked.json()["state"] == "interrupted"
     with sqlite3.connect(sqlite_path) as file:
         [(kept,)] = file.execute("SELECT request FROM onefold_work").fetchall()
     file.close()
