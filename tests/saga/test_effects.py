@@ -172,7 +172,7 @@ async def test_old_effects_are_forgotten(stock: Stock) -> None:
         await effects.reap(older_s=0)
     is_sqlite = stock.once._database.dialect == "sqlite"
     column = "created_at_ms = 0" if is_sqlite else "created_at = '2000-01-01'"
-    await stock.execute(f"UPDATE onefold_saga_effect SET {column}")
+    await stock.execute(f"UPDATE onefold_effect SET {column}")
     assert await effects.reap() == 1
 
 
@@ -195,7 +195,7 @@ def test_wrong_uses_are_told(tmp_path: Path) -> None:
         with pytest.raises(ResultNotSerializable):
             apply()
     with once.transaction() as tx:
-        assert tx.connection.execute("SELECT count(*) FROM onefold_saga_effect").fetchone() == (0,)
+        assert tx.connection.execute("SELECT count(*) FROM onefold_effect").fetchone() == (0,)
     once.close()
 
 

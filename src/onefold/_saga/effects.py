@@ -47,17 +47,17 @@ class Found(Enum):
     UNDONE = "undone"
 
 
-_INSERT = "INSERT INTO onefold_saga_effect (key, state) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING RETURNING key"
+_INSERT = "INSERT INTO onefold_effect (key, state) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING RETURNING key"
 _APPLY, _ENTOMB = _INSERT.format("applied"), _INSERT.format("undone")
-_LOOK = "SELECT state, result FROM onefold_saga_effect WHERE key = $1"
-_KEEP = "UPDATE onefold_saga_effect SET result = $2 WHERE key = $1 RETURNING key"
+_LOOK = "SELECT state, result FROM onefold_effect WHERE key = $1"
+_KEEP = "UPDATE onefold_effect SET result = $2 WHERE key = $1 RETURNING key"
 _UNDO = (
-    "UPDATE onefold_saga_effect SET state = 'undone', result = NULL WHERE key = $1 AND state = 'applied' RETURNING key"
+    "UPDATE onefold_effect SET state = 'undone', result = NULL WHERE key = $1 AND state = 'applied' RETURNING key"
 )
 _REAP = {
-    "postgres": "DELETE FROM onefold_saga_effect WHERE created_at < now() - $1 * interval '1 second' RETURNING key",
+    "postgres": "DELETE FROM onefold_effect WHERE created_at < now() - $1 * interval '1 second' RETURNING key",
     "sqlite": (
-        "DELETE FROM onefold_saga_effect WHERE created_at_ms < "
+        "DELETE FROM onefold_effect WHERE created_at_ms < "
         "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - ?1 * 1000 RETURNING key"
     ),
 }
