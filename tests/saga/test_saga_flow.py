@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ from onefold._saga.execution import run_saga
 from onefold._saga.saga_names import check_name, check_saga_id, step_key, undo_key
 from onefold._saga.step_call import StepCall
 from onefold.errors import ConfigurationError
-from onefold.sagas import EngineFault, NotInAStep, Saga, SagaDefinition, StepFailed, forward_key, key, saga
+from onefold.sagas import Abort, EngineFault, NotInAStep, Saga, SagaDefinition, StepFailed, forward_key, key, saga
+from tests.saga.conformance.cases import seen
 from tests.saga.conformance.sagas import QUICK, RETRY, SAGAS, WORLD, order
 from tests.saga.memory_engine import Kept, MemoryContext, MemoryEngine
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -154,6 +157,120 @@ async def test_two_steps_at_once_stop_the_saga() -> None:
     kept = kept_of(parallel, "parallel", {})
     with pytest.raises(EngineFault, match="one after the other"):
         await run_saga(parallel, kept.start, MemoryContext(kept))
+
+
+async def _catch_all(s: Saga) -> str:
+    try:
+        await s.step("a", print, object())
+    except BaseException:
+        return "completed without its step"
+    return "done"
+
+
+async def _abort_for_all(s: Saga) -> None:
+    try:
+        await s.step("a", print, object())
+    except BaseException as error:
+        raise Abort("it failed") from error
+
+
+async def _gather_errors(s: Saga) -> None:
+    async def wait() -> None:
+        await asyncio.sleep(0)
+
+    await asyncio.gather(s.step("a", wait), s.step("b", wait), return_exceptions=True)
+
+
+async def _time_out(s: Saga) -> str:
+    try:
+        async with asyncio.timeout(0.01):
+            await s.step("a", asyncio.sleep, PATIENCE_S)
+    except TimeoutError:
+        return "completed without its step"
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (_catch_all, "argument 1 of step 'a'"),
+        (_abort_for_all, "argument 1 of step 'a'"),
+        (_gather_errors, "one after the other"),
+        (_time_out, "RetryPolicy\\(attempt_s=...\\)"),
+    ],
+)
+async def test_a_saga_that_passes_over_a_fault_neither_completes_nor_compensates(
+    run: Callable[[Saga], Any], told: str
+) -> None:
+    @saga("careless")
+    async def careless(s: Saga, o: dict[str, Any]) -> Any:
+        await s.step("first", WORLD.act, "first", o, undo=lambda _, o: WORLD.act("undo", o))
+        return await run(s)
+
+    saga_id = f"careless{run.__name__}"
+    kept = kept_of(careless, saga_id, {})
+    with pytest.raises(EngineFault, match=told):
+        await run_saga(careless, kept.start, MemoryContext(kept))
+    assert WORLD.of(saga_id) == ["first"]
+
+
+async def test_a_saga_that_passes_over_a_request_to_cancel_is_compensated() -> None:
+    @saga("deaf")
+    async def deaf(s: Saga, o: dict[str, Any]) -> str:
+        await s.step("first", WORLD.act, "first", o, undo=lambda _, o: WORLD.act("undo", o))
+        try:
+            await s.wait("never")
+        except BaseException:
+            return "went on"
+        return "done"
+
+    kept = kept_of(deaf, "deaf", {})
+    running = asyncio.ensure_future(run_saga(deaf, kept.start, MemoryContext(kept)))
+    await seen("deaf", "first")
+    kept.cancelled = "given up"
+    kept.change()
+    assert await running == {
+        "outcome": "compensated", "error": "given up", "cancelled": True, "saga": "deaf", "version": "1",
+    }  # fmt: skip
+    assert WORLD.of("deaf") == ["first", "undo"]
+
+
+async def _await_what_is_cancelled() -> None:
+    task = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
+    task.cancel()
+    await task
+
+
+@pytest.mark.parametrize(("function", "told"), [(_await_what_is_cancelled, "cancelled"), (sys.exit, "sys.exit")])
+async def test_a_step_that_breaks_off_has_failed(function: Callable[..., Any], told: str) -> None:
+    @saga("broken-off")
+    async def broken_off(s: Saga, o: dict[str, Any]) -> None:
+        await s.step("a", function, retry=RETRY, undo=lambda: None)
+
+    kept = kept_of(broken_off, "broken-off", {})
+    outcome = await run_saga(broken_off, kept.start, MemoryContext(kept))
+    assert (outcome["outcome"], told in outcome["error"]) == ("compensated", True)
+    assert len(kept.journal[0][1]["failures"]) == RETRY.attempts_max
+
+
+async def test_a_step_whose_process_ends_has_not_failed() -> None:
+    begun = asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.sleep(PATIENCE_S)
+
+    @saga("ended")
+    async def ended(s: Saga, o: dict[str, Any]) -> None:
+        await s.step("a", wait, retry=RETRY, undo=lambda: None)
+
+    kept = kept_of(ended, "ended", {})
+    running = asyncio.ensure_future(run_saga(ended, kept.start, MemoryContext(kept)))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert kept.journal == []
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,7 @@ _INSERT = "INSERT INTO onefold_effect (key, state) VALUES ($1, '{}') ON CONFLICT
 _APPLY, _ENTOMB = _INSERT.format("applied"), _INSERT.format("undone")
 _LOOK = "SELECT state, result FROM onefold_effect WHERE key = $1"
 _KEEP = "UPDATE onefold_effect SET result = $2 WHERE key = $1 RETURNING key"
-_UNDO = (
-    "UPDATE onefold_effect SET state = 'undone', result = NULL WHERE key = $1 AND state = 'applied' RETURNING key"
-)
+_UNDO = "UPDATE onefold_effect SET state = 'undone', result = NULL WHERE key = $1 AND state = 'applied' RETURNING key"
 _REAP = {
     "postgres": "DELETE FROM onefold_effect WHERE created_at < now() - $1 * interval '1 second' RETURNING key",
     "sqlite": (

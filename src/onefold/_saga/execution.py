@@ -10,6 +10,7 @@ The outcome is a value (`{"outcome": "completed", ...}`), so that all engines ke
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import count
 from typing import Any, Final, TypeAlias
@@ -182,6 +183,20 @@ class Saga:
                 "one after the other"
             )
 
+    def _raise_fault(self) -> None:
+        """Raise what ended the saga, also where its function has caught it and goes another way: neither a result nor
+        a compensation of code that did not see its step through may follow."""
+        if self._fault is None:
+            return
+        task = asyncio.current_task()
+        if isinstance(self._fault, asyncio.CancelledError) and not (task is not None and task.cancelling()):
+            # Not the engine's: it cancels the whole saga.
+            raise self._stop(
+                "its function cancelled what it waited for (asyncio.timeout, wait_for, a task). Limit a step by "
+                "retry=RetryPolicy(attempt_s=...), and s.wait by timeout_s="
+            ) from None
+        raise self._fault
+
     def _refuse(self, check: Callable[[], object]) -> None:
         try:
             check()
@@ -200,8 +215,7 @@ async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> 
     kept = {"saga": start.saga, "version": start.version}
     cancelled = False
     try:
-        [annotation] = parameter_types(definition.function, 1, after=1)
-        value = await definition.function(s, decode(start.input, annotation, what="its input"))
+        value = await _call(definition, start, s)
         return {"outcome": "completed", "result": _encode_result(definition, s, value), **kept}
     except (StepFailed, Abort) as error:
         why = str(error) if isinstance(error, StepFailed) else describe(error)
@@ -217,6 +231,15 @@ async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> 
         why, cancelled = f"cancelled after {describe(error)}", True
     await s.compensate()
     return {"outcome": "compensated", "error": why, "cancelled": cancelled, **kept}
+
+
+async def _call(definition: AnySaga, start: Start, s: Saga) -> Any:
+    """What the function returns or raises."""
+    [annotation] = parameter_types(definition.function, 1, after=1)
+    try:
+        return await definition.function(s, decode(start.input, annotation, what="its input"))
+    finally:
+        s._raise_fault()
 
 
 def _encode_result(definition: AnySaga, s: Saga, value: object) -> Json:

@@ -29,6 +29,10 @@ ERROR_CHARACTERS_MAX: Final = 1000
 FAILURES_MAX: Final = 20
 
 
+class StepBrokeOff(Exception):
+    """An attempt ended by what is no Exception. It has failed: the step ends, and not its process."""
+
+
 @dataclass(slots=True, kw_only=True)
 class StepCall:
     """A step of one saga, or its compensation."""
@@ -109,12 +113,26 @@ class StepCall:
         return decode(record["result"], result_type_of(self.function), what=what)
 
     async def _call(self, args: list[Any]) -> Any:
-        async with asyncio.timeout(self.retry.attempt_s):
-            if inspect.iscoroutinefunction(self.function):
-                return await self.function(*args)
-            # The thread has this context, and so the step's keys.
-            value = await asyncio.to_thread(self.function, *args)
-            return await value if inspect.isawaitable(value) else value
+        try:
+            async with asyncio.timeout(self.retry.attempt_s):
+                if inspect.iscoroutinefunction(self.function):
+                    return await self.function(*args)
+                # The thread has this context, and so the step's keys.
+                value = await asyncio.to_thread(self._call_in_thread, args)
+                return await value if inspect.isawaitable(value) else value
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # This process ends, or gives the saga up.
+            # Of a task that the step awaits. To an engine it would be its own, and the saga would hang.
+            raise StepBrokeOff("it was cancelled by something that it awaits") from error
+
+    def _call_in_thread(self, args: list[Any]) -> Any:
+        try:
+            return self.function(*args)
+        except SystemExit as error:
+            # No signal of the process is raised in this thread; passed on it would end the event loop.
+            raise StepBrokeOff(f"it called sys.exit({error.code!r})") from error
 
     def fail(self, error: Exception, *, last: bool) -> Json:
         """Note a failed attempt. Its record where it is final, else it is raised again."""
