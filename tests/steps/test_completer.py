@@ -79,9 +79,11 @@ def test_a_handler_that_keeps_failing_is_parked_visibly(
     assert (work.operation, work.attempts, work.steps) == ("POST /rides", 3, 1)
     assert work.reason is not None
     assert work.reason.startswith("failed 3 times: ")
+    place.change("UPDATE onefold_work SET parked = 'failed 3 times: Broken: the processor is down'")
     assert [record for record in caplog.records if record.levelno == logging.ERROR and work.id in record.getMessage()]
     answer = rides.post()
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:onefold:problem:work-parked")
+    assert "processor" not in str(answer.json())  # what an exception said is the operator's
     assert (rides.shop.plan.runs["insert"], rides.shop.plan.runs["charge"]) == (1, 2)
 
 

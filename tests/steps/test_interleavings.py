@@ -3,6 +3,7 @@ step takes place once, under one key, and all of them end."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -77,15 +78,14 @@ class Stage:
             held,
             end=work,
             operation=ask.operation,
-            lease_s=60.0,
             isolation=None,
-            new_transaction=lambda: OwnedTransaction(executor, no_outbox, None),
             sealing=Sealing(),
             beats=NoBeats(),
         )
         try:
             steps.unbegun = 2
-            await steps.phase(StepOptions("create"), self._insert, Any)
+            new_transaction = functools.partial(OwnedTransaction[Any], executor, no_outbox, None)
+            await steps.phase(StepOptions("create"), self._insert, Any, new_transaction)
             if breaks:
                 raise OnefoldError("the process breaks here")
             await steps.call(StepOptions("charge"), lambda: self.charges.append(held.digest), Any)

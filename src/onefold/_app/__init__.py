@@ -137,10 +137,10 @@ class Onefold(ThreadCompleter, BaseOnefold[Database[Any]]):
 
         self._check_outside("once.work()")
         executor = ThreadExecutor(self._database)
-        work = self._named_work(executor, name, data, lease_s, retention_s)
+        work = self._named_work(name, data, lease_s, retention_s)
         run(work.begin(), executor)
         try:
-            yield work.steps(functools.partial(on_thread, executor), asynchronous=False)
+            yield work.steps(functools.partial(on_thread, executor, self._new_transaction), asynchronous=False)
         except Exception:
             run(work.fail(), ThreadExecutor(self._database))
             raise
@@ -315,10 +315,10 @@ class AsyncOnefold(TaskCompleter, BaseOnefold[AsyncDatabase[Any]]):
 
         self._check_outside("once.work()")
         executor = TaskExecutor(self._database)
-        work = self._named_work(executor, name, data, lease_s, retention_s)
+        work = self._named_work(name, data, lease_s, retention_s)
         await run_async(work.begin(), executor)
         try:
-            yield work.steps(functools.partial(on_loop, executor), asynchronous=True)
+            yield work.steps(functools.partial(on_loop, executor, self._new_transaction), asynchronous=True)
         except Exception:
             await run_async(work.fail(), TaskExecutor(self._database))
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from onefold._http.install import Layer
@@ -47,9 +46,7 @@ class WorkBlocks:
         self._beats = self._new_heartbeat()
         return SteppedStore(keys, Works(self._outbox.dialect), self._beats, Sealing(sealer, unsealed))
 
-    def _named_work(
-        self, executor: ThreadExecutor[Any] | TaskExecutor[Any], name: str, data: object, lease_s: float, keep_s: float
-    ) -> NamedWork:
+    def _named_work(self, name: str, data: object, lease_s: float, keep_s: float) -> NamedWork:
         from onefold._steps.named_work import NamedWork
 
         shared = self._layer.stepped()
@@ -63,5 +60,4 @@ class WorkBlocks:
             isolation=self._isolation,
             sealing=shared.sealing,
             renewals=shared.beats,
-            new_transaction=functools.partial(self._new_transaction, executor),
         )

@@ -351,6 +351,8 @@ class GuardedRequest(Generic[E]):
         if self._run is None or self._ask is None:
             self.tx.end()
             return None
+        if self.work is not None and self.work.leave():
+            self.tx = OwnedTransaction(self.executor)  # that of a step which is still under way is the step's to end
         release = functools.partial(self._store.release, self._ask, self._run, touched=self.tx.touched)
         found: OnefoldError | None = None
         try:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from onefold._http.request import pick_carried_headers
 from onefold._http.scope_keys import TRANSACTION
-from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.loop_bridge import LoopBridge
 from onefold._kernel.owned_transaction import OwnedTransaction
+from onefold._kernel.runners import run
 from onefold._steps.performing import Performing
-from onefold._steps.steps import Steps, on_loop, on_thread
+from onefold._steps.steps import MakeStep, Steps, on_loop, on_thread
 
 if TYPE_CHECKING:
     from onefold._http.guarded_request import GuardedRequest
@@ -37,26 +37,35 @@ class RequestSteps:
 
     def of(self, *, asynchronous: bool) -> Steps:
         """For a handler that awaits, or does not."""
-        return Steps(self.performing, self._runner(asynchronous), asynchronous=asynchronous)
+        return Steps(self.performing, self._find_runner(asynchronous), asynchronous=asynchronous)
 
     def check_end(self) -> None:
         self.performing.check_end()
 
-    def _runner(self, asynchronous: bool) -> Callable[[Callable[[], Flow[Any]]], Any]:
+    def _find_runner(self, asynchronous: bool) -> Callable[[MakeStep], Any]:
         executor = self._guarded.executor
         if isinstance(executor, ThreadExecutor):
-            return functools.partial(on_thread, executor)
+            return functools.partial(on_thread, executor, self._new_transaction)
         if asynchronous:
-            return functools.partial(on_loop, executor)
-        assert self._loop is not None
-        return functools.partial(on_thread, LoopBridge(executor, self._loop))
+            return functools.partial(on_loop, executor, self._new_transaction)
+        return functools.partial(self._on_bridge, executor)
 
-    def new_transaction(self) -> OwnedTransaction[Any]:
+    def _on_bridge(self, database: TaskExecutor[Any], make: MakeStep) -> Any:
+        """Performs a step on this thread, with a connection that the loop has."""
+        assert self._loop is not None
+        executor = database.anew()
+        return run(make(functools.partial(self._new_transaction, executor)), LoopBridge(executor, self._loop))
+
+    def hand_over(self, tx: OwnedTransaction[Any]) -> None:
+        """The transaction of `finish` waits for the answer: what ends the request goes on with its connection."""
+        self._guarded.executor = tx.executor
+
+    def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
         """The transaction of the next phase, or of `finish`: also for what looks for that of the request."""
         guarded = self._guarded
         shared = guarded.shared
         tx: OwnedTransaction[Any] = OwnedTransaction(
-            guarded.executor, shared.outbox, shared.sessions, development=shared.development
+            executor, shared.outbox, shared.sessions, development=shared.development
         )
         tx.carry(functools.partial(pick_carried_headers, guarded.request.headers))
         guarded.tx = cast("MutableMapping[str, Any]", guarded.request.source)[TRANSACTION] = tx

@@ -40,7 +40,8 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_backgroun
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
 from onefold._steps.model import Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
-from onefold._steps.performing import LeaseRenewals, Performing
+from onefold._steps.performing import Performing
+from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import WorkParked
@@ -91,6 +92,7 @@ class RequestWork:
         self._held: Held | None = None
         self._isolation: Isolation | None = None
         self.performing: Performing | None = None
+        self._hand_over: Callable[[OwnedTransaction[Any]], None] | None = None
 
     # --- the claim -----------------------------------------------------------------------------------------------
 
@@ -125,8 +127,9 @@ class RequestWork:
                 return Run()
             case Differs():
                 return Mismatch()
-            case WaitsForPerson(reason):
-                raise WorkParked(f"This request was begun and waits for a person: {reason}. Nothing is done meanwhile.")
+            case WaitsForPerson():
+                # Not why: the reason may be what an exception said, and is the operator's (`onefold keys`).
+                raise WorkParked("This request was begun and waits for a person. Nothing is done meanwhile.")
             case _:
                 return InFlight()
 
@@ -150,14 +153,13 @@ class RequestWork:
         assert self._held is not None
         self._shared.beats.hold(self._held)
         steps = RequestSteps(guarded)
+        self._hand_over = steps.hand_over
         self.performing = steps.performing = Performing(
             self._works,
             self._held,
             end=self,
             operation=guarded.operation,
-            lease_s=self._held.lease_s,
             isolation=self._isolation,
-            new_transaction=steps.new_transaction,
             sealing=self._shared.sealing,
             beats=self._shared.beats,
         )
@@ -167,6 +169,8 @@ class RequestWork:
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """The transaction stays open: it is committed with the answer."""
+        assert self._hand_over is not None
+        self._hand_over(tx)
 
     async def settle(
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
@@ -195,11 +199,17 @@ class RequestWork:
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
         """Keep what is recorded, and let another go on. Where the store cannot be told, the lease runs out."""
         held = self._mine()
+        is_under_way = self.leave()
         if self.is_finishing:
             await rollback_and_release()
-        self._shared.beats.drop(held)
-        if not held.taken_over:
-            await self._works.give_back(held)
+        if not is_under_way:
+            self._shared.beats.drop(held)
+            if not held.taken_over:
+                await self._works.give_back(held)
+
+    def leave(self) -> bool:
+        """The handler has ended, and begins no more steps. Whether one is still under way: it gives the work back."""
+        return self.performing is not None and not self.performing.leave()
 
     @property
     def is_finishing(self) -> bool:
@@ -210,6 +220,8 @@ class RequestWork:
         """The request was cancelled, and nothing more may be awaited for it: its work is given back without it. Where
         that fails, the lease runs out, which is renewed no more."""
         held = self._mine()
+        if self.leave():
+            return
         self._shared.beats.drop(held)
         if not held.taken_over and isinstance(executor, TaskExecutor):
             in_background(run_async(self._works.give_back(held), executor.anew()))

@@ -59,6 +59,10 @@ class ThreadExecutor(Generic[H]):
             raise ProgrammerError(_NO_CONNECTION)
         return self._connection
 
+    def anew(self) -> ThreadExecutor[H]:
+        """Another one, over the same database."""
+        return ThreadExecutor(self._database)
+
     def batch(self, steps: Sequence[Step]) -> int:
         return self.connection.batch(steps)
 

@@ -59,6 +59,11 @@ class OwnedTransaction(Transaction[H]):
         self.development = development
 
     @property
+    def executor(self) -> ThreadExecutor[H] | TaskExecutor[H]:
+        """What has its connection."""
+        return self._executor
+
+    @property
     def touched(self) -> bool:
         """Whether its user may have written something."""
         return self._touched

@@ -74,6 +74,18 @@ def decode_result(data: bytes, annotation: object = Any, *, what: str = "a resul
         raise ResultUnreadable(f"{what} is recorded as something that is no JSON: {error}") from error
 
 
+def read_back(data: bytes, annotation: object = Any, *, what: str = "a result") -> Any:
+    """`decode_result` of what was encoded just now, before it is stored. Raises ResultNotSerializable: it would not be
+    read again."""
+    try:
+        return decode_result(data, annotation, what=what)
+    except ResultUnreadable as error:
+        raise ResultNotSerializable(
+            f"{what} is written as JSON that {type_name(annotation)} does not read again (a field that is left out, or "
+            f"has another name there), and is not recorded: {error}"
+        ) from error
+
+
 def result_type_of(function: Callable[..., Any]) -> Any:
     """What a function says that it returns; for an async function, what awaiting it gives. Any where it says
     nothing; the annotation as it is where it names something that cannot be looked up (TYPE_CHECKING)."""

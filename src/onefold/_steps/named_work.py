@@ -14,16 +14,17 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from onefold._kernel.checkout import with_connection
-from onefold._kernel.effects import Batch, Boundary, Discard, Flow, Isolation, ReleaseCommitted, Statement, Step
+from onefold._kernel.effects import Batch, Boundary, Discard, Isolation, ReleaseCommitted, Statement, Step
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
 from onefold._kernel.results import encode_result
 from onefold._policy.ranges import require
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk, digest_of
-from onefold._steps.performing import LeaseRenewals, Performing
+from onefold._steps.performing import Performing
+from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing
-from onefold._steps.steps import Steps
+from onefold._steps.steps import MakeStep, Steps
 from onefold._steps.works import Works, taken_over
 from onefold.errors import (
     ConfigurationError,
@@ -57,7 +58,6 @@ class NamedWork:
         isolation: Isolation | None,
         sealing: Sealing,
         renewals: LeaseRenewals,
-        new_transaction: Callable[[], OwnedTransaction[Any]],
     ) -> None:
         _check_name(name)
         require("once.work(...): lease_s", lease_s, least=0.1, most=86_400)
@@ -66,7 +66,6 @@ class NamedWork:
         self._isolation = isolation
         self._sealing = sealing
         self._renewals = renewals
-        self._new_transaction = new_transaction
         prints = [_fingerprint(name, data, pepper) for pepper in (*peppers, b"")]
         self._ask = WorkAsk(
             digest=digest_of("work", name),
@@ -102,14 +101,12 @@ class NamedWork:
             claim,
             end=self,
             operation=f"the work {name!r}",
-            lease_s=self._ask.lease_s,
             isolation=self._isolation,
-            new_transaction=self._new_transaction,
             sealing=self._sealing,
             beats=self._renewals,
         )
 
-    def steps(self, perform: Callable[[Callable[[], Flow[Any]]], Any], *, asynchronous: bool) -> Steps:
+    def steps(self, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> Steps:
         assert self._performing is not None
         return Steps(self._performing, perform, asynchronous=asynchronous)
 
@@ -132,11 +129,13 @@ class NamedWork:
             await self._works.give_back(held)
 
     def abandon(self) -> Held | None:
-        """Its lease is renewed no more. The work, if there is something to give back."""
-        held = self._held
-        if held is not None:
-            self._renewals.drop(held)
-        return None if held is None or held.taken_over or self._is_over else held
+        """Its lease is renewed no more, but for a step that is still under way. The work, if there is something to give
+        back."""
+        held, performing = self._held, self._performing
+        if held is None or performing is None or not performing.leave():
+            return None
+        self._renewals.drop(held)
+        return None if held.taken_over or self._is_over else held
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """Commit what the function of `finish` wrote together with the end of the work."""

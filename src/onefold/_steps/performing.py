@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.current_transaction import call_in
@@ -26,7 +26,6 @@ from onefold._kernel.effects import (
     Call,
     Discard,
     Fetch,
-    Flow,
     Isolation,
     Now,
     Release,
@@ -39,11 +38,12 @@ from onefold._kernel.effects import (
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
-from onefold._kernel.results import decode_result, encode_result
 from onefold._steps.model import Done, Held, StepKind
 from onefold._steps.model import Step as RecordedStep
 from onefold._steps.points import Next, Points, RecordedResult, RunPoint, StepOptions, Unknown
-from onefold._steps.sealing import Sealing, end_context, step_context
+from onefold._steps.ports import LeaseRenewals, NewTransaction, WorkEnd
+from onefold._steps.sealing import Sealing
+from onefold._steps.step_results import StepResults
 from onefold._steps.works import CLAIMS_MAX, Works, read_steps, taken_over
 from onefold.errors import (
     ConnectionLost,
@@ -56,35 +56,13 @@ from onefold.errors import (
     WorkParked,
 )
 
+T = TypeVar("T")
+
 _log = logging.getLogger("onefold.steps")
+
 
 #: Between the attempts to record a call that was made, for as long as its lease lasts.
 _RECORD_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
-
-
-class LeaseRenewals(Protocol):
-    """What renews the leases of works that are in a call."""
-
-    def hold(self, work: Held) -> object: ...
-    def drop(self, work: Held) -> object: ...
-
-
-class WorkEnd(Protocol):
-    """How the work ends."""
-
-    @property
-    def before(self) -> tuple[Step, ...]:
-        """What stands before the lock in the transaction of `finish`."""
-        ...
-
-    @property
-    def records_result(self) -> bool:
-        """Whether a later attempt may ask for the result of `finish`."""
-        ...
-
-    def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> Flow[None]:
-        """The function of `finish` has returned: commit, or leave that to what ends the work."""
-        ...
 
 
 class Performing:
@@ -97,9 +75,7 @@ class Performing:
         *,
         end: WorkEnd,
         operation: str,
-        lease_s: float,
         isolation: Isolation | None,
-        new_transaction: Callable[[], OwnedTransaction[Any]],
         sealing: Sealing,
         beats: LeaseRenewals,
     ) -> None:
@@ -109,94 +85,131 @@ class Performing:
         self.digest = claim.digest
         self._end = end
         self._operation = operation
-        self._lease_s = lease_s
         self._isolation = isolation
-        self._new_transaction = new_transaction
-        self._sealing = sealing
+        self._results = StepResults(self.digest, operation, sealing)
         self._beats = beats
         self._points = Points(claim.steps, what=operation)
         #: Steps that were asked for and not begun: coroutines that were not awaited.
         self.unbegun = 0
+        #: Names that keys were derived from.
+        self.derived: set[str] = set()
         #: The step whose COMMIT was interrupted: it may be recorded or not, and nothing may be built on either.
         self._unsure: str | None = None
+        #: Whether the request or the block has ended.
+        self._is_left = False
         self._parked: WorkParked | None = None
         #: The transaction of `finish`, from its function's return on.
         self.finishing: OwnedTransaction[Any] | None = None
 
     # --- what users call -----------------------------------------------------------------------------------
 
-    async def phase(self, options: StepOptions, function: Callable[[Any], Any], returns: object) -> Any:
+    async def phase(
+        self, options: StepOptions, function: Callable[[Any], Any], returns: object, new_transaction: NewTransaction
+    ) -> Any:
         step = self._ask("phase", options)
         if not isinstance(step, RunPoint):
-            return self._read(step.recorded, returns)
-        held, tx = self._mine(), self._new_transaction()
+            return self._results.read(step.recorded, returns)
+        held, tx = self._mine(), new_transaction()
+        what = f"phase {step.name!r}"
         try:
             await self._enter(held, ())
-            _, plain = await self._perform(tx, function, returns, what=f"phase {step.name!r}")
-            record = self._close(step, "phase", plain or b"")
-            self._unsure = step.name
+            close = functools.partial(self._results.close, step, "phase", returns)
+            record, value = await self._perform(tx, function, close, what=what)
+            self._unsure = what
             await commit(tx, functools.partial(self._commit_phase, held, record))
             self._unsure = None
+        except Exception:
+            self._points.failed()
+            await self._end_step(held)
+            raise
         except BaseException:
             self._points.failed()
             self._beat_again(held)
             raise
-        self._beat_again(held)
         self._points.done(record.result)
-        return self._read(record, returns)
+        await self._end_step(held)
+        return value
 
     async def call(self, options: StepOptions, function: Callable[[], Any], returns: object) -> Any:
         step = self._ask("call", options)
         if isinstance(step, Unknown):
             raise await self._park(step.recorded.name)
         if isinstance(step, RecordedResult):
-            return self._read(step.recorded, returns)
+            return self._results.read(step.recorded, returns)
         held = self._mine()
         try:
             if step.marked:
                 await self._record(held, RecordedStep(step.position, step.name, "call", "started", None))
                 self._points.started()
-            value = await Call(function)
-            plain = encode_result(value, returns, what=self._result_of("call", step.name))
-            record = self._close(step, "call", plain)
+            record, value = self._results.close(step, "call", returns, await Call(function))
             await self._record(held, record)
+        except Exception:
+            self._points.failed()
+            await self._end_step(held)
+            raise
         except BaseException:
             self._points.failed()
+            self._beat_again(held)
             raise
         self._points.done(record.result)
-        return self._read(record, returns)
+        await self._end_step(held)
+        return value
 
-    async def finish(self, function: Callable[[Any], Any], returns: object) -> Any:
-        self.unbegun -= 1
-        self._check_sure()
+    async def finish(self, function: Callable[[Any], Any], returns: object, new_transaction: NewTransaction) -> Any:
+        self._check_going_on("finish")
         self._points.finish()
         if self._done is not None:
-            return self._read_end(self._done.result, returns)
-        held, tx = self._mine(), self._new_transaction()
+            self._points.finish_done()
+            return self._results.read_end(self._done.result, returns)
+        held, tx = self._mine(), new_transaction()
         try:
             await self._enter(held, self._end.before)
-            recorded = self._end.records_result
-            value, plain = await self._perform(tx, function, returns, what="finish", recorded=recorded)
+            closes = functools.partial(self._close_end, returns)
+            stored, value = await self._perform(tx, function, closes, what="finish")
+            if self._is_left:
+                await undo(tx, rollback_and_release)
+                raise self._too_late("finish")
+            self.finishing = tx
+            self._unsure = "finish"
+            await self._end.finish(tx, held, stored)
+            self._unsure = None
+        except Exception as error:
+            if not isinstance(error, OutcomeUnknown):
+                self._unsure = None
+            self.finishing = None
+            self._points.finish_failed()
+            await self._end_step(held)
+            raise
         except BaseException:
             self._points.finish_failed()
             self._beat_again(held)
             raise
-        stored = None if plain is None else self._sealing.close(plain, end_context(held.digest))
-        self.finishing = tx
-        await self._end.finish(tx, held, stored)
-        return value if stored is None else self._read_end(stored, returns)
+        self._points.finish_done()
+        return value
 
     def check_end(self) -> None:
-        """Called before the work is ended. Raises WorkMisused, WorkChanged."""
+        """Called before the work is ended. No step is begun after it. Raises WorkMisused, WorkChanged."""
         if self.unbegun:
             raise WorkMisused(
                 f"{self._operation} asked for a step and did not await it, so that it did not happen: write `await "
                 "work.phase(...)`, `await work.call(...)`, `await work.finish(...)`. Nothing was stored"
             )
+        if self._points.is_running:
+            raise WorkMisused(
+                f"{self._operation} ended while one of its steps was still under way, in a task or a thread of its "
+                "own: wait for each step before you answer. Nothing was stored"
+            )
         self._check_sure()
         if self._parked is not None:
             raise self._parked
         self._points.check_end()
+        self._is_left = True
+
+    def leave(self) -> bool:
+        """The attempt ends, and no step is begun after it. False: one is still under way (in a task, or on a thread, of
+        its own). It is recorded when it is done, and then gives the work back by itself."""
+        self._is_left = True
+        return not self._points.is_running
 
     # --- a phase ---------------------------------------------------------------------------------------------
 
@@ -204,7 +217,7 @@ class Performing:
         """Begin a transaction that has the work's row locked. Raises WorkTakenOver."""
         self._beats.drop(held)
         begin: tuple[Step, ...] = (
-            begin_at(self._isolation), *self._works.sql.opening(self._lease_s), *before, self._works.sql.lock(held),
+            begin_at(self._isolation), *self._works.sql.opening(held.lease_s), *before, self._works.sql.lock(held),
         )  # fmt: skip
         for left in reversed(range(CLAIMS_MAX)):
             try:
@@ -218,26 +231,20 @@ class Performing:
             raise taken_over(held)
 
     async def _perform(
-        self,
-        tx: OwnedTransaction[Any],
-        function: Callable[[Any], Any],
-        returns: object,
-        *,
-        what: str,
-        recorded: bool = True,
-    ) -> tuple[Any, bytes | None]:
-        """Run the user's function in the transaction, which is rolled back where that fails."""
+        self, tx: OwnedTransaction[Any], function: Callable[[Any], Any], close: Callable[[Any], T], *, what: str
+    ) -> T:
+        """Run the user's function in the transaction, which is rolled back where that fails, or `close` refuses what it
+        returned."""
         tx.open(self._operation)
         try:
-            value = await Call(functools.partial(call_in, tx, function))
-            plain = encode_result(value, returns, what=f"the result of {what}{self._of}") if recorded else None
+            closed = close(await Call(functools.partial(call_in, tx, function)))
             tx.check_end()
             await close_sessions(tx, True)
-            tx.check_executed(f"{what}{self._of} ended")
+            tx.check_executed(f"{what} of {self._operation} ended")
         except Exception:
             await undo(tx, rollback_and_release)
             raise
-        return value, plain
+        return closed
 
     async def _commit_phase(self, held: Held, record: RecordedStep, events: tuple[Statement, ...]) -> None:
         sql = self._works.sql
@@ -280,11 +287,15 @@ class Performing:
             raise taken_over(held)
         return any(step.position == position for step in steps)
 
+    def _close_end(self, returns: object, value: object) -> tuple[bytes | None, Any]:
+        return self._results.close_end(returns, value) if self._end.records_result else (None, value)
+
     # --- a call ----------------------------------------------------------------------------------------------
 
     async def _record(self, held: Held, record: RecordedStep) -> None:
         """Commit a record of a call. It is tried for as long as the lease lasts: what is not recorded happens again."""
-        sql, until = self._works.sql, await Now() + self._lease_s
+        sql, until = self._works.sql, await Now() + held.lease_s
+        self._unsure = f"call {record.name!r}"
         steps: tuple[Step, ...] = (Boundary.BEGIN, sql.renew(held), sql.record(held, record), Boundary.COMMIT)
         for turn in range(1_000_000):
             try:
@@ -292,6 +303,7 @@ class Performing:
                 await Batch(steps)
             except RequiredValueMissing as error:
                 await Discard()
+                self._unsure = None
                 raise taken_over(held) from error
             except (StoreUnavailable, StoreBusy) as error:
                 await Discard()
@@ -303,8 +315,10 @@ class Performing:
                 await Sleep(pause_s)
             except Exception:
                 await Discard()
+                self._unsure = None
                 raise
             else:
+                self._unsure = None
                 await Release()
                 return
 
@@ -325,10 +339,7 @@ class Performing:
     # --- what they share -------------------------------------------------------------------------------------
 
     def _ask(self, kind: StepKind, options: StepOptions) -> Next:
-        self.unbegun -= 1
-        self._check_sure()
-        if self._held is not None:
-            _ = self._mine()
+        self._check_going_on(f"{kind} {options.name!r}")
         step = self._points.ask(kind, options)
         if isinstance(step, RunPoint) and self._done is not None:
             self._points.failed()
@@ -344,40 +355,41 @@ class Performing:
             raise taken_over(self._held)
         return self._held
 
+    def _check_going_on(self, asked: str) -> None:
+        """This attempt goes on with another step. Raises WorkMisused, OutcomeUnknown, WorkParked, WorkTakenOver."""
+        self.unbegun -= 1
+        if self._is_left:
+            raise self._too_late(asked)
+        self._check_sure()
+        if self._parked is not None:
+            raise self._parked
+        if self._held is not None:
+            _ = self._mine()
+
+    def _too_late(self, asked: str) -> WorkMisused:
+        return WorkMisused(
+            f"{asked} of {self._operation} was asked for when that had ended, by a task, a thread or a background task "
+            "that outlived it: nothing of it is kept. Wait for each step before the end"
+        )
+
     def _check_sure(self) -> None:
         if self._unsure is not None:
             raise OutcomeUnknown(
-                f"the end of phase {self._unsure!r} of {self._operation} was interrupted, and it is not known whether "
-                "it is recorded: this attempt ends, and the next one finds out"
+                f"the end of {self._unsure} of {self._operation} was interrupted, and it is not known whether it is "
+                "recorded: this attempt ends, and the next one finds out"
             )
 
+    async def _end_step(self, held: Held) -> None:
+        """A step is over: the lease is renewed again, or given back where it was the last thing that was under way."""
+        self._beat_again(held)
+        if self._is_left and not held.taken_over:
+            await self._works.give_back(held)
+
     def _beat_again(self, held: Held) -> None:
-        if not held.taken_over:
+        if held.taken_over or self._is_left:
+            self._beats.drop(held)
+        else:
             self._beats.hold(held)
-
-    @property
-    def _of(self) -> str:
-        return f" of {self._operation}"
-
-    def _result_of(self, kind: StepKind, name: str) -> str:
-        return f"the result of {kind} {name!r}{self._of}"
-
-    def _close(self, step: RunPoint, kind: StepKind, plain: bytes) -> RecordedStep:
-        stored = self._sealing.close(plain, step_context(self.digest, step.position, step.name))
-        return RecordedStep(step.position, step.name, kind, "done", stored)
-
-    def _read(self, recorded: RecordedStep, returns: object) -> Any:
-        """On the first run too: what comes back as something else after a crash does so at once."""
-        if recorded.result is None:
-            return None
-        plain = self._sealing.open(recorded.result, step_context(self.digest, recorded.position, recorded.name))
-        return decode_result(plain, returns, what=self._result_of(recorded.kind, recorded.name))
-
-    def _read_end(self, stored: bytes | None, returns: object) -> Any:
-        if stored is None:
-            return None
-        plain = self._sealing.open(stored, end_context(self.digest))
-        return decode_result(plain, returns, what=f"the result of finish{self._of}")
 
 
 async def _batch(steps: tuple[Step, ...]) -> int:

@@ -116,7 +116,7 @@ Next: TypeAlias = RunPoint | RecordedResult | Unknown
 class Points:
     """The steps of one attempt at a work."""
 
-    __slots__ = ("_at", "_failed", "_finished", "_names", "_position", "_records", "_running", "_what")
+    __slots__ = ("_at", "_failed", "_finished", "_finishing", "_names", "_position", "_records", "_running", "_what")
 
     def __init__(self, recorded: Iterable[Recorded], *, what: str) -> None:
         """`what` names the work in errors."""
@@ -129,7 +129,12 @@ class Points:
         self._running: tuple[StepKind, StepOptions] | None = None
         #: The step that was asked for last, where it raised: it may be asked for again.
         self._failed: tuple[StepKind, StepOptions] | None = None
-        self._finished = False
+        self._finished = self._finishing = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is under way."""
+        return self._running is not None or self._finishing
 
     @property
     def has_records(self) -> bool:
@@ -176,11 +181,15 @@ class Points:
         """Nothing may follow. Raises WorkMisused, WorkChanged."""
         self._check_free("finish")
         self.check_end()
-        self._finished = True
+        self._finished = self._finishing = True
+
+    def finish_done(self) -> None:
+        """What `finish` was to do is done."""
+        self._finishing = False
 
     def finish_failed(self) -> None:
         """What `finish` was to do raised, and nothing of it stays: other steps may follow, and another `finish`."""
-        self._finished = False
+        self._finished = self._finishing = False
 
     def check_end(self) -> None:
         """Whether all that is recorded was asked for. Code that ends before that has taken another way than the attempt

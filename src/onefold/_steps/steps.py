@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeAlias, TypeVar
 
 from onefold._kernel.call_blocks import Block, enter, leave
 from onefold._kernel.derive import derive
 from onefold._kernel.effects import Flow
-from onefold._kernel.executors import is_async
-from onefold._kernel.ports import AsyncExecutor, Executor
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, is_async
+from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.results import result_type_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
 from onefold._steps.performing import Performing
 from onefold._steps.points import StepOptions, step_options
+from onefold._steps.ports import NewTransaction
 from onefold.errors import ConfigurationError, WorkMisused
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: The flow of a step, which begins its transaction by what it is given.
+MakeStep: TypeAlias = Callable[[NewTransaction], Flow[Any]]
 
 #: Keeps the keys of steps apart from what applications derive. It never changes.
 _DERIVED: Final = "onefold.step"
@@ -39,9 +43,7 @@ class Steps:
 
     __slots__ = ("_asynchronous", "_perform", "_performing")
 
-    def __init__(
-        self, performing: Performing, perform: Callable[[Callable[[], Flow[Any]]], Any], *, asynchronous: bool
-    ) -> None:
+    def __init__(self, performing: Performing, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> None:
         self._performing = performing
         self._perform = perform
         self._asynchronous = asynchronous
@@ -64,7 +66,8 @@ class Steps:
         options = step_options(step)
         self._check(f"phase {options.name!r}", function)
         in_transaction = functools.partial(_put_first, function, args, kwargs)
-        answer: R = self._begin(lambda: self._performing.phase(options, in_transaction, _returned(options, function)))
+        returns = _returned(options, function)
+        answer: R = self._begin(lambda begin: self._performing.phase(options, in_transaction, returns, begin))
         return answer
 
     def call(self, step: str | StepOptions, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,10 +76,11 @@ class Steps:
         `derive(step)`: a call that is made again after a crash has the same key."""
         options = step_options(step)
         self._check(f"call {options.name!r}", function)
+        self._check_key(options)
         block = Block(key=self.derive(options), name=f"of step {options.name!r}")
         under_key = _awaited_under if self._asynchronous else _called_under
         keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
-        answer: R = self._begin(lambda: self._performing.call(options, keyed, _returned(options, function)))
+        answer: R = self._begin(lambda _: self._performing.call(options, keyed, _returned(options, function)))
         return answer
 
     def finish(
@@ -86,16 +90,28 @@ class Steps:
         of a request, the ledger row of a message, the end of `once.work(...)`. The last step, and at most one."""
         self._check("finish", function)
         in_transaction = functools.partial(_put_first, function, args, kwargs)
-        answer: R = self._begin(lambda: self._performing.finish(in_transaction, result_type_of(function)))
+        returns = result_type_of(function)
+        answer: R = self._begin(lambda begin: self._performing.finish(in_transaction, returns, begin))
         return answer
 
     def derive(self, step: str | StepOptions) -> str:
-        """The key of a step: the same in every attempt at this work, for services that take an idempotency key."""
+        """The key of a step: the same in every attempt at this work, for services that take an idempotency key. Of a
+        step that was renamed it is given the `StepOptions`, which know the name that the key was first derived from."""
+        if isinstance(step, str):
+            self._performing.derived.add(step)
         return derive(_DERIVED, self._performing.digest, step_options(step).key_name)
 
-    def _begin(self, make: Callable[[], Flow[Any]]) -> Any:
+    def _begin(self, make: MakeStep) -> Any:
         self._performing.unbegun += 1
         return self._perform(make)
+
+    def _check_key(self, options: StepOptions) -> None:
+        if options.formerly and options.name in self._performing.derived:
+            raise WorkMisused(
+                f"work.derive({options.name!r}) is not the key of call {options.name!r}, which has formerly="
+                f"{options.formerly!r}: a work that was begun before would make the call again under another key. "
+                "Derive it from the same StepOptions that the call is given"
+            )
 
     def _check(self, what: str, function: object) -> None:
         if not callable(function):
@@ -107,14 +123,28 @@ class Steps:
             raise WorkMisused(_WRONG_COLOUR[self._asynchronous].format(what=what, name=_name_of(function)))
 
 
-def on_thread(executor: Executor, make: Callable[[], Flow[Any]]) -> Any:
+# Each step has an executor of its own: one that outlives its request, in a task or on a thread that is not waited for,
+# has its connection for itself. What ends the request can neither commit nor break what is half done there.
+
+
+def on_thread(
+    database: ThreadExecutor[Any],
+    new_transaction: Callable[[ThreadExecutor[Any]], OwnedTransaction[Any]],
+    make: MakeStep,
+) -> Any:
     """Performs a step here."""
-    return run(make(), executor)
+    executor = database.anew()
+    return run(make(functools.partial(new_transaction, executor)), executor)
 
 
-async def on_loop(executor: AsyncExecutor, make: Callable[[], Flow[Any]]) -> Any:
+async def on_loop(
+    database: TaskExecutor[Any],
+    new_transaction: Callable[[TaskExecutor[Any]], OwnedTransaction[Any]],
+    make: MakeStep,
+) -> Any:
     """Performs a step when it is awaited."""
-    return await run_async(make(), executor)
+    executor = database.anew()
+    return await run_async(make(functools.partial(new_transaction, executor)), executor)
 
 
 _WRONG_COLOUR: Final = {

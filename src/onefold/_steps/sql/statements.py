@@ -148,7 +148,9 @@ class Statements:
             WHERE {_OURS}
         """)
         nothing_recorded = "NOT EXISTS (SELECT 1 FROM onefold_step WHERE digest = $1::bytea)"
-        self._forget_unbegun = d.text(f"DELETE FROM onefold_work WHERE {_OURS} AND {nothing_recorded}")
+        self._forget_unbegun = d.text(
+            f"DELETE FROM onefold_work WHERE {_OURS} AND finished_at IS NULL AND {nothing_recorded}"
+        )
         self._give_back = d.text(f"UPDATE onefold_work SET lease_ends_at = {d.now} WHERE {_OURS}")
         self._park = d.text(f"UPDATE onefold_work SET parked = $3::text, lease_ends_at = {d.now} WHERE {_OURS}")
         self._status = d.text(f"""
@@ -198,8 +200,10 @@ class Statements:
 
     def release(self, held: Held) -> tuple[Statement, ...]:
         """End the lease; a work of which nothing is recorded is forgotten. Where it is not ours, nothing is changed."""
+        # Locked first: a phase may be in its COMMIT, whose connection was given up. A statement that has waited for it
+        # sees what it saw before, and would not find its step.
         ours = (held.digest, held.fence)
-        return (Statement(self._forget_unbegun, ours), Statement(self._give_back, ours))
+        return (self.lock(held), Statement(self._forget_unbegun, ours), Statement(self._give_back, ours))
 
     def park(self, held: Held, reason: str) -> Statement:
         return Statement(self._park, (held.digest, held.fence, reason))
