@@ -28,7 +28,7 @@ class Kept:
     at: datetime
     journal: list[tuple[str, Json, datetime]] = field(default_factory=list)
     signals: list[tuple[str, Json]] = field(default_factory=list)
-    signal_ids: set[str] = field(default_factory=set)
+    signal_ids: set[tuple[str, str]] = field(default_factory=set)
     cancelled: str | None = None
     stopped: str | None = None
     outcome: Json = None
@@ -169,9 +169,9 @@ class MemoryEngine(SagaEngine):
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
         kept = self._find(saga_id)
-        if signal_id is not None and signal_id in kept.signal_ids:
+        if signal_id is not None and (signal, signal_id) in kept.signal_ids:
             return
-        kept.signal_ids |= {signal_id} if signal_id is not None else set()
+        kept.signal_ids |= {(signal, signal_id)} if signal_id is not None else set()
         kept.signals.append((signal, data))
         kept.change()
 

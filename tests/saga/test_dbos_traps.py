@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from dbos import DBOS
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from onefold._engines.dbos.executor_locks import SessionLocks
+from onefold._engines.dbos.executor_locks import FileLocks, SessionLocks
 from onefold._engines.dbos.saga_database import SagaDatabase
+from onefold._engines.dbos.takeover import Takeover
 from onefold.errors import ConfigurationError
 from onefold.sagas import Abort, Compensated, Saga, saga
 from onefold.sagas.dbos import Dbos
@@ -40,6 +44,49 @@ async def test_a_second_engine_in_one_process_is_refused(url: str, tmp_path: Pat
                 pass
     with pytest.raises(ConfigurationError, match="is not open"):
         await opened(url).status("x")
+
+
+async def test_a_dbos_of_the_applications_own_is_left_alone(url: str, tmp_path: Path) -> None:
+    theirs = DBOS(config={"name": "theirs", "system_database_url": f"sqlite:///{tmp_path / 'theirs.db'}"})
+    await asyncio.to_thread(theirs.launch)
+    try:
+        with pytest.raises(ConfigurationError, match="the application's own"):
+            async with opened(url):
+                pass
+        assert await asyncio.to_thread(DBOS.list_workflows) == []
+    finally:
+        await asyncio.to_thread(DBOS.destroy, destroy_registry=True)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+    async with opened(url):
+        pass
+
+
+async def test_a_lock_file_that_cannot_be_locked_takes_no_process_for_dead(url: str, tmp_path: Path) -> None:
+    (tmp_path / "sagas.db-executors").mkdir()
+    locks = FileLocks(SagaDatabase(url), "own")
+    with pytest.raises(ConfigurationError, match="cannot be told from dead ones"):
+        locks.take("other")
+    with pytest.raises(ConfigurationError, match="cannot be told from dead ones"):
+        async with opened(url):
+            pass
+
+
+async def test_looking_for_dead_processes_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> None:
+    looks: queue.Queue[None] = queue.Queue()
+
+    class Broken(FileLocks):
+        def __init__(self) -> None:
+            pass
+
+        def hold(self) -> None:
+            looks.put(None)
+            raise OSError("no more descriptors")
+
+    looking = asyncio.ensure_future(Takeover(Broken(), own="own", workflows=["a@1"], every_s=0.01).run())
+    for _ in range(3):
+        await asyncio.to_thread(looks.get, timeout=PATIENCE_S)
+    assert looking.cancel()
+    assert "executor own could not look for sagas of dead processes (no more descriptors)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 from psycopg_pool import ConnectionPool
 
 from onefold import AsyncOnefold, Onefold, single_principal
+from onefold._saga.definition import begin
+from onefold._saga.execution import run_saga
 from onefold._saga.step_keys import StepKeys, running
 from onefold.errors import ConfigurationError, ResultNotSerializable
-from onefold.sagas import Abort, Effects, NotInAStep, Undone
+from onefold.sagas import Abort, Effects, EngineFault, NotInAStep, Saga, Undone, saga
+from tests.saga.memory_engine import Kept, MemoryContext
 
 STEP = StepKeys(key="order-1:reserve", forward="order-1:reserve", undo=False)
 UNDO = StepKeys(key="order-1:reserve:undo", forward="order-1:reserve", undo=True)
@@ -174,6 +178,43 @@ async def test_old_effects_are_forgotten(stock: Stock) -> None:
     column = "created_at_ms = 0" if is_sqlite else "created_at = '2000-01-01'"
     await stock.execute(f"UPDATE onefold_effect SET {column}")
     assert await effects.reap() == 1
+
+
+async def test_a_step_that_applies_twice_is_refused_and_loses_nothing_in_silence(stock: Stock) -> None:
+    reserve, release = stock.steps()
+
+    async def reserve_both(o: dict[str, Any]) -> list[Any]:
+        return [await reserve(o), await reserve({"number": 2})]
+
+    def reserve_both_in_thread(o: dict[str, Any]) -> list[Any]:
+        return [reserve(o), reserve({"number": 2})]
+
+    both = reserve_both if stock.asynchronous else reserve_both_in_thread
+    for _ in range(2):  # as often as it is tried
+        with pytest.raises(ConfigurationError, match="are called by one step \\(order-1:reserve\\)"):
+            await stock.run(both, STEP, {"number": 1})
+    await stock.run(release, UNDO, {"number": 1})
+    assert await stock.free() == 5
+
+
+async def test_an_undo_of_what_effects_did_not_apply_is_refused(tmp_path: Path) -> None:
+    shop, other = (AsyncOnefold(tmp_path / name, principal=single_principal) for name in ("shop.db", "other.db"))
+    reserve, release = Stock(shop, asynchronous=True).steps()
+    _, release_other = Stock(other, asynchronous=True).steps()
+
+    async def plain(o: dict[str, Any]) -> None: ...
+
+    for function, undo in ((plain, release), (reserve, release_other)):
+
+        @saga("crossed")
+        async def crossed(s: Saga, o: dict[str, Any]) -> None:
+            await s.step("a", function, o, undo=undo)  # noqa: B023
+
+        kept = Kept(start=begin(crossed, "crossed", {"number": 1}), at=datetime.now(UTC))
+        with pytest.raises(EngineFault, match="would find nothing to undo"):
+            await run_saga(crossed, kept.start, MemoryContext(kept))
+    await shop.close()
+    await other.close()
 
 
 def test_wrong_uses_are_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,18 @@ from onefold._saga.execution import run_saga
 from onefold._saga.saga_names import check_name, check_saga_id, step_key, undo_key
 from onefold._saga.step_call import StepCall
 from onefold.errors import ConfigurationError
-from onefold.sagas import Abort, EngineFault, NotInAStep, Saga, SagaDefinition, StepFailed, forward_key, key, saga
+from onefold.sagas import (
+    Abort,
+    EngineFault,
+    NotInAStep,
+    RetryPolicy,
+    Saga,
+    SagaDefinition,
+    StepFailed,
+    forward_key,
+    key,
+    saga,
+)
 from tests.saga.conformance.cases import seen
 from tests.saga.conformance.sagas import QUICK, RETRY, SAGAS, WORLD, order
 from tests.saga.memory_engine import Kept, MemoryContext, MemoryEngine
@@ -251,6 +263,25 @@ async def test_a_step_that_breaks_off_has_failed(function: Callable[..., Any], t
     outcome = await run_saga(broken_off, kept.start, MemoryContext(kept))
     assert (outcome["outcome"], told in outcome["error"]) == ("compensated", True)
     assert len(kept.journal[0][1]["failures"]) == RETRY.attempts_max
+
+
+async def test_an_attempt_on_a_thread_ends_before_what_follows_it() -> None:
+    """A thread cannot be broken off: with `attempt_s` its compensation would run beside it."""
+    running: list[str] = []
+
+    def act() -> str:
+        running.append("begins")
+        time.sleep(0.1)
+        running.append("ends")
+        return "done"
+
+    @saga("limited")
+    async def limited(s: Saga, o: dict[str, Any]) -> Any:
+        return await s.step("a", act, retry=RetryPolicy(attempts_max=1, attempt_s=0.01), undo=running.append)
+
+    kept = kept_of(limited, "limited", {})
+    outcome = await run_saga(limited, kept.start, MemoryContext(kept))
+    assert (outcome["result"], running) == ("done", ["begins", "ends"])
 
 
 async def test_a_step_whose_process_ends_has_not_failed() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from onefold import AsyncOnefold, Onefold, single_principal
 from onefold.errors import ConfigurationError, ResultNotSerializable
-from onefold.sagas import SagaUnknown, start_on_commit
+from onefold.sagas import Saga, SagaUnknown, saga, start_on_commit
 from tests.saga.conformance.cases import seen
 from tests.saga.conformance.sagas import SAGAS, WORLD, order
 from tests.saga.memory_engine import MemoryEngine
@@ -58,6 +58,38 @@ async def test_a_committed_transaction_starts_its_saga_and_another_does_not(
         await engine.status("rolled-back")
     assert WORLD.of("committed") == ["reserve", "charge", "ship"]
     await once.close()
+
+
+async def test_a_process_without_the_sagas_code_leaves_its_start_to_one_that_has_it(tmp_path: Path) -> None:
+    @saga("of-the-newer-release")
+    async def newer(s: Saga, o: dict[str, Any]) -> str:
+        return "done"
+
+    async def state() -> list[tuple[str]]:
+        async with once.transaction() as tx:
+            return list((await tx.connection.execute("SELECT state FROM onefold_letter")).fetchall())
+
+    async def is_there() -> bool:
+        return bool(await state())
+
+    for engine in (MemoryEngine([order]), MemoryEngine([order, newer])):
+        once = AsyncOnefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
+        engine.consume_starts(once)
+        async with once.relaying(), once.consuming():
+            if "of-the-newer-release@1" not in engine._sagas:
+                async with once.transaction() as tx:
+                    start_on_commit(tx, newer, "early", {})
+                await until(is_there)
+                assert await state() == [("waiting",)]
+            else:
+
+                async def is_started() -> bool:
+                    return "early" in engine.kept  # noqa: B023
+
+                await until(is_started)
+                assert await engine.result("early", timeout_s=PATIENCE_S) == "done"
+        await engine.close()
+        await once.close()
 
 
 async def test_consumers_on_threads_start_sagas_on_the_engines_loop(engine: MemoryEngine, tmp_path: Path) -> None:

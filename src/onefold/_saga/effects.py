@@ -20,10 +20,11 @@ from onefold._kernel.results import annotation_of, decode_result, encode_result,
 from onefold._kernel.transaction import perform_inside
 from onefold._policy.ranges import require
 from onefold._saga.saga_errors import Abort
-from onefold._saga.step_keys import StepKeys, current_step
+from onefold._saga.step_keys import StepKeys, current_step, only_use
 from onefold.errors import ConfigurationError
 
 DAY_S: Final = 86_400
+_DATABASE: Final = "__onefold_effects_database__"
 
 
 class Undone(Abort):
@@ -151,7 +152,7 @@ class Effects:
 
         def run(*args: Any) -> Any:
             work = part(function, dialect, current_step(f"effects.{name}"))
-            with once.transaction() as tx:
+            with only_use(function.__qualname__, (name, once)), once.transaction() as tx:
                 perform_inside(tx, work.begin())
                 value = function(tx, *args) if work.runs else work.known
                 perform_inside(tx, work.end(value))
@@ -159,13 +160,19 @@ class Effects:
 
         async def run_async(*args: Any) -> Any:
             work = part(function, dialect, current_step(f"effects.{name}"))
+            with only_use(function.__qualname__, (name, once)):
+                return await work_in_transaction(work, *args)
+
+        async def work_in_transaction(work: _Applying | _Undoing, *args: Any) -> Any:
             async with once.transaction() as tx:
                 await perform_inside(tx, work.begin())
                 value = await function(tx, *args) if work.runs else work.known
                 await perform_inside(tx, work.end(value))
             return value
 
-        return _named_like(run_async if once._asynchronous else run, function)
+        made = _named_like(run_async if once._asynchronous else run, function)
+        setattr(made, _DATABASE, once)
+        return made
 
 
 class _Applying:
@@ -210,6 +217,11 @@ class _Undoing:
 
     async def end(self, value: Any) -> None:
         """There is nothing to keep: an engine does not ask what a compensation gave."""
+
+
+def effects_database(function: object) -> object | None:
+    """The Onefold of what `effects.apply` or `effects.undo` has made; None for another function."""
+    return getattr(function, _DATABASE, None)
 
 
 def _named_like(run: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, SagaDefinition, Start, begin, by_workflow
 from onefold._saga.saga_errors import Compensated, SagaMismatch
-from onefold._saga.saga_names import check_name, check_saga_id
+from onefold._saga.saga_names import check_name, check_saga_id, check_signal_id
 from onefold._saga.saga_status import STATES, HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json, decode, encode
 from onefold.errors import ConfigurationError
@@ -66,8 +66,10 @@ class SagaEngine(ABC):
 
     async def signal(self, saga_id: str, signal: str, data: Any = None, *, signal_id: str | None = None) -> None:
         """Send a saga something that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
-        is taken for what it is."""
+        is taken for what it is; another signal may have the same."""
         check_name(signal, "signal")
+        if signal_id is not None:
+            check_signal_id(signal_id)
         encoded = encode(data, what=f"the data of signal {signal!r} for saga {saga_id!r}")
         await self._signal(check_saga_id(saga_id), signal, encoded, signal_id)
 

@@ -19,6 +19,7 @@ from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import AnySaga, Start
+from onefold._saga.effects import effects_database
 from onefold._saga.engine_context import EngineContext
 from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed
 from onefold._saga.saga_names import check_name
@@ -63,7 +64,8 @@ class Saga:
         is its idempotency key, for a crash before the record is written has it run again.
 
         `undo` gets the same arguments, and runs when the saga is compensated, also where the step failed or was never
-        run to its end. Arguments and results are JSON. Of `retry` attempts_max, attempt_s and backoff hold.
+        run to its end. Arguments and results are JSON. Of `retry` attempts_max and backoff hold, and attempt_s for an
+        `async def`: a function on a thread cannot be broken off.
         """
         return await self._run(self._engine.run_step, name, function, args, undo, retry)
 
@@ -157,6 +159,11 @@ class Saga:
         for what, value in (("the function", function), ("undo", undo)):
             if not callable(value) and not (what == "undo" and value is None):
                 raise ConfigurationError(f"{what} of step {name!r} is {value!r}, which cannot be called")
+        if (database := effects_database(undo)) is not None and effects_database(function) is not database:
+            raise ConfigurationError(
+                f"undo of step {name!r} is made by effects.undo, which undoes what effects.apply of the same database "
+                "has applied, and its function is none of those: the compensation would find nothing to undo"
+            )
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(f"retry={retry!r} of step {name!r} must be a RetryPolicy, or None")
         self._steps.add(name)

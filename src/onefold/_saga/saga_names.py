@@ -34,6 +34,15 @@ def check_saga_id(saga_id: object) -> str:
     return saga_id
 
 
+def check_signal_id(signal_id: object) -> None:
+    """Refuse what engines could not send as part of a key."""
+    if not isinstance(signal_id, str) or not _ID.fullmatch(signal_id):
+        raise ConfigurationError(
+            f"signal_id {signal_id!r:.150} must be 1 to {ID_CHARACTERS_MAX} visible ASCII characters without quotes, "
+            "commas, semicolons, backslashes and spaces, as 'evt_42' is"
+        )
+
+
 def check_name(name: object, what: str) -> str:
     """The name of a saga, step or signal as it was given, if it can be part of a key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == UNDO:

@@ -25,7 +25,8 @@ START_TOPIC: Final = "onefold.saga.start"
 
 def start_on_commit(tx: Transaction[Any], saga: SagaDefinition[In, Any], saga_id: str, given: In) -> str:
     """Start a saga if and only if this transaction commits; the id of the event that does. An engine has to consume
-    such events: `engine.consume_starts(once)`. Another input under a known id is a dead letter of that consumer."""
+    such events: `engine.consume_starts(once)`. Another input under a known id is a dead letter of that consumer; a saga
+    that it does not know is tried again."""
     if not isinstance(saga, SagaDefinition):
         raise ConfigurationError(
             f"start_on_commit(tx, {saga!r}, ...): put @saga(...) above the function and start that"
@@ -53,4 +54,6 @@ def add_consumer(engine: SagaEngine, once: Any, name: str) -> None:
         asyncio.run_coroutine_threadsafe(submit(message), loop).result()
 
     handler: Any = start_saga if once._asynchronous else start_saga_from_thread
-    once.consumer(name, topic=START_TOPIC, dead_letter_on=(SagaMismatch, ConfigurationError))(handler)
+    # A saga that is not known here, or an engine that is closed, is none: a process of the newer release, or the next
+    # one, has it. Dead letters at once are those that no process can start.
+    once.consumer(name, topic=START_TOPIC, dead_letter_on=(SagaMismatch,))(handler)

@@ -114,12 +114,16 @@ class StepCall:
 
     async def _call(self, args: list[Any]) -> Any:
         try:
-            async with asyncio.timeout(self.retry.attempt_s):
-                if inspect.iscoroutinefunction(self.function):
-                    return await self.function(*args)
-                # The thread has this context, and so the step's keys.
+            if inspect.iscoroutinefunction(self.function):
+                value = self.function(*args)
+            else:
+                # The thread has this context, and so the step's keys. Without the limit: a thread cannot be broken off,
+                # and the next attempt, or the compensation, would run beside it.
                 value = await asyncio.to_thread(self._call_in_thread, args)
-                return await value if inspect.isawaitable(value) else value
+                if not inspect.isawaitable(value):
+                    return value
+            async with asyncio.timeout(self.retry.attempt_s):
+                return await value
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from onefold._kernel.call_blocks import Block, enter, leave
 from onefold._saga.saga_errors import NotInAStep
+from onefold.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class StepKeys:
 
 
 _current: ContextVar[StepKeys | None] = ContextVar("onefold.saga.step", default=None)
+#: What has taken the key in this execution of the step: shared with its threads and tasks.
+_used: ContextVar[dict[Hashable, str]] = ContextVar("onefold.saga.step.used")
 
 
 def key() -> str:
@@ -46,12 +49,32 @@ def current_step(what: str) -> StepKeys:
 
 
 @contextmanager
+def only_use(what: str, of: Hashable) -> Iterator[None]:
+    """`what` takes the step's key in here. A second one that does so in the same execution of the step would be taken
+    for a repetition of the first. One that failed has left nothing, and may come again."""
+    used = _used.get()
+    if of in used:
+        raise ConfigurationError(
+            f"{what} and {used[of]} are called by one step ({current_step(what).key}), and its key is good for one of "
+            "them: the second would be taken for a repetition. Make each a step of its own, or write both in one "
+            "function"
+        )
+    used[of] = what
+    try:
+        yield
+    except BaseException:
+        del used[of]
+        raise
+
+
+@contextmanager
 def running(keys: StepKeys) -> Iterator[None]:
     """What runs in here is this step."""
-    token = _current.set(keys)
+    token, uses = _current.set(keys), _used.set({})
     block = enter(Block(key=keys.key, name=f"of the saga's step {keys.key!r}"))
     try:
         yield
     finally:
         leave(block)
+        _used.reset(uses)
         _current.reset(token)

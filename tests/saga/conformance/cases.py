@@ -256,6 +256,17 @@ async def signals_of_one_name_are_taken_in_order_and_each_once(engine: SagaEngin
     assert await engine.result(saga_id, timeout_s=PATIENCE_S) == ["first", "second", "no more"]
 
 
+async def signals_of_two_names_may_have_one_id(engine: SagaEngine, saga_id: str) -> None:
+    await engine.start(listening, saga_id, {})
+    await engine.signal(saga_id, "other", "first", signal_id="cancel")
+    for _ in range(2):
+        await engine.signal(saga_id, "paid", "first", signal_id="cancel")
+    await engine.signal(saga_id, "paid", "second")
+    assert await engine.result(saga_id, timeout_s=PATIENCE_S) == ["first", "second", "no more"]
+    with pytest.raises(ConfigurationError, match="signal_id"):
+        await engine.signal(saga_id, "paid", signal_id="a\n")
+
+
 async def a_saga_that_has_ended_is_not_cancelled(engine: SagaEngine, saga_id: str) -> None:
     await engine.start(order, saga_id, {"item": "book"})
     await engine.result(saga_id, timeout_s=PATIENCE_S)
@@ -412,6 +423,7 @@ CASES: list[Case] = [
     a_step_that_runs_ends_before_its_compensation_begins,
     a_second_request_to_cancel_changes_nothing,
     signals_of_one_name_are_taken_in_order_and_each_once,
+    signals_of_two_names_may_have_one_id,
     a_saga_that_has_ended_is_not_cancelled,
     a_result_that_is_not_json_stops_the_saga_until_it_is_repaired,
     a_step_called_twice_stops_the_saga_until_it_is_repaired,

@@ -64,6 +64,10 @@ _PAGE: Final = 200
 _ACTIONS_MAX: Final = 100
 
 
+class OnefoldDBOS(DBOS):
+    """The DBOS that is ours: where the process has one, DBOS gives that instead of making this."""
+
+
 class Dbos(SagaEngine):
     """Sagas on DBOS, in this process: `async with Dbos("sqlite:///sagas.db", sagas=[order]) as engine`.
 
@@ -99,6 +103,7 @@ class Dbos(SagaEngine):
         self._running: set[asyncio.Task[Any]] = set()
         self._workflows: dict[str, Any] = {}
         self._runs_sagas = True
+        self._launched = False
         SagaDatabase(url).close()  # a wrong address is told here
 
     async def __aenter__(self) -> Self:
@@ -144,7 +149,13 @@ class Dbos(SagaEngine):
             "notification_listener_polling_interval_sec": _NOTICE_S,
             "log_level": "ERROR",
         }
-        DBOS(config=config)
+        made: object = OnefoldDBOS(config=config)
+        if not isinstance(made, OnefoldDBOS):
+            raise ConfigurationError(
+                "this process has a DBOS of the application's own, and DBOS is one per process: run the sagas in a "
+                "process of their own, or the application's workflows"
+            )
+        self._launched = True
         for workflow, definition in self._sagas.items():
             self._workflows[workflow] = DBOS.workflow(name=workflow)(self._runner(definition))
         await self._open_datasource()
@@ -186,10 +197,13 @@ class Dbos(SagaEngine):
         await asyncio.gather(*tasks, return_exceptions=True)
         self._looking = None
         try:
-            await asyncio.to_thread(DBOS.destroy, destroy_registry=True)
+            if self._launched:
+                await asyncio.to_thread(DBOS.destroy, destroy_registry=True)
         finally:
-            # DBOS has put its own, which is shut down now.
-            loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+            if self._launched:
+                # DBOS has put its own, which is shut down now.
+                loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+                self._launched = False
             if self._locks is not None:
                 self._locks.close()
             if self._database is not None:
@@ -239,7 +253,8 @@ class Dbos(SagaEngine):
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
         await self._find(saga_id)
-        await self._send(saga_id, {"signal": signal, "data": data}, signal_id)
+        message_id = None if signal_id is None else f"{saga_id}:signal:{signal}:{signal_id}"
+        await self._send(saga_id, {"signal": signal, "data": data}, message_id)
 
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
         found = await self._find(check_saga_id(saga_id))
@@ -248,7 +263,7 @@ class Dbos(SagaEngine):
         if (found.attributes or {}).get(CANCEL) is None:
             await outside(lambda: DBOS.update_workflow_attributes_async(saga_id, {CANCEL: reason}, merge=True))
         # For a saga that waits or sleeps. Sent again by a repetition: the process may have died in between.
-        await self._send(saga_id, {"cancel": reason}, "onefold.cancel")
+        await self._send(saga_id, {"cancel": reason}, f"{saga_id}:cancel")
         return True
 
     async def retry(self, saga_id: str) -> bool:
@@ -309,8 +324,7 @@ class Dbos(SagaEngine):
         return found[0]
 
     async def _send(self, saga_id: str, message: Json, message_id: str | None) -> None:
-        idempotency_key = None if message_id is None else f"{saga_id}:{message_id}"
-        await outside(lambda: DBOS.send_async(saga_id, message, TOPIC, idempotency_key=idempotency_key))
+        await outside(lambda: DBOS.send_async(saga_id, message, TOPIC, idempotency_key=message_id))
 
     def _check_open(self) -> None:
         if Dbos._open is not self:

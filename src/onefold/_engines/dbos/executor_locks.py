@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from hashlib import blake2b
-from typing import Protocol
+from typing import Never, Protocol
 
 import sqlalchemy as sa
 
 from onefold._engines.dbos.saga_database import SagaDatabase
 from onefold.db.sqlite._locks import LockFile
+from onefold.errors import ConfigurationError
 
 _log = logging.getLogger("onefold.saga")
 
@@ -41,11 +42,21 @@ def number_of(executor: str) -> int:
     return int.from_bytes(blake2b(executor.encode(), digest_size=8, person=b"onefold executor").digest()) >> 1
 
 
+class ExecutorLockFile(LockFile):
+    """Says so where it cannot be locked: to go on without locks would be to take all others for dead."""
+
+    def _report(self, reason: object) -> Never:
+        raise ConfigurationError(
+            f"{self._path} cannot be locked ({reason}), so processes that run sagas cannot be told from dead ones: "
+            "all of them need to read and write that file, on a file system with locks"
+        )
+
+
 class FileLocks:
     """For SQLite: bytes of a file beside the database, locked by the operating system."""
 
     def __init__(self, database: SagaDatabase, own: str) -> None:
-        self._file = LockFile(f"{database.path}-executors")
+        self._file = ExecutorLockFile(database.path, "-executors")
         self._own = own
 
     def hold(self) -> None:

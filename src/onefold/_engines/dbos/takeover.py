@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 
-import sqlalchemy as sa
 from dbos import DBOS, WorkflowStatus
 
 from onefold._engines.dbos.executor_locks import ExecutorLocks
@@ -49,7 +48,7 @@ class Takeover:
         while True:
             try:
                 await self.look()
-            except sa.exc.SQLAlchemyError as error:
+            except Exception as error:  # whatever it is: without this task dead processes would be left as they are
                 _log.warning(
                     "executor %s could not look for sagas of dead processes (%s); it looks again in %g s",
                     self._own, error, self._every_s,

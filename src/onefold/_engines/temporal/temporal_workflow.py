@@ -96,7 +96,7 @@ class SagaWorkflow:
     def __init__(self) -> None:
         self.cancelled: str | None = None
         self.signals: list[tuple[str, Json]] = []
-        self._signal_ids: set[str] = set()
+        self._signal_ids: set[tuple[str, str | None]] = set()
 
     @workflow.run
     async def run(self, args: Sequence[RawValue]) -> Any:
@@ -120,8 +120,8 @@ class SagaWorkflow:
         told = workflow.payload_converter().from_payload(args[0].payload)
         if name == CANCEL:
             self.cancelled = self.cancelled or told["reason"]
-        elif told["id"] is None or told["id"] not in self._signal_ids:
-            self._signal_ids |= {told["id"]} - {None}
+        elif told["id"] is None or (name, told["id"]) not in self._signal_ids:
+            self._signal_ids.add((name, told["id"]))
             self.signals.append((name, told["data"]))
 
     async def _run(self, serving: ServedSagas, start: Start) -> Json:

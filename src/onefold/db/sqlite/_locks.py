@@ -45,9 +45,9 @@ _FLOCK: Final = "hhqqi" if sys.platform == "linux" else "qqihh"
 class LockFile:
     """The file beside one database, for one process."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, suffix: str = SUFFIX) -> None:
         self._database = database
-        self._path = database + SUFFIX
+        self._path = database + suffix
         self.process = os.getpid()
         #: Held while a byte is locked or unlocked: never across anything that waits.
         self._mutex = threading.Lock()
