@@ -37,6 +37,15 @@ def opened(url: str, *sagas: Any, **settings: Any) -> Dbos:
     return Dbos(url, sagas=sagas or SAGAS, takeover_s=0.1, **settings)
 
 
+async def recorded(engine: Dbos, saga_id: str, step: str) -> None:
+    """Wait until the journal has this step: one that has only run is run again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if step in [entry.name for entry in await engine.history(saga_id)]:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_a_second_engine_in_one_process_is_refused(url: str, tmp_path: Path) -> None:
     async with opened(url):
         with pytest.raises(ConfigurationError, match="one per process"):
@@ -143,7 +152,7 @@ async def test_a_saga_that_is_closed_in_a_pause_goes_on_when_it_is_opened(url: s
 async def test_a_definition_that_changed_under_a_running_saga_stops_it_until_it_fits_again(url: str) -> None:
     async with opened(url) as engine:
         await engine.start(patient, "changed", {"item": "book"})
-        await seen("changed", "reserve")
+        await recorded(engine, "changed", "reserve")
 
     @saga("conformance-patient", undo_retry=RETRY, undo_pause=QUICK)
     async def changed(s: Saga, o: dict[str, Any]) -> None:
@@ -162,6 +171,36 @@ async def test_a_definition_that_changed_under_a_running_saga_stops_it_until_it_
         await engine.signal("changed", "paid", "after all")
         assert await engine.result("changed", timeout_s=PATIENCE_S) == "after all"
     assert WORLD.of("changed") == ["reserve", "ship"]
+
+
+@pytest.mark.parametrize("aborts", [False, True], ids=["ends", "aborts"])
+async def test_a_definition_that_ends_before_its_journal_stops_until_it_fits_again(url: str, aborts: bool) -> None:
+    saga_id = f"shortened-{aborts}"
+
+    @saga("shortened", undo_retry=RETRY, undo_pause=QUICK)
+    async def whole(s: Saga, o: dict[str, Any]) -> None:
+        await s.step("reserve", reserve, o, undo=release, retry=RETRY)
+        await s.step("charge", charge, o, undo=refund, retry=RETRY)
+        await s.wait("never")
+
+    @saga("shortened", undo_retry=RETRY, undo_pause=QUICK)
+    async def shortened(s: Saga, o: dict[str, Any]) -> None:
+        await s.step("reserve", reserve, o, undo=release, retry=RETRY)
+        if aborts:
+            raise Abort("the shop is closed")
+
+    async with opened(url, whole) as engine:
+        await engine.start(whole, saga_id, {"item": "book"})
+        await recorded(engine, saga_id, "charge")
+    async with opened(url, shortened) as engine:
+        status = await until(engine, saga_id, "stopped", "completed", "compensated")
+        assert (status.state, "charge was recorded" in str(status.error)) == ("stopped", True)
+    assert WORLD.of(saga_id) == ["reserve", "charge"]
+    async with opened(url, whole) as engine:
+        assert await engine.cancel(saga_id)
+        with pytest.raises(Compensated):
+            await engine.result(saga_id, timeout_s=PATIENCE_S)
+    assert WORLD.of(saga_id) == ["reserve", "charge", "refund", "release"]
 
 
 async def test_a_new_version_leaves_old_sagas_to_their_own_code(url: str) -> None:

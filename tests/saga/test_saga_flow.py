@@ -284,6 +284,37 @@ async def test_an_attempt_on_a_thread_ends_before_what_follows_it() -> None:
     assert (outcome["result"], running) == ("done", ["begins", "ends"])
 
 
+@pytest.mark.parametrize("broken", ["run_step", "sleep", "cancel_requested"])
+async def test_an_engine_that_fails_beside_the_function_stops_the_saga(broken: str) -> None:
+    """Else the engine would end the saga with that error, and what was done would stay."""
+    saga_id = f"fails-at-{broken}"
+
+    class Broken(MemoryContext):
+        async def run_step(self, call: StepCall) -> Any:
+            if call.undo and broken == "run_step":
+                raise OSError("the disk is full")
+            return await super().run_step(call)
+
+        async def sleep(self, seconds: float) -> None:
+            raise OSError("the disk is full")
+
+        async def cancel_requested(self) -> bool:
+            raise OSError("the disk is full")
+
+    @saga("aborting", undo_retry=RETRY, undo_pause=QUICK)
+    async def aborting(s: Saga, o: dict[str, Any]) -> None:
+        await s.step("first", WORLD.act, "first", o, undo=lambda _, o: WORLD.act("undo", o))
+        raise (ValueError if broken == "cancel_requested" else Abort)("no")
+
+    kept = kept_of(aborting, saga_id, {"fail": {"undo": RETRY.attempts_max}} if broken == "sleep" else {})
+    with pytest.raises(EngineFault, match="the disk is full"):
+        await run_saga(aborting, kept.start, Broken(kept))
+    if broken == "cancel_requested":
+        kept.cancelled = "given up"
+    assert (await run_saga(aborting, kept.start, MemoryContext(kept)))["outcome"] == "compensated"
+    assert WORLD.of(saga_id)[-1] == "undo"
+
+
 async def test_a_step_whose_process_ends_has_not_failed() -> None:
     begun = asyncio.Event()
 

@@ -108,9 +108,10 @@ class Saga:
             for number in count(1):
                 call.round = number
                 call.failures = []
-                if "error" not in await run(call):
+                if "error" not in await self._ask(f"the compensation of step {call.step!r}", run(call)):
                     break
-                await self._engine.sleep(self._definition.undo_pause.ceiling_s(number, throttled=False))
+                pause_s = self._definition.undo_pause.ceiling_s(number, throttled=False)
+                await self._ask("the pause of a compensation", self._engine.sleep(pause_s))
 
     async def _run(
         self,
@@ -230,7 +231,7 @@ async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> 
         why, cancelled = str(error), True
     except Exception as error:
         # Not a failed step but a mistake in the function. Where a person has given up on it, it is compensated.
-        if not await engine.cancel_requested():
+        if not await s._ask("a look for requests to cancel", engine.cancel_requested()):
             raise EngineFault(
                 f"saga {s.id!r} stops, and nothing is undone: its function {definition.function.__qualname__} raised "
                 f"{describe(error)}. Repaired under the same version it goes on from the same place"

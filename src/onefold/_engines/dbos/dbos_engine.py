@@ -43,7 +43,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "dbos") from None
 
 from onefold._engines.dbos.executor_locks import ExecutorLocks, open_locks
-from onefold._engines.dbos.saga_context import AUDIT, CANCEL, STOPPED, TOPIC, SagaContext, outside
+from onefold._engines.dbos.saga_context import AUDIT, CANCEL, STOPPED, TOPIC, SagaContext, end_journal, outside
 from onefold._engines.dbos.saga_records import actions_of, history_of, outcome_of, start_of, status_of
 from onefold._engines.dbos.takeover import Takeover, queue_of, resume
 
@@ -218,7 +218,9 @@ class Dbos(SagaEngine):
             self._running.add(task)
             start = Start.from_json(data)
             try:
-                return await run_saga(definition, start, SagaContext(start.saga_id, self._datasource))
+                outcome = await run_saga(definition, start, SagaContext(start.saga_id, self._datasource))
+                await end_journal(start.saga_id)
+                return outcome
             except EngineFault as fault:
                 _log.error("%s", fault)
                 text = str(fault)

@@ -21,8 +21,9 @@ from typing import Final, TypeVar
 
 import sqlalchemy as sa
 from dbos import DBOS, AsyncSQLAlchemyDatasource, PortableWorkflowError, SQLAlchemyDatasource
+from dbos import error as dbos_errors
 
-from onefold._saga.saga_errors import Abort, CancelRequested
+from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault
 from onefold._saga.saga_values import Json
 from onefold._saga.step_call import StepCall, describe
 from onefold._saga.step_keys import running
@@ -39,6 +40,7 @@ AUDIT: Final = "onefold.audit"
 FOREVER_S: Final = 10 * 365 * 86_400.0
 
 NOW: Final = "onefold:now"
+END: Final = "onefold:end"
 
 
 async def outside(work: Callable[[], Awaitable[T]]) -> T:
@@ -188,6 +190,21 @@ class SagaContext:
         if "cancelled" in record:
             raise CancelRequested(record["cancelled"])
         return record
+
+
+async def end_journal(saga_id: str) -> None:
+    """Record that the saga's function has ended. Where its journal goes on instead, another function has written it:
+    DBOS itself would not notice, and have the saga complete with steps that its code does not know."""
+
+    async def nothing() -> None: ...
+
+    try:
+        await DBOS.run_step_async({"name": END}, nothing)
+    except dbos_errors.DBOSUnexpectedStepError as error:
+        raise EngineFault(
+            f"saga {saga_id!r} stops, and nothing is undone: its function has ended, and its journal goes on "
+            f"({error}). Another order of steps needs another version"
+        ) from error
 
 
 async def _recorded_now() -> float:
