@@ -22,6 +22,7 @@ from onefold._steps.model import Step as RecordedStep
 from onefold.errors import OutcomeUnknown, ProgrammerError, WorkMisused, WorkParked
 from onefold.fastapi import StepOptions
 from tests.steps.places import ASK, Place
+from tests.steps.rides import FRAMEWORKS
 from tests.support.patience import PATIENCE_S
 
 
@@ -251,3 +252,25 @@ def test_the_key_of_a_renamed_call_is_not_derived_from_its_new_name(once: Onefol
     assert keys == []
     with once.work("x") as work:
         work.call(renamed, keys.append, work.derive(renamed))
+
+
+def test_a_request_whose_answer_could_not_be_committed_is_gone_on_with_at_once(address: str, place: Place) -> None:
+    if not place.is_postgres:
+        pytest.skip("SQLite does not look at foreign keys unless it is told to")
+    place.change("CREATE TABLE parents (id integer PRIMARY KEY)")
+    place.change("CREATE TABLE children (id integer REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)")
+    orphans = [True]
+
+    async def pay(tx: Transaction[Any], charge: Any) -> None:
+        if orphans:
+            orphans.pop()
+            await tx.connection.execute("INSERT INTO children VALUES (1)")
+        await ainsert(tx, "paid")
+
+    with FRAMEWORKS["fastapi"](address) as rides:
+        rides.shop.apay = pay
+        statuses = [rides.post().status_code for _ in range(2)]
+    place.change("DROP TABLE children")
+    place.change("DROP TABLE parents")
+    assert statuses == [500, 201]
+    assert effects(place) == ["paid", "ride"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from flask import Flask
 
-from onefold import AsyncOnefold, single_principal
+from onefold import AsyncOnefold, Onefold, single_principal
 from onefold._kernel.transaction import Transaction
 from onefold.errors import WorkMisused
 from onefold.fastapi import Steps
@@ -166,3 +168,39 @@ def test_a_step_that_is_left_running_gives_the_work_back_when_it_is_over(address
         assert effects(place) == ["paid", "ride"]
 
     asyncio.run(main())
+
+
+def test_a_phase_on_a_thread_that_outlives_its_request_is_recorded_as_a_whole(address: str, place: Place) -> None:
+    once = Onefold(address, principal=single_principal, source="tests")
+    begun, go_on = threading.Event(), threading.Event()
+    left: list[threading.Thread] = []
+    app = Flask(__name__)
+
+    def slow(tx: Transaction[Any]) -> None:
+        mark = "%s" if place.is_postgres else "?"
+        tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", ("first half",))
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", ("second half",))
+
+    @app.post("/rides")
+    @once.idempotent(required=True)
+    def create_ride(work: Steps) -> Any:
+        if not left:
+            left.append(threading.Thread(target=work.phase, args=("create", slow)))
+            left[0].start()
+            assert begun.wait(WAIT_S)
+            raise RuntimeError("on purpose")
+        work.phase("create", slow)
+        return {}, 201
+
+    once.install(app)
+    client = app.test_client()
+    assert client.post("/rides", headers={"Idempotency-Key": "k-1"}).status_code == 500
+    assert effects(place) == []
+    go_on.set()
+    left[0].join()
+    assert effects(place) == ["first half", "second half"]
+    assert client.post("/rides", headers={"Idempotency-Key": "k-1"}).status_code == 201
+    assert effects(place) == ["first half", "second half"]
+    once.close()

@@ -44,7 +44,7 @@ from onefold._steps.performing import Performing
 from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
-from onefold.errors import WorkParked
+from onefold.errors import OutcomeUnknown, WorkParked
 
 if TYPE_CHECKING:
     from onefold._http.guarded_request import GuardedRequest
@@ -186,15 +186,22 @@ class RequestWork:
             opened = (Boundary.BEGIN,)
         locks = [lock for digest in ask.names for lock in work.wait_for_key(key_lock(digest))]
         self._shared.beats.drop(held)
-        return await self._keys.settle(
-            ask,
-            run,
-            answer,
-            keep_rows=keep_rows,
-            also=(*also, *work.forget(held)),
-            opened=(*opened, work.lock(held), *locks),
-            check_claim=functools.partial(self._check_claim, held),
-        )
+        try:
+            return await self._keys.settle(
+                ask,
+                run,
+                answer,
+                keep_rows=keep_rows,
+                also=(*also, *work.forget(held)),
+                opened=(*opened, work.lock(held), *locks),
+                check_claim=functools.partial(self._check_claim, held),
+            )
+        except OutcomeUnknown:
+            raise
+        except Exception:  # refused, and nothing of it is stored: the next attempt need not wait for the lease
+            if not held.taken_over:
+                await self._works.give_back(held)
+            raise
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
         """Keep what is recorded, and let another go on. Where the store cannot be told, the lease runs out."""
@@ -202,13 +209,13 @@ class RequestWork:
         is_under_way = self.leave()
         if self.is_finishing:
             await rollback_and_release()
-        if not is_under_way:
-            self._shared.beats.drop(held)
-            if not held.taken_over:
-                await self._works.give_back(held)
+        self._shared.beats.drop(held)
+        if not is_under_way and not held.taken_over:
+            await self._works.give_back(held)
 
     def leave(self) -> bool:
-        """The handler has ended, and begins no more steps. Whether one is still under way: it gives the work back."""
+        """The handler has ended, and begins no more steps. Whether one is still under way: it gives the work back, if
+        it is over before the lease is."""
         return self.performing is not None and not self.performing.leave()
 
     @property
@@ -220,10 +227,8 @@ class RequestWork:
         """The request was cancelled, and nothing more may be awaited for it: its work is given back without it. Where
         that fails, the lease runs out, which is renewed no more."""
         held = self._mine()
-        if self.leave():
-            return
         self._shared.beats.drop(held)
-        if not held.taken_over and isinstance(executor, TaskExecutor):
+        if not self.leave() and not held.taken_over and isinstance(executor, TaskExecutor):
             in_background(run_async(self._works.give_back(held), executor.anew()))
 
     async def _check_claim(self, held: Held) -> None:

@@ -120,7 +120,13 @@ class NamedWork:
             raise
         if self._held is not None and not self._is_over:
             self._renewals.drop(self._held)
-            await self._finish_alone(self._held)
+            try:
+                await self._finish_alone(self._held)
+            except OutcomeUnknown:
+                raise
+            except Exception:
+                await self.fail()
+                raise
 
     async def fail(self) -> None:
         """The block raised: what is recorded stays, and the next block goes on."""
@@ -129,13 +135,13 @@ class NamedWork:
             await self._works.give_back(held)
 
     def abandon(self) -> Held | None:
-        """Its lease is renewed no more, but for a step that is still under way. The work, if there is something to give
-        back."""
+        """Its lease is renewed no more. The work, if it is to be given back now: a step that is still under way does so
+        itself."""
         held, performing = self._held, self._performing
-        if held is None or performing is None or not performing.leave():
+        if held is None or performing is None:
             return None
         self._renewals.drop(held)
-        return None if held.taken_over or self._is_over else held
+        return held if performing.leave() and not held.taken_over and not self._is_over else None
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """Commit what the function of `finish` wrote together with the end of the work."""

@@ -206,8 +206,8 @@ class Performing:
         self._is_left = True
 
     def leave(self) -> bool:
-        """The attempt ends, and no step is begun after it. False: one is still under way (in a task, or on a thread, of
-        its own). It is recorded when it is done, and then gives the work back by itself."""
+        """The attempt ends, and no step is begun after it. False: one is still under way, in a task or on a thread of
+        its own. It is recorded when it is done, if the work was not taken over by then, and gives the work back."""
         self._is_left = True
         return not self._points.is_running
 
