@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from onefold._saga.definition import AnySaga, Start
+from onefold._saga.definition import AnySaga, Start, begin
 from onefold._saga.engine import SagaEngine
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import CancelRequested, EngineFault, SagaUnknown
@@ -39,6 +39,11 @@ class Kept:
     def change(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def kept_of(definition: AnySaga, saga_id: str, given: object) -> Kept:
+    """A saga that was started, and has not run yet."""
+    return Kept(start=begin(definition, saga_id, given), at=datetime.now(UTC))
 
 
 class MemoryContext:

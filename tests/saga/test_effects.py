@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import pytest
 from psycopg_pool import ConnectionPool
 
 from onefold import AsyncOnefold, Onefold, single_principal
-from onefold._saga.definition import begin
 from onefold._saga.execution import run_saga
 from onefold._saga.step_keys import StepKeys, running
 from onefold.errors import ConfigurationError, ResultNotSerializable
 from onefold.sagas import Abort, Effects, EngineFault, NotInAStep, Saga, Undone, saga
-from tests.saga.memory_engine import Kept, MemoryContext
+from tests.saga.memory_engine import MemoryContext, kept_of
 
 STEP = StepKeys(key="order-1:reserve", forward="order-1:reserve", undo=False)
 UNDO = StepKeys(key="order-1:reserve:undo", forward="order-1:reserve", undo=True)
@@ -210,7 +208,7 @@ async def test_an_undo_of_what_effects_did_not_apply_is_refused(tmp_path: Path) 
         async def crossed(s: Saga, o: dict[str, Any]) -> None:
             await s.step("a", function, o, undo=undo)  # noqa: B023
 
-        kept = Kept(start=begin(crossed, "crossed", {"number": 1}), at=datetime.now(UTC))
+        kept = kept_of(crossed, "crossed", {"number": 1})
         with pytest.raises(EngineFault, match="would find nothing to undo"):
             await run_saga(crossed, kept.start, MemoryContext(kept))
     await shop.close()

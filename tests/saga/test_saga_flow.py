@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,21 +15,16 @@ from onefold._saga.saga_names import check_name, check_saga_id, step_key, undo_k
 from onefold._saga.step_call import StepCall
 from onefold.errors import ConfigurationError
 from onefold.sagas import (
-    Abort,
     EngineFault,
     NotInAStep,
-    RetryPolicy,
     Saga,
-    SagaDefinition,
     StepFailed,
     forward_key,
     key,
     saga,
 )
-from tests.saga.conformance.cases import seen
 from tests.saga.conformance.sagas import QUICK, RETRY, SAGAS, WORLD, order
-from tests.saga.memory_engine import Kept, MemoryContext, MemoryEngine
-from tests.support.patience import PATIENCE_S
+from tests.saga.memory_engine import Kept, MemoryContext, MemoryEngine, kept_of
 
 
 @pytest.fixture
@@ -39,12 +32,6 @@ async def engine() -> AsyncIterator[MemoryEngine]:
     made = MemoryEngine(SAGAS)
     yield made
     await made.close()
-
-
-def kept_of(definition: SagaDefinition[Any, Any], saga_id: str, given: object) -> Kept:
-    from datetime import UTC, datetime
-
-    return Kept(start=begin(definition, saga_id, given), at=datetime.now(UTC))
 
 
 class Crash(BaseException):
@@ -171,170 +158,6 @@ async def test_two_steps_at_once_stop_the_saga() -> None:
         await run_saga(parallel, kept.start, MemoryContext(kept))
 
 
-async def _catch_all(s: Saga) -> str:
-    try:
-        await s.step("a", print, object())
-    except BaseException:
-        return "completed without its step"
-    return "done"
-
-
-async def _abort_for_all(s: Saga) -> None:
-    try:
-        await s.step("a", print, object())
-    except BaseException as error:
-        raise Abort("it failed") from error
-
-
-async def _gather_errors(s: Saga) -> None:
-    async def wait() -> None:
-        await asyncio.sleep(0)
-
-    await asyncio.gather(s.step("a", wait), s.step("b", wait), return_exceptions=True)
-
-
-async def _time_out(s: Saga) -> str:
-    try:
-        async with asyncio.timeout(0.01):
-            await s.step("a", asyncio.sleep, PATIENCE_S)
-    except TimeoutError:
-        return "completed without its step"
-    return "done"
-
-
-@pytest.mark.parametrize(
-    ("run", "told"),
-    [
-        (_catch_all, "argument 1 of step 'a'"),
-        (_abort_for_all, "argument 1 of step 'a'"),
-        (_gather_errors, "one after the other"),
-        (_time_out, "RetryPolicy\\(attempt_s=...\\)"),
-    ],
-)
-async def test_a_saga_that_passes_over_a_fault_neither_completes_nor_compensates(
-    run: Callable[[Saga], Any], told: str
-) -> None:
-    @saga("careless")
-    async def careless(s: Saga, o: dict[str, Any]) -> Any:
-        await s.step("first", WORLD.act, "first", o, undo=lambda _, o: WORLD.act("undo", o))
-        return await run(s)
-
-    saga_id = f"careless{run.__name__}"
-    kept = kept_of(careless, saga_id, {})
-    with pytest.raises(EngineFault, match=told):
-        await run_saga(careless, kept.start, MemoryContext(kept))
-    assert WORLD.of(saga_id) == ["first"]
-
-
-async def test_a_saga_that_passes_over_a_request_to_cancel_is_compensated() -> None:
-    @saga("deaf")
-    async def deaf(s: Saga, o: dict[str, Any]) -> str:
-        await s.step("first", WORLD.act, "first", o, undo=lambda _, o: WORLD.act("undo", o))
-        try:
-            await s.wait("never")
-        except BaseException:
-            return "went on"
-        return "done"
-
-    kept = kept_of(deaf, "deaf", {})
-    running = asyncio.ensure_future(run_saga(deaf, kept.start, MemoryContext(kept)))
-    await seen("deaf", "first")
-    kept.cancelled = "given up"
-    kept.change()
-    assert await running == {
-        "outcome": "compensated", "error": "given up", "cancelled": True, "saga": "deaf", "version": "1",
-    }  # fmt: skip
-    assert WORLD.of("deaf") == ["first", "undo"]
-
-
-async def _await_what_is_cancelled() -> None:
-    task = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
-    task.cancel()
-    await task
-
-
-@pytest.mark.parametrize(("function", "told"), [(_await_what_is_cancelled, "cancelled"), (sys.exit, "sys.exit")])
-async def test_a_step_that_breaks_off_has_failed(function: Callable[..., Any], told: str) -> None:
-    @saga("broken-off")
-    async def broken_off(s: Saga, o: dict[str, Any]) -> None:
-        await s.step("a", function, retry=RETRY, undo=lambda: None)
-
-    kept = kept_of(broken_off, "broken-off", {})
-    outcome = await run_saga(broken_off, kept.start, MemoryContext(kept))
-    assert (outcome["outcome"], told in outcome["error"]) == ("compensated", True)
-    assert len(kept.journal[0][1]["failures"]) == RETRY.attempts_max
-
-
-async def test_an_attempt_on_a_thread_ends_before_what_follows_it() -> None:
-    """A thread cannot be broken off: with `attempt_s` its compensation would run beside it."""
-    running: list[str] = []
-
-    def act() -> str:
-        running.append("begins")
-        time.sleep(0.1)
-        running.append("ends")
-        return "done"
-
-    @saga("limited")
-    async def limited(s: Saga, o: dict[str, Any]) -> Any:
-        return await s.step("a", act, retry=RetryPolicy(attempts_max=1, attempt_s=0.01), undo=running.append)
-
-    kept = kept_of(limited, "limited", {})
-    outcome = await run_saga(limited, kept.start, MemoryContext(kept))
-    assert (outcome["result"], running) == ("done", ["begins", "ends"])
-
-
-@pytest.mark.parametrize("broken", ["run_step", "sleep", "cancel_requested"])
-async def test_an_engine_that_fails_beside_the_function_stops_the_saga(broken: str) -> None:
-    """Else the engine would end the saga with that error, and what was done would stay."""
-    saga_id = f"fails-at-{broken}"
-
-    class Broken(MemoryContext):
-        async def run_step(self, call: StepCall) -> Any:
-            if call.undo and broken == "run_step":
-                raise OSError("the disk is full")
-            return await super().run_step(call)
-
-        async def sleep(self, seconds: float) -> None:
-            raise OSError("the disk is full")
-
-        async def cancel_requested(self) -> bool:
-            raise OSError("the disk is full")
-
-    @saga("aborting", undo_retry=RETRY, undo_pause=QUICK)
-    async def aborting(s: Saga, o: dict[str, Any]) -> None:
-        await s.step("first", WORLD.act, "first", o, undo=lambda _, o: WORLD.act("undo", o))
-        raise (ValueError if broken == "cancel_requested" else Abort)("no")
-
-    kept = kept_of(aborting, saga_id, {"fail": {"undo": RETRY.attempts_max}} if broken == "sleep" else {})
-    with pytest.raises(EngineFault, match="the disk is full"):
-        await run_saga(aborting, kept.start, Broken(kept))
-    if broken == "cancel_requested":
-        kept.cancelled = "given up"
-    assert (await run_saga(aborting, kept.start, MemoryContext(kept)))["outcome"] == "compensated"
-    assert WORLD.of(saga_id)[-1] == "undo"
-
-
-async def test_a_step_whose_process_ends_has_not_failed() -> None:
-    begun = asyncio.Event()
-
-    async def wait() -> None:
-        begun.set()
-        await asyncio.sleep(PATIENCE_S)
-
-    @saga("ended")
-    async def ended(s: Saga, o: dict[str, Any]) -> None:
-        await s.step("a", wait, retry=RETRY, undo=lambda: None)
-
-    kept = kept_of(ended, "ended", {})
-    running = asyncio.ensure_future(run_saga(ended, kept.start, MemoryContext(kept)))
-    await begun.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert kept.journal == []
-
-
 @pytest.mark.parametrize(
     ("run", "told"),
     [
@@ -408,7 +231,7 @@ def test_keys_are_of_one_step_only() -> None:
     assert len(set(keys)) == len(keys)
     with pytest.raises(ConfigurationError):
         check_name("undo", "step name")
-    for bad in ("", "a b", "a,b", 'a"', "ä", "x" * 129, None, 42):
+    for bad in ("", ".", "..", "a b", "a,b", 'a"', "ä", "x" * 129, None, 42):
         with pytest.raises(ConfigurationError, match="saga id"):
             check_saga_id(bad)
 

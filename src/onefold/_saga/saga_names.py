@@ -23,13 +23,17 @@ NAME_CHARACTERS_MAX: Final = 100
 _ID: Final = re.compile(rf"[!#-+\--:<-\[\]-~]{{1,{ID_CHARACTERS_MAX}}}")
 _NAME: Final = re.compile(rf"[!#-+\--9<-\[\]-~]{{1,{NAME_CHARACTERS_MAX}}}")
 
+#: What is never part of an address: clients and servers take it out. Engines have addresses with the id in them.
+_DIRECTORIES: Final = (".", "..")
+
 
 def check_saga_id(saga_id: object) -> str:
     """The id as it was given, if keys can be made of it."""
-    if not isinstance(saga_id, str) or not _ID.fullmatch(saga_id):
+    if not isinstance(saga_id, str) or not _ID.fullmatch(saga_id) or saga_id in _DIRECTORIES:
         raise ConfigurationError(
             f"saga id {saga_id!r:.150} must be 1 to {ID_CHARACTERS_MAX} visible ASCII characters without quotes, "
-            "commas, semicolons, backslashes and spaces, as 'order-42' is: its steps' idempotency keys begin with it"
+            "commas, semicolons, backslashes and spaces, and not '.' or '..', as 'order-42' is: its steps' idempotency "
+            "keys begin with it"
         )
     return saga_id
 

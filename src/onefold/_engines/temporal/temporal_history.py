@@ -92,7 +92,9 @@ def _read(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], conv
             step = begun[done.scheduled_event_id]
             step.answer, step.ended_at = _value(done.result, converter), at
         case EventType.EVENT_TYPE_TIMER_STARTED:
-            if converter.from_payload(event.user_metadata.summary, str) == SLEEP:
+            # Without a summary it is none of ours, but of an asyncio.sleep in the saga's function.
+            summary = event.user_metadata.summary
+            if summary.metadata and converter.from_payload(summary, str) == SLEEP:
                 begun[event.event_id] = _Event("sleep", "", at)
         case EventType.EVENT_TYPE_TIMER_FIRED:
             if (timer := begun.get(event.timer_fired_event_attributes.started_event_id)) is not None:
