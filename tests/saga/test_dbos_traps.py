@@ -203,6 +203,23 @@ async def test_a_definition_that_ends_before_its_journal_stops_until_it_fits_aga
     assert WORLD.of(saga_id) == ["reserve", "charge", "refund", "release"]
 
 
+async def test_steps_may_be_called_as_dbos_calls_its_own(url: str) -> None:
+    names = ["DBOS.recv", "DBOS.sleep", "sleep", "a#2"]
+
+    @saga("named")
+    async def named(s: Saga, o: dict[str, Any]) -> None:
+        for name in names:
+            await s.step(name, reserve, o)
+        await s.wait("never")
+
+    async with opened(url, named) as engine:
+        await engine.start(named, "named", {"item": "book"})
+        await recorded(engine, "named", names[-1])
+        history = await engine.history("named")
+        assert [(entry.kind, entry.name) for entry in history][: len(names)] == [("step", name) for name in names]
+        assert [status.state for status in await engine.list()] == ["running"]
+
+
 async def test_a_new_version_leaves_old_sagas_to_their_own_code(url: str) -> None:
     @saga("conformance-patient", version="2", undo_retry=RETRY, undo_pause=QUICK)
     async def newer(s: Saga, o: dict[str, Any]) -> str:

@@ -99,7 +99,7 @@ class SagaContext:
             )
         call.failures = []
         for number in range(1, call.retry.attempts_max + 1):
-            name = call.journal_name if number == 1 else f"{call.journal_name}#{number}"
+            name = call.journal_name if number == 1 else f"{call.journal_name}:attempt:{number}"
             try:
                 return self._read(await self._transaction(self._datasource, name, call))
             except (TransactionFailed, PortableWorkflowError, sa.exc.DBAPIError) as error:

@@ -64,6 +64,8 @@ def history_of(steps: Sequence[StepInfo]) -> list[HistoryEntry]:
 
 def _entry(step: StepInfo) -> HistoryEntry | None:
     name, output, error = step["function_name"], step["output"], step["error"]
+    if isinstance(output, dict) and "attempts" in output:  # first, for a step may have any name
+        return entry_of(name, output)
     if name in (NOW, "DBOS.sleep"):
         return HistoryEntry(kind="sleep", name="sleep") if name != NOW and output is not None else None
     if name == "DBOS.recv":
@@ -75,7 +77,7 @@ def _entry(step: StepInfo) -> HistoryEntry | None:
     if isinstance(output, dict) and "cancelled" in output:
         return HistoryEntry(kind="signal", name="cancel", result=output["cancelled"])
     record: Json = output if error is None else {"error": str(error), "attempts": 1, "failures": [str(error)]}
-    return entry_of(name.partition("#")[0], record)
+    return entry_of(name, record)
 
 
 def actions_of(workflow: WorkflowStatus) -> list[HistoryEntry]:
