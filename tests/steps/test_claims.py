@@ -174,3 +174,13 @@ def test_a_claim_takes_one_round_trip() -> None:
 def test_names_of_works_are_told_apart() -> None:
     names = [("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), ("a:1", "b")]
     assert len({digest_of("work", *each) for each in names} | {digest_of("message", "a", "bc")}) == len(names) + 1
+
+
+def test_an_attempt_that_was_turned_away_before_it_began_does_not_count(place: Place) -> None:
+    first = held(place.flow(place.works.claim(ASK)))
+    record(place, first)
+    place.flow(place.works.release(first))
+    for tried, attempts in ((False, 2), (False, 2), (True, 2), (True, 3)):
+        again = held(place.flow(place.works.claim(ASK)))
+        assert again.attempts == attempts
+        place.flow(place.works.release(again, tried=tried))

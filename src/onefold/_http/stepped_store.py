@@ -211,7 +211,9 @@ class RequestWork:
             await rollback_and_release()
         self._shared.beats.drop(held)
         if not is_under_way and not held.taken_over:
-            await self._works.give_back(held)
+            # One that a quota or a shedder has turned away is no attempt: after so many a work waits for a person.
+            tried = self.performing is not None and self.performing.has_begun
+            await self._works.give_back(held, tried=tried)
 
     def leave(self) -> bool:
         """The handler has ended, and begins no more steps. Whether one is still under way: it gives the work back, if

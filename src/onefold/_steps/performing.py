@@ -196,14 +196,18 @@ class Performing:
             )
         if self._points.is_running:
             raise WorkMisused(
-                f"{self._operation} ended while one of its steps was still under way, in a task or a thread of its "
-                "own: wait for each step before you answer. Nothing was stored"
+                f"{self._operation} ended while one of its steps was under way: wait for each. Nothing was stored"
             )
         self._check_sure()
         if self._parked is not None:
             raise self._parked
         self._points.check_end()
         self._is_left = True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was asked for."""
+        return self._points.has_begun
 
     def leave(self) -> bool:
         """The attempt ends, and no step is begun after it. False: one is still under way, in a task or on a thread of

@@ -137,6 +137,11 @@ class Points:
         return self._running is not None or self._finishing
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step was asked for."""
+        return self._position > 0 or self._finished
+
+    @property
     def has_records(self) -> bool:
         """Whether a step has run, or was begun: then the work must be kept."""
         return bool(self._records)

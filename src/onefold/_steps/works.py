@@ -104,15 +104,16 @@ class Works:
         await Batch((self.sql.take(digest, fence, ask.lease_s), Boundary.COMMIT))
         return Held(digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, _bytes(request))
 
-    async def release(self, held: Held) -> None:
+    async def release(self, held: Held, *, tried: bool = True) -> None:
         """Let another go on at once. Nothing is left of a work of which nothing is recorded."""
-        steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *self.sql.release(held), Boundary.COMMIT)
+        ended = self.sql.release(held, tried=tried)
+        steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
         await with_connection(functools.partial(_batch, steps))
 
-    async def give_back(self, held: Held) -> None:
+    async def give_back(self, held: Held, *, tried: bool = True) -> None:
         """`release`, whether or not the store can be told: where it cannot, the lease runs out."""
         try:
-            await self.release(held)
+            await self.release(held, tried=tried)
         except OnefoldError as error:
             await Discard()
             _log.warning(

@@ -151,7 +151,9 @@ class Statements:
         self._forget_unbegun = d.text(
             f"DELETE FROM onefold_work WHERE {_OURS} AND finished_at IS NULL AND {nothing_recorded}"
         )
-        self._give_back = d.text(f"UPDATE onefold_work SET lease_ends_at = {d.now} WHERE {_OURS}")
+        self._give_back = d.text(
+            f"UPDATE onefold_work SET lease_ends_at = {d.now}, attempts = attempts - $3::int WHERE {_OURS}"
+        )
         self._park = d.text(f"UPDATE onefold_work SET parked = $3::text, lease_ends_at = {d.now} WHERE {_OURS}")
         self._status = d.text(f"""
             SELECT parked IS NOT NULL, lease_ends_at > {d.now} FROM onefold_work
@@ -198,12 +200,14 @@ class Statements:
         values = (held.digest, held.fence, result, milliseconds(retention_s))
         return (self.guard(held), Statement(self._finish, values))
 
-    def release(self, held: Held) -> tuple[Statement, ...]:
-        """End the lease; a work of which nothing is recorded is forgotten. Where it is not ours, nothing is changed."""
+    def release(self, held: Held, *, tried: bool = True) -> tuple[Statement, ...]:
+        """End the lease; a work of which nothing is recorded is forgotten. Where it is not ours, nothing is changed. An
+        attempt that was turned away before it began (`tried` false) does not count."""
         # Locked first: a phase may be in its COMMIT, whose connection was given up. A statement that has waited for it
         # sees what it saw before, and would not find its step.
         ours = (held.digest, held.fence)
-        return (self.lock(held), Statement(self._forget_unbegun, ours), Statement(self._give_back, ours))
+        give_back = Statement(self._give_back, (*ours, 0 if tried else 1))
+        return (self.lock(held), Statement(self._forget_unbegun, ours), give_back)
 
     def park(self, held: Held, reason: str) -> Statement:
         return Statement(self._park, (held.digest, held.fence, reason))
