@@ -278,3 +278,18 @@ async def test_a_connection_that_somebody_is_still_at_is_not_given_away(sqlite_p
     assert await other.fetch(ONE) == [(1,)]
     await other.release()
     await database.close()
+
+
+async def test_a_database_that_is_let_go_without_being_closed_leaves_no_thread_behind() -> None:
+    database = SlowDatabase()
+    database.let_go.set()
+    before = set(threading.enumerate())
+    for _ in range(3):
+        connection = await threaded(database).acquire()
+        await connection.release()
+        del connection
+    gc.collect()
+    until = time.monotonic() + PATIENCE_S
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < until, left
+        await asyncio.sleep(0.01)

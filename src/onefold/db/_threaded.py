@@ -85,6 +85,10 @@ class ConnectionThread:
     def end(self) -> None:
         self._errands.put(None)
 
+    def __del__(self) -> None:
+        """A database that was let go without being closed leaves no thread behind: that knows only its errands."""
+        self.end()
+
 
 def _work(errands: SimpleQueue[Callable[[], None] | None]) -> None:
     while (errand := errands.get()) is not None:
