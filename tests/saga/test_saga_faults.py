@@ -51,9 +51,15 @@ async def _time_out(s: Saga) -> str:
     return "done"
 
 
+async def _forget_to_await(s: Saga) -> str:
+    s.step("charge", print).close()  # closed, so that Python does not warn of it, too
+    return "completed without its step"
+
+
 @pytest.mark.parametrize(
     ("run", "told"),
     [
+        (_forget_to_await, "did not await step 'charge'"),
         (_catch_all, "argument 1 of step 'a'"),
         (_abort_for_all, "argument 1 of step 'a'"),
         (_gather_errors, "one after the other"),

@@ -11,9 +11,10 @@ The outcome is a value (`{"outcome": "completed", ...}`), so that all engines ke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
@@ -32,11 +33,13 @@ SLEEP_S_MAX: Final = 10 * 365 * 86_400
 
 Runner: TypeAlias = Callable[[StepCall], Any]
 
+T = TypeVar("T")
+
 
 class Saga:
     """What a saga's function does its work with: steps, pauses and signals, one at a time."""
 
-    __slots__ = ("_busy", "_definition", "_engine", "_fault", "_start", "_steps", "_undos")
+    __slots__ = ("_busy", "_definition", "_engine", "_fault", "_start", "_steps", "_unawaited", "_undos")
 
     def __init__(self, definition: AnySaga, start: Start, engine: EngineContext) -> None:
         self._definition = definition
@@ -46,20 +49,22 @@ class Saga:
         self._undos: list[tuple[Runner, StepCall]] = []
         self._busy = ""
         self._fault: BaseException | None = None
+        #: What was asked for and not begun: coroutines that were not awaited.
+        self._unawaited: list[str] = []
 
     @property
     def id(self) -> str:
         """The saga's id."""
         return self._start.saga_id
 
-    async def step(
+    def step(
         self,
         name: str,
         function: Callable[..., Any],
         *args: Any,
         undo: Callable[..., Any] | None = None,
         retry: RetryPolicy | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Run a function once, as far as engines can: its result is recorded and never asked for again. In it `key()`
         is its idempotency key, for a crash before the record is written has it run again.
 
@@ -67,29 +72,37 @@ class Saga:
         run to its end. Arguments and results are JSON. Of `retry` attempts_max and backoff hold, and attempt_s for an
         `async def`: a function on a thread cannot be broken off.
         """
-        return await self._run(self._engine.run_step, name, function, args, undo, retry)
+        run = functools.partial(self._run, self._engine.run_step, name, function, args, undo, retry)
+        return self._begin(f"step {name!r}", run)
 
-    async def tx(
+    def tx(
         self,
         name: str,
         function: Callable[..., Any],
         *args: Any,
         undo: Callable[..., Any] | None = None,
         retry: RetryPolicy | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """A step in a transaction of your database, which commits together with its record: it happens once without a
         key. The function, and its `undo`, get a session first. Only on engines that share the database: DBOS."""
-        return await self._run(self._engine.run_tx, name, function, args, undo, retry)
+        run = functools.partial(self._run, self._engine.run_tx, name, function, args, undo, retry)
+        return self._begin(f"step {name!r}", run)
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Pause, however long: the engine's timer survives the process."""
+        return self._begin("s.sleep(...)", functools.partial(self._sleep, seconds))
+
+    async def _sleep(self, seconds: float) -> None:
         self._check("s.sleep(...)")
         self._refuse(lambda: require("seconds", seconds, most=SLEEP_S_MAX))
         await self._ask("s.sleep(...)", self._engine.sleep(seconds))
 
-    async def wait(self, signal: str, *, timeout_s: float | None = None) -> Any:
+    def wait(self, signal: str, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Any]:
         """The data of a signal that was sent to this saga, before or after now. SignalTimedOut after `timeout_s`."""
         what = f"s.wait({signal!r})"
+        return self._begin(what, functools.partial(self._wait, what, signal, timeout_s))
+
+    async def _wait(self, what: str, signal: str, timeout_s: float | None) -> Any:
         self._check(what)
         self._refuse(lambda: check_name(signal, "signal"))
         if timeout_s is not None:
@@ -146,6 +159,16 @@ class Saga:
         except ResultUnreadable as error:
             raise self._stop(str(error)) from None
 
+    def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
+        """What is asked for, to be awaited: what is not awaited does not happen, and the saga's end tells of it."""
+        self._unawaited.append(what)
+
+        async def begin() -> T:
+            self._unawaited.remove(what)
+            return await work()
+
+        return begin()
+
     def _call(self, name: str, function: Callable[..., Any], args: tuple[Json, ...], retry: RetryPolicy) -> StepCall:
         return StepCall(
             saga=self._definition.name, saga_id=self.id, step=name, function=function, args=args, retry=retry
@@ -194,6 +217,11 @@ class Saga:
     def _raise_fault(self) -> None:
         """Raise what ended the saga, also where its function has caught it and goes another way: neither a result nor
         a compensation of code that did not see its step through may follow."""
+        if self._fault is None and self._unawaited:
+            raise self._stop(
+                f"its function did not await {self._unawaited[0]}, which therefore did not happen: write `await s.step"
+                "(...)`. Repaired, it goes on from the same place"
+            )
         if self._fault is None:
             return
         task = asyncio.current_task()
