@@ -150,10 +150,11 @@ WORKS = [in_keyed_request, in_unkeyed_request, in_transaction, in_handling, in_c
 
 
 async def leave() -> None:
-    """Wait for what was left to be done in the background."""
+    """Wait for what was left to be done in the background of this loop: those of tests before are closed."""
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(PATIENCE_S):
-        while executors._leaving:
-            await asyncio.wait(set(executors._leaving))
+        while leaving := {task for task in executors._leaving if task.get_loop() is loop}:
+            await asyncio.wait(leaving)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])

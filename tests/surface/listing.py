@@ -210,7 +210,15 @@ def _value(value: Any) -> str:
         return "".join(f"\n{_INDENT}{item}" for item in value).lstrip()
     if get_origin(value) is Annotated:
         return f"Annotated[{_value(value.__origin__)}, {', '.join(type(note).__name__ for note in value.__metadata__)}]"
-    return _short(repr(value))
+    return _short(_FROZEN_NUMBERS.sub(_sort_numbers, repr(value)))
+
+
+#: As a part of something else: its order is another one in each process.
+_FROZEN_NUMBERS = re.compile(r"frozenset\(\{([\d, ]+)\}\)")
+
+
+def _sort_numbers(found: re.Match[str]) -> str:
+    return f"frozenset({sorted(map(int, found[1].split(', ')))})"
 
 
 def _short(text: str) -> str:
