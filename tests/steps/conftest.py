@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from onefold import Onefold, single_principal
 from onefold.testing.servers import PrivatePostgres
 from tests.steps.places import Place, create_tables, place_at
 from tests.support.reused_database import ReusedDatabase
@@ -40,3 +41,10 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def place(address: str) -> Iterator[Place]:
     with place_at(address) as place:
         yield place
+
+
+@pytest.fixture
+def once(address: str) -> Iterator[Onefold]:
+    once = Onefold(address, principal=single_principal, source="tests")
+    yield once
+    once.close()

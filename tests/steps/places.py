@@ -6,18 +6,25 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
+import pytest
+
 from onefold._app.migrations import MIGRATIONS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
+from onefold._kernel.transaction import Transaction
 from onefold._steps.model import WorkAsk
 from onefold._steps.works import Works
 from onefold.db._connect import sync_database
 from onefold.db._migrations import migrate
 
 T = TypeVar("T")
+
+#: For tests of what only one of the databases has.
+ON_POSTGRES = pytest.mark.parametrize("address", ["postgres"], indirect=True)
+ON_SQLITE = pytest.mark.parametrize("address", ["sqlite"], indirect=True)
 
 ASK = WorkAsk(
     digest=b"d" * 16,
@@ -100,3 +107,15 @@ def place_at(address: str) -> Iterator[Place]:
     """Over a database that has its tables."""
     with closing(sync_database(address)) as database:
         yield Place(address, database)
+
+
+def insert(tx: Transaction[Any], name: str) -> str:
+    """A phase of tests: one row in `effects`."""
+    mark = "%s" if "psycopg" in type(tx.connection).__module__ else "?"
+    tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", (name,))
+    return name
+
+
+def effects(place: Place) -> list[str]:
+    """What phases have inserted."""
+    return [name for (name,) in place.rows("SELECT name FROM effects ORDER BY name")]

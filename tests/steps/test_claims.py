@@ -10,7 +10,7 @@ from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, dige
 from onefold._steps.model import Step as RecordedStep
 from onefold._steps.works import Works
 from onefold.errors import RequiredValueMissing
-from tests.steps.places import ASK, Place
+from tests.steps.places import ASK, ON_POSTGRES, Place
 from tests.support.scripts import Turn, play
 
 
@@ -134,9 +134,8 @@ def test_a_work_of_an_earlier_name_goes_on_under_that_name(place: Place) -> None
     assert place.works_left() == 1
 
 
+@ON_POSTGRES  # SQLite has one write lock: who takes over waits for the phase
 def test_a_work_that_is_locked_by_its_phase_is_busy_though_its_lease_has_run_out(place: Place) -> None:
-    if not place.is_postgres:
-        pytest.skip("SQLite has one write lock: who takes over waits for the phase")
     work = held(place.flow(place.works.claim(ASK)))
     place.lease_runs_out()
     phase = place.executor()

@@ -13,7 +13,7 @@ from onefold._steps.model import Held
 from onefold._steps.unfinished import release
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Event, WorkAttemptFailed, WorkCompleted, WorkGivenUp
-from tests.steps.places import ASK, Place
+from tests.steps.places import ASK, ON_SQLITE, Place
 
 NONE = CompletedWorks()
 
@@ -232,9 +232,8 @@ def test_a_round_has_a_limit(place: Place) -> None:
     assert stage.round(limit=2) == CompletedWorks(failed=1)
 
 
+@ON_SQLITE  # Postgres plans by what the table holds; SQLite's plan shows that the index can be used
 def test_the_oldest_is_picked_by_an_index(place: Place) -> None:
-    if place.is_postgres:
-        pytest.skip("Postgres plans by what the table holds; SQLite's plan shows that the index can be used")
     sql = (
         Completer("sqlite", lambda work: None, config=CompleterConfig(), draw=lambda: 0.0)
         ._sql._pick.replace("?1", "0")

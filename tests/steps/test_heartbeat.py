@@ -23,7 +23,7 @@ from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat, renew
 from onefold._steps.model import Held
 from onefold.db._connect import async_database
 from onefold.errors import StoreUnavailable
-from tests.steps.places import ASK, Place
+from tests.steps.places import ASK, ON_POSTGRES, Place
 from tests.support.patience import PATIENCE_S
 
 #: Beats are a third of it apart.
@@ -116,9 +116,8 @@ def test_a_lease_of_another_process_is_not_renewed(place: Place) -> None:
     assert ends(place) == before
 
 
+@ON_POSTGRES  # SQLite has one lock for all rows, which a phase and a renewal wait for
 def test_a_row_that_is_locked_is_neither_waited_for_nor_taken_for_lost(place: Place) -> None:
-    if not place.is_postgres:
-        pytest.skip("SQLite has one lock for all rows, which a phase and a renewal wait for")
     work, other = claim(place), claim(place, b"other")
     before = ends(place)
     locking = place.executor()

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pydantic
@@ -21,22 +20,9 @@ from onefold._steps.model import Done, Held
 from onefold._steps.model import Step as RecordedStep
 from onefold.errors import OutcomeUnknown, ProgrammerError, WorkMisused, WorkParked
 from onefold.fastapi import StepOptions
-from tests.steps.places import ASK, Place
+from tests.steps.places import ASK, ON_POSTGRES, Place, effects, insert
 from tests.steps.rides import FRAMEWORKS
 from tests.support.patience import PATIENCE_S
-
-
-@pytest.fixture
-def once(address: str) -> Iterator[Onefold]:
-    once = Onefold(address, principal=single_principal, source="tests")
-    yield once
-    once.close()
-
-
-def insert(tx: Transaction[Any], name: str) -> str:
-    mark = "%s" if "psycopg" in type(tx.connection).__module__ else "?"
-    tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", (name,))
-    return name
 
 
 async def ainsert(tx: Transaction[Any], name: str) -> str:
@@ -46,13 +32,8 @@ async def ainsert(tx: Transaction[Any], name: str) -> str:
     return name
 
 
-def effects(place: Place) -> list[str]:
-    return [name for (name,) in place.rows("SELECT name FROM effects ORDER BY name")]
-
-
+@ON_POSTGRES  # on SQLite one of them waits for the other before it looks
 def test_a_work_whose_first_step_commits_while_it_is_given_back_is_kept(place: Place) -> None:
-    if not place.is_postgres:
-        pytest.skip("on SQLite one of them waits for the other before it looks")
     held = place.flow(place.works.claim(ASK))
     assert isinstance(held, Held)
     sql, phase = place.works.sql, place.executor()
@@ -94,30 +75,11 @@ def test_a_finished_work_without_steps_is_not_forgotten_by_giving_it_back(place:
     assert isinstance(place.flow(place.works.claim(ASK)), Done)
 
 
-async def test_a_finish_that_is_cancelled_behind_its_commit_is_not_done_twice(address: str, place: Place) -> None:
-    once = AsyncOnefold(address, principal=single_principal, source="tests")
-
-    async def end(tx: Transaction[Any]) -> str:
-        tx.after_commit(lambda: asyncio.sleep(PATIENCE_S))
-        return await ainsert(tx, "last")
-
-    async def attempt() -> None:
-        async with once.work("x") as work:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2):
-                    await work.finish(end)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        await attempt()
-    async with once.work("x") as work:
-        assert await work.finish(ainsert, "last") == "last"
-    await once.close()
-    assert await asyncio.to_thread(effects, place) == ["last"]
-
-
-async def test_a_finish_that_is_cancelled_and_caught_ends_the_attempt_and_not_the_work(
-    address: str, place: Place
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyError("mine"), "mine"), (None, "finish")], ids=["raises", "goes on as if it were done"]
+)
+async def test_a_finish_that_is_cancelled_behind_its_commit_ends_the_attempt_and_is_not_done_twice(
+    address: str, place: Place, error: Exception | None, told: str
 ) -> None:
     once = AsyncOnefold(address, principal=single_principal, source="tests")
 
@@ -130,8 +92,10 @@ async def test_a_finish_that_is_cancelled_and_caught_ends_the_attempt_and_not_th
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2):
                     await work.finish(end)
+            if error is not None:
+                raise error
 
-    with pytest.raises(OutcomeUnknown, match="finish"):
+    with pytest.raises(OutcomeUnknown if error is None else type(error), match=told):
         await attempt()
     async with once.work("x") as work:
         assert await work.finish(ainsert, "last") == "last"
@@ -139,9 +103,8 @@ async def test_a_finish_that_is_cancelled_and_caught_ends_the_attempt_and_not_th
     assert await asyncio.to_thread(effects, place) == ["last"]
 
 
+@ON_POSTGRES  # SQLite does not look at foreign keys unless it is told to
 def test_a_finish_that_could_not_be_committed_may_be_tried_again(once: Onefold, place: Place) -> None:
-    if not place.is_postgres:
-        pytest.skip("SQLite does not look at foreign keys unless it is told to")
     place.change("CREATE TABLE parents (id integer PRIMARY KEY)")
     place.change("CREATE TABLE children (id integer REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)")
 
@@ -254,9 +217,8 @@ def test_the_key_of_a_renamed_call_is_not_derived_from_its_new_name(once: Onefol
         work.call(renamed, keys.append, work.derive(renamed))
 
 
+@ON_POSTGRES  # SQLite does not look at foreign keys unless it is told to
 def test_a_request_whose_answer_could_not_be_committed_is_gone_on_with_at_once(address: str, place: Place) -> None:
-    if not place.is_postgres:
-        pytest.skip("SQLite does not look at foreign keys unless it is told to")
     place.change("CREATE TABLE parents (id integer PRIMARY KEY)")
     place.change("CREATE TABLE children (id integer REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)")
     orphans = [True]

@@ -16,7 +16,7 @@ from onefold import AsyncOnefold, Onefold, single_principal
 from onefold._kernel.transaction import Transaction
 from onefold.errors import WorkMisused
 from onefold.fastapi import Steps
-from tests.steps.places import Place
+from tests.steps.places import Place, effects
 
 WAIT_S = 60
 
@@ -26,10 +26,6 @@ async def insert(tx: Transaction[Any], name: str) -> str:
     values = ((name,),) if mark == "?" else (name,)
     await tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", *values)
     return name
-
-
-def effects(place: Place) -> list[str]:
-    return [name for (name,) in place.rows("SELECT name FROM effects ORDER BY name")]
 
 
 async def post(once: AsyncOnefold, handler: Callable[[Steps], Any], times: int = 1) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.steps.places import Place
+from tests.steps.places import Place, effects
 from tests.steps.rides import FRAMEWORKS, Application, breaks
 
 
@@ -14,10 +14,6 @@ from tests.steps.rides import FRAMEWORKS, Application, breaks
 def rides(request: pytest.FixtureRequest, address: str) -> Iterator[Application]:
     with FRAMEWORKS[request.param](address) as application:
         yield application
-
-
-def effects(place: Place) -> list[str]:
-    return [name for (name,) in place.rows("SELECT name FROM effects ORDER BY name")]
 
 
 def events(place: Place) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,24 +21,7 @@ from onefold.errors import (
     WorkTakenOver,
 )
 from onefold.fastapi import StepOptions, Steps
-from tests.steps.places import Place
-
-
-@pytest.fixture
-def once(address: str) -> Iterator[Onefold]:
-    once = Onefold(address, principal=single_principal, source="tests")
-    yield once
-    once.close()
-
-
-def insert(tx: Transaction[Any], name: str) -> str:
-    mark = "%s" if "psycopg" in type(tx.connection).__module__ else "?"
-    tx.connection.execute(f"INSERT INTO effects VALUES ({mark})", (name,))
-    return name
-
-
-def effects(place: Place) -> list[str]:
-    return [name for (name,) in place.rows("SELECT name FROM effects ORDER BY name")]
+from tests.steps.places import Place, effects, insert
 
 
 class Calls(list[str]):

@@ -26,6 +26,7 @@ from onefold._kernel.effects import (
     Call,
     Discard,
     Fetch,
+    Flow,
     Isolation,
     Now,
     Release,
@@ -110,25 +111,18 @@ class Performing:
         if not isinstance(step, RunPoint):
             return self._results.read(step.recorded, returns)
         held, tx = self._mine(), new_transaction()
-        what = f"phase {step.name!r}"
-        try:
+
+        async def run() -> tuple[RecordedStep, Any]:
+            what = f"phase {step.name!r}"
             await self._enter(held, ())
             close = functools.partial(self._results.close, step, "phase", returns)
             record, value = await self._perform(tx, function, close, what=what)
             self._unsure = what
             await commit(tx, functools.partial(self._commit_phase, held, record))
             self._unsure = None
-        except Exception:
-            self._points.failed()
-            await self._end_step(held)
-            raise
-        except BaseException:
-            self._points.failed()
-            self._beat_again(held)
-            raise
-        self._points.done(record.result)
-        await self._end_step(held)
-        return value
+            return record, value
+
+        return await self._run(held, run)
 
     async def call(self, options: StepOptions, function: Callable[[], Any], returns: object) -> Any:
         step = self._ask("call", options)
@@ -137,12 +131,21 @@ class Performing:
         if isinstance(step, RecordedResult):
             return self._results.read(step.recorded, returns)
         held = self._mine()
-        try:
+
+        async def run() -> tuple[RecordedStep, Any]:
             if step.marked:
                 await self._record(held, RecordedStep(step.position, step.name, "call", "started", None))
                 self._points.started()
             record, value = self._results.close(step, "call", returns, await Call(function))
             await self._record(held, record)
+            return record, value
+
+        return await self._run(held, run)
+
+    async def _run(self, held: Held, step: Callable[[], Flow[tuple[RecordedStep, Any]]]) -> Any:
+        """Run a step that gives its record, once that is committed, and what its user gets."""
+        try:
+            record, value = await step()
         except Exception:
             self._points.failed()
             await self._end_step(held)
