@@ -13,7 +13,7 @@ import pytest
 from onefold import Keyring
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Statement
-from onefold._steps.model import Held, Step
+from onefold._steps.model import Held, RecordedStep
 from onefold._steps.sealing import Sealing, request_context, step_context
 from tests.cli.commands import one_line, onefold, told
 from tests.steps.places import ASK, Place, create_tables, place_at
@@ -40,7 +40,7 @@ def begin(
     records: list[Statement] = []
     for position, (name, state) in enumerate(steps):
         result = sealing.close(b'{"paid":7}', step_context(digest, position, name)) if state == "done" else None
-        records.append(place.works.sql.record(held, Step(position, name, "call", state, result)))  # type: ignore[arg-type]
+        records.append(place.works.sql.record(held, RecordedStep(position, name, "call", state, result)))  # type: ignore[arg-type]
 
     async def write() -> int:
         return await Batch((Boundary.BEGIN, *records, Boundary.COMMIT))

@@ -34,7 +34,7 @@ from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.write import Outbox
 from onefold._steps import unfinished
-from onefold._steps.model import Step, WorkAsk
+from onefold._steps.model import RecordedStep, WorkAsk
 from onefold._steps.works import Works
 from onefold._worker import wakeup
 from onefold.brokers.local import LocalBroker
@@ -102,7 +102,7 @@ async def steps(database: AsyncDatabase[Any]) -> None:
     for name in ("unbegun", "left", "left"):
         held = await _run(database, works.claim(WorkAsk(name.encode(), "work", name, b"", 60, 60)))
         if name == "left":
-            record = works.sql.record(held, Step(0, "first", "call", "done", b""))
+            record = works.sql.record(held, RecordedStep(0, "first", "call", "done", b""))
             await _run(database, with_connection(partial(_count, record)))
         await _run(database, works.release(held))
     held = await _run(database, works.claim(WorkAsk(b"settled", "request", "settled", b"", 60, 60)))
@@ -116,7 +116,7 @@ async def finished_works(database: AsyncDatabase[Any]) -> None:
     """One that is past its retention."""
     works = Works("postgres")
     held = await _run(database, works.claim(WorkAsk(b"finished", "work", "finished", b"", 60, 0.001)))
-    record = works.sql.record(held, Step(0, "first", "phase", "done", b""))
+    record = works.sql.record(held, RecordedStep(0, "first", "phase", "done", b""))
     for statement in (record, *works.sql.finish(held, None, 0.001)):
         await _run(database, with_connection(partial(_count, statement)))
 
@@ -313,7 +313,7 @@ async def left_works(database: AsyncDatabase[Any]) -> None:
     works = Works("postgres")
     for digest in (b"1" * 16, b"2" * 16):
         held = await _run(database, works.claim(WorkAsk(digest, "request", "POST /rides", b"f", 60.0, 60.0)))
-        started = works.sql.record(held, Step(0, "charge", "call", "started", None))
+        started = works.sql.record(held, RecordedStep(0, "charge", "call", "started", None))
         await _run(database, with_connection(partial(_count, started)))
         await _run(database, works.park(held, "outcome unknown: charge"))
 

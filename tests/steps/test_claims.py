@@ -6,8 +6,7 @@ import pytest
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Flow, Release, Step
-from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, digest_of
-from onefold._steps.model import Step as RecordedStep
+from onefold._steps.model import Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, digest_of
 from onefold._steps.works import Works
 from onefold.errors import RequiredValueMissing
 from tests.steps.places import ASK, ON_POSTGRES, Place

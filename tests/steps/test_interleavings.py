@@ -83,7 +83,7 @@ class Stage:
             beats=NoBeats(),
         )
         try:
-            steps.unbegun = 2
+            steps.guard.unbegun = 2
             new_transaction = functools.partial(OwnedTransaction[Any], executor, no_outbox, None)
             await steps.phase(StepOptions("create"), self._insert, Any, new_transaction)
             if breaks:

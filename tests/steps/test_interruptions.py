@@ -16,8 +16,7 @@ from onefold import AsyncOnefold, Onefold, single_principal
 from onefold._kernel.effects import Acquire, Batch, Boundary, Release
 from onefold._kernel.runners import run
 from onefold._kernel.transaction import Transaction
-from onefold._steps.model import Done, Held
-from onefold._steps.model import Step as RecordedStep
+from onefold._steps.model import Done, Held, RecordedStep
 from onefold.errors import OutcomeUnknown, ProgrammerError, WorkMisused, WorkParked
 from onefold.fastapi import StepOptions
 from tests.steps.places import ASK, ON_POSTGRES, Place, effects, insert

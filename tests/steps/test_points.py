@@ -10,20 +10,20 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from onefold._steps.model import Step, StepKind
-from onefold._steps.points import NAME_CHARS_MAX, Points, RecordedResult, RunPoint, StepOptions, Unknown, step_options
+from onefold._steps.model import RecordedStep, StepKind
+from onefold._steps.points import NAME_CHARS_MAX, NewStep, Points, RecordedResult, StepOptions, Unknown, step_options
 from onefold.errors import ConfigurationError, WorkChanged, WorkMisused
 
 
-def done(position: int, name: str, kind: StepKind = "phase", result: bytes = b"1") -> Step:
-    return Step(position, name, kind, "done", result)
+def done(position: int, name: str, kind: StepKind = "phase", result: bytes = b"1") -> RecordedStep:
+    return RecordedStep(position, name, kind, "done", result)
 
 
-def started(position: int, name: str) -> Step:
-    return Step(position, name, "call", "started", None)
+def started(position: int, name: str) -> RecordedStep:
+    return RecordedStep(position, name, "call", "started", None)
 
 
-def points(*recorded: Step) -> Points:
+def points(*recorded: RecordedStep) -> Points:
     return Points(recorded, what="POST /rides")
 
 
@@ -32,7 +32,7 @@ def ask(machine: Points, kind: StepKind, name: str, **options: Any) -> Any:
 
 
 def run(machine: Points, kind: StepKind, name: str) -> None:
-    assert isinstance(ask(machine, kind, name), RunPoint)
+    assert isinstance(ask(machine, kind, name), NewStep)
     machine.done(b"null")
 
 
@@ -42,7 +42,7 @@ def run(machine: Points, kind: StepKind, name: str) -> None:
 def test_a_recorded_step_answers_and_the_next_one_runs() -> None:
     machine = points(done(0, "create"))
     assert ask(machine, "phase", "create") == RecordedResult(done(0, "create"))
-    assert ask(machine, "call", "charge") == RunPoint(1, "charge", marked=False)
+    assert ask(machine, "call", "charge") == NewStep(1, "charge", marked=False)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("phase", "other"), ("call", "create")])
@@ -57,7 +57,7 @@ def test_a_refused_step_leaves_the_machine_as_it_was() -> None:
     with pytest.raises(WorkChanged):
         ask(machine, "phase", "other")
     assert isinstance(ask(machine, "phase", "create"), RecordedResult)
-    assert isinstance(ask(machine, "phase", "other"), RunPoint)
+    assert isinstance(ask(machine, "phase", "other"), NewStep)
 
 
 def test_a_renamed_step_finds_its_record_and_keeps_its_key() -> None:
@@ -115,7 +115,7 @@ def test_code_that_ends_before_all_that_is_recorded_was_asked_for_is_refused(end
 
 def test_a_call_that_must_not_be_made_twice_is_marked_and_never_made_again() -> None:
     machine = points()
-    assert ask(machine, "call", "charge", replayable=False) == RunPoint(0, "charge", marked=True)
+    assert ask(machine, "call", "charge", replayable=False) == NewStep(0, "charge", marked=True)
     machine.started()
     assert machine.has_records
     machine.failed()
@@ -125,16 +125,16 @@ def test_a_call_that_must_not_be_made_twice_is_marked_and_never_made_again() -> 
 
 def test_a_started_call_that_has_become_replayable_is_made_again_under_its_recorded_name() -> None:
     machine = points(started(0, "pay"))
-    assert ask(machine, "call", "charge", formerly=("pay",)) == RunPoint(0, "pay", marked=False)
+    assert ask(machine, "call", "charge", formerly=("pay",)) == NewStep(0, "pay", marked=False)
 
 
 def test_a_step_that_raised_may_be_asked_for_again_at_once_and_not_later() -> None:
     machine = points()
-    assert ask(machine, "call", "charge") == RunPoint(0, "charge", marked=False)
+    assert ask(machine, "call", "charge") == NewStep(0, "charge", marked=False)
     machine.failed()
-    assert ask(machine, "call", "charge") == RunPoint(0, "charge", marked=False)
+    assert ask(machine, "call", "charge") == NewStep(0, "charge", marked=False)
     machine.failed()
-    assert ask(machine, "phase", "note") == RunPoint(1, "note", marked=False)
+    assert ask(machine, "phase", "note") == NewStep(1, "note", marked=False)
     machine.done(b"1")
     with pytest.raises(WorkMisused, match="has used the name 'charge'"):
         ask(machine, "call", "charge")
@@ -143,7 +143,7 @@ def test_a_step_that_raised_may_be_asked_for_again_at_once_and_not_later() -> No
 def test_what_was_recorded_after_a_step_that_raised_answers_where_it_raises_again() -> None:
     machine = points(done(0, "create"), done(2, "declined"))
     ask(machine, "phase", "create")
-    assert ask(machine, "call", "charge") == RunPoint(1, "charge", marked=False)
+    assert ask(machine, "call", "charge") == NewStep(1, "charge", marked=False)
     machine.failed()
     assert isinstance(ask(machine, "phase", "declined"), RecordedResult)
 
@@ -193,7 +193,7 @@ class World:
     """What outlives the process: the record, and how often each step had its effect."""
 
     make: type[Points] = Points
-    records: dict[int, Step] = field(default_factory=dict)
+    records: dict[int, RecordedStep] = field(default_factory=dict)
     effects: dict[str, int] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
     parked: bool = False
@@ -221,7 +221,9 @@ class World:
             self.parked = True
             raise Crash
         if following.marked:
-            self.records[following.position] = Step(following.position, following.name, op.kind, "started", None)
+            self.records[following.position] = RecordedStep(
+                following.position, following.name, op.kind, "started", None
+            )
             machine.started()
         self.crash(crashes)
         if any(each.name == op.name and each.state == "done" for each in self.records.values()):
@@ -233,7 +235,7 @@ class World:
             return None
         self.crash(crashes)
         result = op.name.encode()
-        self.records[following.position] = Step(following.position, following.name, op.kind, "done", result)
+        self.records[following.position] = RecordedStep(following.position, following.name, op.kind, "done", result)
         self.crash(crashes)
         machine.done(result)
         return result

@@ -34,8 +34,8 @@ from onefold._idempotency.model import (
     Status,
     key_lock,
 )
-from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
-from onefold._kernel.effects import Acquire, Boundary, Fetch, Flow, Isolation, Row, Statement, Step
+from onefold._kernel.checkout import discard_on_error, fetch_rows, rollback_and_release, with_connection
+from onefold._kernel.effects import Acquire, Boundary, Fetch, Flow, Isolation, Statement, Step
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
@@ -69,7 +69,7 @@ class SteppedStore:
         found = await self.keys.status(digest)
         if found.state != "unknown":
             return found
-        rows = await with_connection(functools.partial(_fetch, self.works.sql.status(digest)))
+        rows = await with_connection(functools.partial(fetch_rows, self.works.sql.status(digest)))
         if not rows:
             return found
         parked, leased = rows[0]
@@ -258,7 +258,3 @@ def _is_same(ask: Ask, digest: bytes, fingerprint: bytes) -> bool:
         return ask.same(Record(digest, fingerprint, ask.operation, SCHEMA_VERSION, 0, b"", None))
     except UnreadableAnswer:
         return False
-
-
-async def _fetch(statement: Statement) -> list[Row]:
-    return await Fetch(statement)

@@ -25,8 +25,8 @@ from typing import Protocol
 from onefold._idempotency.model import Answer, Ask, Claim, Expired, InFlight, Mismatch, Replay, Run, Status
 from onefold._idempotency.record_matching import judge_records
 from onefold._idempotency.sql import postgres
-from onefold._idempotency.store import ask_for, describe_lost_connection, in_batch, record_of, status_of
-from onefold._kernel.checkout import discard_on_error, rollback_and_release, with_connection
+from onefold._idempotency.store import describe_lost_connection, record_of, status_of
+from onefold._kernel.checkout import discard_on_error, fetch_rows, rollback_and_release, run_batch, with_connection
 from onefold._kernel.effects import (
     Acquire,
     Batch,
@@ -206,11 +206,11 @@ class LockedStore:
             raise found
 
     async def status(self, digest: bytes) -> Status:
-        [row] = await with_connection(lambda: ask_for(self.sql.status(digest)))
+        [row] = await with_connection(lambda: fetch_rows(self.sql.status(digest)))
         return status_of(*row)
 
     async def reap(self, limit: int) -> int:
-        return await with_connection(lambda: in_batch(self.sql.reap(limit)))
+        return await with_connection(lambda: run_batch(self.sql.reap(limit)))
 
     async def _find(self, ask: Ask) -> Claim | None:
         rows = await Fetch(self.sql.find(ask))

@@ -14,7 +14,7 @@ from onefold._idempotency.model import (
     Run,
     Status,
 )
-from onefold._kernel.effects import Batch, Fetch, Flow, Row, Statement, Step
+from onefold._kernel.effects import Flow, Statement
 
 
 class Store(Protocol):
@@ -76,13 +76,3 @@ def status_of(status: int | None, expires_at: str | None, in_flight: bool) -> St
     if status is not None:
         return Status("done", status, expires_at)
     return Status("in_flight" if in_flight else "unknown")
-
-
-async def ask_for(statement: Statement) -> list[Row]:
-    """The rows of one statement, as a flow."""
-    return await Fetch(statement)
-
-
-async def in_batch(*steps: Step) -> int:
-    """A batch, as a flow."""
-    return await Batch(steps)

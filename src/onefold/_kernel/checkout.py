@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Flow, Release, Step
+from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Flow, Release, Row, Statement, Step
 from onefold.errors import ConnectionLost, OnefoldError
 
 T = TypeVar("T")
@@ -31,6 +31,16 @@ async def with_connection(work: Callable[[], Flow[T]]) -> T:
     result = await checkout(work)
     await Release()
     return result
+
+
+async def run_batch(*steps: Step) -> int:
+    """A batch, as a flow."""
+    return await Batch(steps)
+
+
+async def fetch_rows(statement: Statement) -> list[Row]:
+    """The rows of one statement, as a flow."""
+    return await Fetch(statement)
 
 
 async def rollback_and_release(*after: Step) -> ConnectionLost | None:

@@ -66,7 +66,7 @@ class WorkAsk(NamedTuple):
         return fingerprint == self.fingerprint if self.same is None else self.same(digest, fingerprint)
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A step as it is recorded."""
 
     position: int
@@ -87,7 +87,7 @@ class Held:
     operation: str
     lease_s: float
     attempts: int = 1
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RecordedStep, ...] = ()
     request: bytes | None = field(default=None, repr=False)
     taken_over: bool = False
     """Another process was found to have it."""
@@ -115,7 +115,7 @@ class Done:
     """The work was finished before, and its steps are remembered."""
 
     digest: bytes
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     result: bytes | None
     """Of its finish, as it is stored. None: it had none."""
 

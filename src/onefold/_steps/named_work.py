@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Final
 
-from onefold._kernel.checkout import with_connection
+from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import Batch, Boundary, Discard, Isolation, ReleaseCommitted, Statement, Step
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
@@ -170,7 +170,7 @@ class NamedWork:
             Boundary.BEGIN, sql.lock(held), *sql.finish(held, None, self._ask.retention_s), Boundary.COMMIT,
         )  # fmt: skip
         try:
-            await with_connection(functools.partial(_batch, steps))
+            await with_connection(functools.partial(run_batch, *steps))
         except RequiredValueMissing as error:
             raise taken_over(held) from error
         except ConnectionLost as error:
@@ -200,7 +200,3 @@ def _fingerprint(name: str, data: object, pepper: bytes) -> bytes:
     plain = json.loads(encode_result(data, what=f"data of once.work({name!r})"))
     framed = f"{len(name)}:{name}{json.dumps(plain, sort_keys=True)}".encode("utf-8", "surrogatepass")
     return blake2b(framed, digest_size=32, key=pepper, person=b"onefold.workdata").digest()
-
-
-async def _batch(steps: tuple[Step, ...]) -> int:
-    return await Batch(steps)

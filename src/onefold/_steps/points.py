@@ -23,14 +23,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from onefold._kernel.arguments import named_settings, show
-from onefold._steps.model import Step, StepKind
+from onefold._steps.model import RecordedStep, StepKind
 from onefold.errors import ConfigurationError, WorkChanged, WorkMisused
 
 NAME_CHARS_MAX: Final = 100
 #: A handler that asks for more is a loop over data: such work is better many works.
 STEPS_MAX: Final = 10_000
-
-Recorded: TypeAlias = Step
 
 
 class _NotGiven:
@@ -88,7 +86,7 @@ def step_options(given: str | StepOptions) -> StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPoint:
+class NewStep:
     """It has no record: run it, and record it at this position. `marked`: commit that it was started, before."""
 
     position: int
@@ -100,17 +98,17 @@ class RunPoint:
 class RecordedResult:
     """It is recorded: this is its result."""
 
-    recorded: Recorded
+    recorded: RecordedStep
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """It was started, may have happened, and must not be tried again: a person must find out."""
 
-    recorded: Recorded
+    recorded: RecordedStep
 
 
-Next: TypeAlias = RunPoint | RecordedResult | Unknown
+Next: TypeAlias = NewStep | RecordedResult | Unknown
 
 
 class Points:
@@ -118,14 +116,14 @@ class Points:
 
     __slots__ = ("_at", "_failed", "_finished", "_finishing", "_names", "_position", "_records", "_running", "_what")
 
-    def __init__(self, recorded: Iterable[Recorded], *, what: str) -> None:
+    def __init__(self, recorded: Iterable[RecordedStep], *, what: str) -> None:
         """`what` names the work in errors."""
         self._records = {each.position: each for each in recorded}
         self._what = what
         self._names: set[str] = set()
         #: Of the next step.
         self._position = 0
-        self._at: RunPoint | None = None
+        self._at: NewStep | None = None
         self._running: tuple[StepKind, StepOptions] | None = None
         #: The step that was asked for last, where it raised: it may be asked for again.
         self._failed: tuple[StepKind, StepOptions] | None = None
@@ -166,7 +164,7 @@ class Points:
             return Unknown(record)
         name = options.name if record is None else record.name
         self._running = (kind, options)
-        self._at = RunPoint(position, name, marked=not options.replayable and kind == "call")
+        self._at = NewStep(position, name, marked=not options.replayable and kind == "call")
         return self._at
 
     def started(self) -> None:
@@ -232,7 +230,7 @@ class Points:
             raise WorkMisused(f"{self._what} has {STEPS_MAX} steps, and no more are allowed: make it several works")
         return self._position
 
-    def _check_record(self, kind: StepKind, options: StepOptions, record: Recorded) -> None:
+    def _check_record(self, kind: StepKind, options: StepOptions, record: RecordedStep) -> None:
         if record.kind == kind and record.name in options.names:
             return
         raise WorkChanged(
@@ -245,7 +243,7 @@ class Points:
         if self._at is None or self._running is None:
             raise WorkMisused(f"{self._what} has no step that runs")
         kind, _ = self._running
-        self._records[self._at.position] = Recorded(self._at.position, self._at.name, kind, state, result)
+        self._records[self._at.position] = RecordedStep(self._at.position, self._at.name, kind, state, result)
 
 
 _CAUSES: Final = (

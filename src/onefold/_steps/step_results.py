@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from onefold._kernel.results import decode_result, encode_result, read_back
-from onefold._steps.model import Step as RecordedStep
-from onefold._steps.model import StepKind
-from onefold._steps.points import RunPoint
+from onefold._steps.model import RecordedStep, StepKind
+from onefold._steps.points import NewStep
 from onefold._steps.sealing import Sealing, end_context, step_context
 
 
@@ -18,7 +17,7 @@ class StepResults(NamedTuple):
     operation: str
     sealing: Sealing
 
-    def close(self, step: RunPoint, kind: StepKind, returns: object, value: object) -> tuple[RecordedStep, Any]:
+    def close(self, step: NewStep, kind: StepKind, returns: object, value: object) -> tuple[RecordedStep, Any]:
         """The record of a step, and its result as it comes back from that: what would come back as something else after
         a crash does so at once, and what would not come back is refused."""
         what = self._name(kind, step.name)

@@ -102,7 +102,7 @@ class Steps:
         return derive(_DERIVED, self._performing.digest, step_options(step).key_name)
 
     def _begin(self, make: MakeStep) -> Any:
-        self._performing.unbegun += 1
+        self._performing.guard.unbegun += 1
         return self._perform(make)
 
     def _check_key(self, options: StepOptions) -> None:

@@ -18,10 +18,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
 from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Row, Step
-from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, WaitsForPerson, WorkAsk, WorkClaim
-from onefold._steps.model import Step as RecordedStep
+from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.sql import STATEMENTS
 from onefold.errors import OnefoldError, RequiredValueMissing, StoreBusy, UniqueViolated, WorkTakenOver
 
@@ -108,7 +107,7 @@ class Works:
         """Let another go on at once. Nothing is left of a work of which nothing is recorded."""
         ended = self.sql.release(held, tried=tried)
         steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
-        await with_connection(functools.partial(_batch, steps))
+        await with_connection(functools.partial(run_batch, *steps))
 
     async def give_back(self, held: Held, *, tried: bool = True) -> None:
         """`release`, whether or not the store can be told: where it cannot, the lease runs out."""
@@ -140,7 +139,7 @@ class Works:
     async def park(self, held: Held, reason: str) -> None:
         """Leave the work to a person."""
         steps: tuple[Step, ...] = (Boundary.BEGIN, self.sql.park(held, reason), Boundary.COMMIT)
-        await with_connection(functools.partial(_batch, steps))
+        await with_connection(functools.partial(run_batch, *steps))
 
     async def reap(self, limit: int) -> int:
         """Forget at most `limit` works; how many there were."""
@@ -174,10 +173,6 @@ def read_steps(rows: Sequence[Row]) -> tuple[RecordedStep, ...]:
     return tuple(
         [RecordedStep(position, name, kind, state, _bytes(result)) for position, name, kind, state, result in rows]
     )
-
-
-async def _batch(steps: tuple[Step, ...]) -> int:
-    return await Batch(steps)
 
 
 def _bytes(value: Any) -> bytes | None:

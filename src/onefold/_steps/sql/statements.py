@@ -10,8 +10,7 @@ from typing import Protocol
 
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Statement, Step
-from onefold._steps.model import Held, WorkAsk
-from onefold._steps.model import Step as RecordedStep
+from onefold._steps.model import Held, RecordedStep, WorkAsk
 from onefold._steps.sql.renewals import Renewals
 
 

@@ -1,0 +1,108 @@
+"""Whether an attempt at a work may go on: it has not ended, its work is its own, and all that it did is known.
+
+Invariant: no step is begun by an attempt that has ended (`leave`), was taken over, is parked, or does not know whether
+its last step is recorded. Where a step outlives its attempt, the step gives the lease back.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from onefold._steps.model import Held
+from onefold._steps.ports import LeaseRenewals
+from onefold._steps.works import Works, taken_over
+from onefold.errors import OutcomeUnknown, WorkMisused, WorkParked
+
+_log: Final = logging.getLogger("onefold.steps")
+
+
+class AttemptGuard:
+    """Guards one attempt at a work."""
+
+    def __init__(self, works: Works, held: Held | None, operation: str, renewals: LeaseRenewals) -> None:
+        """`held`: None where the work is done already, and its steps answer from their records."""
+        self._works = works
+        self._held = held
+        self._operation = operation
+        self._renewals = renewals
+        #: Steps that were asked for and not begun: coroutines that were not awaited.
+        self.unbegun = 0
+        #: The step whose COMMIT was interrupted: it may be recorded or not, and nothing may be built on either.
+        self.unsure: str | None = None
+        #: Whether the request or the block has ended.
+        self.is_left = False
+        self._parked: WorkParked | None = None
+
+    @property
+    def held(self) -> Held:
+        """The work that this attempt does. Raises WorkTakenOver."""
+        assert self._held is not None
+        if self._held.taken_over:
+            raise taken_over(self._held)
+        return self._held
+
+    def check_next(self, asked: str) -> None:
+        """The attempt goes on with another step. Raises WorkMisused, OutcomeUnknown, WorkParked, WorkTakenOver."""
+        self.unbegun -= 1
+        if self.is_left:
+            raise self.too_late(asked)
+        self._check_known()
+        if self._held is not None:
+            _ = self.held
+
+    def check_end(self, *, is_running: bool) -> None:
+        """The attempt ends with an answer. Raises WorkMisused, OutcomeUnknown, WorkParked."""
+        if self.unbegun:
+            raise WorkMisused(
+                f"{self._operation} asked for a step and did not await it, so that it did not happen: write `await "
+                "work.phase(...)`, `await work.call(...)`, `await work.finish(...)`. Nothing was stored"
+            )
+        if is_running:
+            raise WorkMisused(
+                f"{self._operation} ended while one of its steps was under way: wait for each. Nothing was stored"
+            )
+        self._check_known()
+
+    def too_late(self, asked: str) -> WorkMisused:
+        return WorkMisused(
+            f"{asked} of {self._operation} was asked for when that had ended, by a task, a thread or a background task "
+            "that outlived it: nothing of it is kept. Wait for each step before the end"
+        )
+
+    async def park(self, name: str) -> WorkParked:
+        """A call that must not be made twice was begun by an earlier attempt: leave the work to a person."""
+        held, reason = self.held, f"outcome unknown: {name}"
+        await self._works.park(held, reason)
+        _log.error(
+            "%s is parked (work %s): call %r was begun by an earlier attempt, its outcome is not known, and it must "
+            "not be made again (replayable=False). Find out what became of it, then `onefold keys resume` or `release`",
+            self._operation, held.digest.hex(), name,
+        )  # fmt: skip
+        self._renewals.drop(held)
+        self._parked = WorkParked(
+            f"The outcome of {name!r}, a part of this request, is not known. A person looks into it."
+        )
+        return self._parked
+
+    async def end_step(self, held: Held) -> None:
+        """A step is over: the lease is renewed again, or given back where it was the last thing that was under way."""
+        self.renew_again(held)
+        if self.is_left and not held.taken_over:
+            await self._works.give_back(held)
+
+    def renew_again(self, held: Held) -> None:
+        """A step is over, and nothing may be awaited."""
+        if held.taken_over or self.is_left:
+            self._renewals.drop(held)
+        else:
+            self._renewals.hold(held)
+
+    def _check_known(self) -> None:
+        if self.unsure is not None:
+            raise OutcomeUnknown(
+                f"the end of {self.unsure} of {self._operation} was interrupted, and it is not known whether it is "
+                "recorded: this attempt ends, and the next one finds out"
+            )
+        if self._parked is not None:
+            raise self._parked

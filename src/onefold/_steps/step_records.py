@@ -1,0 +1,116 @@
+"""Committing the record of a step, and finding out whether a COMMIT took place whose answer was lost.
+
+Failure windows. The record of a phase commits with its rows, or not at all. The record of a call is tried for as long
+as the lease lasts: what is not recorded happens again. While it is not known whether a record is committed, the guard
+has the step as `unsure`, and lets no other begin.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import chain, repeat
+from typing import Final
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import (
+    Acquire,
+    Batch,
+    Boundary,
+    Discard,
+    Fetch,
+    Now,
+    Release,
+    ReleaseCommitted,
+    Sleep,
+    Statement,
+    Step,
+)
+from onefold._kernel.handler_errors import rethrow
+from onefold._kernel.lost_commits import look_until_known
+from onefold._steps.attempt_guard import AttemptGuard
+from onefold._steps.model import Held, RecordedStep
+from onefold._steps.works import Works, read_steps, taken_over
+from onefold.errors import ConnectionLost, OutcomeUnknown, RequiredValueMissing, StoreBusy, StoreUnavailable
+
+#: Between the attempts to record a call that was made, for as long as its lease lasts; the last one again and again.
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class StepRecords:
+    """The records of one attempt at a work."""
+
+    def __init__(self, works: Works, operation: str, guard: AttemptGuard) -> None:
+        self._works = works
+        self._operation = operation
+        self._guard = guard
+
+    async def commit_phase(self, held: Held, record: RecordedStep, events: tuple[Statement, ...]) -> None:
+        """In the transaction of the phase, which it ends. Raises WorkTakenOver, OutcomeUnknown, StoreUnavailable."""
+        sql = self._works.sql
+        try:
+            await Batch((*sql.proof, *events, sql.renew(held), sql.record(held, record), Boundary.COMMIT))
+        except ConnectionLost as error:
+            await Discard()
+            await self._look_for(held, record, error)
+        except RequiredValueMissing as error:
+            await Discard()
+            raise taken_over(held) from error
+        except Exception as error:
+            await Discard()
+            self._guard.unsure = None
+            rethrow(error)
+        else:
+            await ReleaseCommitted()
+
+    async def commit_call(self, held: Held, record: RecordedStep) -> None:
+        """In a transaction of its own. Raises WorkTakenOver, StoreUnavailable."""
+        sql, until = self._works.sql, await Now() + held.lease_s
+        self._guard.unsure = f"call {record.name!r}"
+        steps: tuple[Step, ...] = (Boundary.BEGIN, sql.renew(held), sql.record(held, record), Boundary.COMMIT)
+        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
+            try:
+                await Acquire()
+                await Batch(steps)
+            except RequiredValueMissing as error:
+                await Discard()
+                self._guard.unsure = None
+                raise taken_over(held) from error
+            except (StoreUnavailable, StoreBusy) as error:
+                await Discard()
+                if held.taken_over or await Now() + pause_s >= until:
+                    raise StoreUnavailable(
+                        f"{record.state} of call {record.name!r} of {self._operation} could not be recorded: {error}"
+                    ) from error
+                await Sleep(pause_s)
+            except Exception:
+                await Discard()
+                self._guard.unsure = None
+                raise
+            else:
+                break
+        self._guard.unsure = None
+        await Release()
+
+    async def _look_for(self, held: Held, record: RecordedStep, error: ConnectionLost) -> None:
+        """COMMIT was sent and its answer lost. Returns where it took place."""
+        found, asked = await look_until_known(
+            lambda: with_connection(functools.partial(self._find, held, record.position))
+        )
+        what = f"the connection of phase {record.name!r} of {self._operation} was lost during COMMIT"
+        if found is None:
+            raise OutcomeUnknown(f"{what} and {'it is not decided yet' if asked else 'the store cannot be asked'}")
+        if not found:
+            self._guard.unsure = None
+            raise StoreUnavailable(f"{what}, and nothing of it was committed; a retry runs it again") from error
+
+    async def _find(self, held: Held, position: int) -> bool | None:
+        """Whether the step is recorded. None: its transaction still has the row."""
+        await Batch((Boundary.BEGIN,))
+        seen = await Fetch(self._works.sql.look(held))
+        steps = read_steps(await Fetch(self._works.sql.steps(held.digest)))
+        await Batch((Boundary.ROLLBACK,))
+        if not seen:
+            return None
+        if seen[0][0] != held.fence:
+            raise taken_over(held)
+        return any(step.position == position for step in steps)
