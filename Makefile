@@ -84,7 +84,7 @@ coverage: $(READY)
 	$(BIN)/python -m pytest $(SPREAD) --cov $(PYTEST_ARGS)
 
 soak: $(READY)
-	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m soak -o timeout=7200 $(PYTEST_ARGS)
 
 rabbitmq: $(READY)
 	$(BIN)/python -c 'from onefold.testing.servers import install_rabbitmq; install_rabbitmq()'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from onefold._outbox.retention import forget as forget_published
 from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.write import Outbox
+from onefold._saga import effect_rows
 from onefold._steps import unfinished
 from onefold._steps.model import RecordedStep, WorkAsk
 from onefold._steps.works import Works
@@ -41,6 +43,7 @@ from onefold.brokers.local import LocalBroker
 from onefold.errors import StatementRefused
 from onefold.telemetry import DeadLettered, Failed
 from tests.inbox.backends import delivery, message
+from tests.support.patience import PATIENCE_S
 
 Part = Callable[[AsyncDatabase[Any]], Awaitable[None]]
 
@@ -80,11 +83,12 @@ async def requests(database: AsyncDatabase[Any]) -> None:
 
 
 async def reaper(database: AsyncDatabase[Any]) -> None:
-    """What is past its retention is deleted. There is one such record, of a request."""
-    while await _run(database, LockedStore().reap(100)) != 1:
-        pass  # for a millisecond
-    while await _run(database, Works("postgres").reap(100)) != 1:
-        pass
+    """What is past its retention is deleted. There is one record of a request, and one work."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await _run(database, LockedStore().reap(100)) != 1:
+            pass  # for a millisecond
+        while await _run(database, Works("postgres").reap(100)) != 1:
+            pass
 
 
 async def steps(database: AsyncDatabase[Any]) -> None:
@@ -119,6 +123,20 @@ async def finished_works(database: AsyncDatabase[Any]) -> None:
     record = works.sql.record(held, RecordedStep(0, "first", "phase", "done", b""))
     for statement in (record, *works.sql.finish(held, None, 0.001)):
         await _run(database, with_connection(partial(_count, statement)))
+
+
+async def effects(database: AsyncDatabase[Any]) -> None:
+    """Steps of sagas: one that applies and is undone, and one that comes after its compensation."""
+    for flow, *rest in (
+        (effect_rows.claim, "order-1:reserve"),
+        (effect_rows.keep, "order-1:reserve", "{}"),
+        (effect_rows.claim, "order-1:reserve"),
+        (effect_rows.entomb, "order-1:reserve"),
+        (effect_rows.entomb, "order-1:charge"),
+        (effect_rows.claim, "order-1:charge"),
+        (effect_rows.forget, 0),
+    ):
+        await _run(database, with_connection(partial(flow, "postgres", *rest)))
 
 
 async def events(database: AsyncDatabase[Any]) -> None:
@@ -336,7 +354,14 @@ async def client(database: AsyncDatabase[Any]) -> None:
 #: In an order in which each finds what it needs.
 PARTS: Final[dict[str, Part]] = {
     "requests": requests,
+    "finished works": finished_works,
     "reaper": reaper,
+    "left works": left_works,
+    "keys": keys,
+    "steps": steps,
+    "effects": effects,
+    "cancellations": cancellations,
+    "clock": clock,
     "events": events,
     "subscriber": subscriber,
     "relay": relay,

@@ -105,6 +105,7 @@ CASES = {
     "cancellations": Case("shop_cancellations", _alone(parts.cancellations)),
     "recurring events": Case("shop_clock", _alone(parts.clock)),
     "steps": Case("shop_steps", _alone(parts.steps)),
+    "effects of sagas": Case("shop_sagas", _alone(parts.effects)),
     "reaper": Case("shop_reaper", _alone(parts.reaper), (parts.requests, parts.finished_works)),
     "relay": Case("shop_relay", _relay_elsewhere, _SENT),
     "consumers": Case("shop_consumers", _alone(parts.consumers)),

@@ -27,6 +27,10 @@ from onefold._kernel.pg_catalog import FUNCTIONS, qualified
 from onefold._kernel.runners import run
 from onefold._outbox import sql as outbox
 from onefold._outbox.sql import postgres as outbox_postgres
+from onefold._saga import effect_rows
+from onefold._steps import sql as works
+from onefold._steps.model import Held, WorkAsk
+from onefold._steps.sql import completing, unfinished
 from onefold._worker import wakeup
 from onefold.brokers.local import _sql as local
 from onefold.db import _migrations as migrations
@@ -135,6 +139,10 @@ def _statements() -> set[str]:
         *_texts(journal.STATEMENTS["postgres"]),
         *(statement.sql for statement in journal.STATEMENTS["postgres"].durable),
         *_texts(journal_schema),
+        *_of_works(),
+        *_texts(completing.STATEMENTS["postgres"]),
+        *_texts(unfinished.STATEMENTS["postgres"]),
+        *effect_rows.STATEMENTS["postgres"],
         *_texts(wakeup),
         *_texts(dialects),
         dialects.postgres_lease(1.0).sql,
@@ -162,6 +170,19 @@ def _of_requests() -> Iterator[str]:
             yield from (statement(ask).sql for statement in made)
             yield from (step.sql for step in idempotency.forget(ask) if isinstance(step, Statement))
             yield from (idempotency.settle(ask, answer, reserved=reserved).sql for reserved in (False, True))
+
+
+def _of_works() -> Iterator[str]:
+    """What is put together for a work, by how many names it may have."""
+    sql = works.STATEMENTS["postgres"]
+    for earlier in ((), (b"e" * 16,)):
+        ask = WorkAsk(b"d" * 16, "work", "", b"", 1.0, 1.0, earlier)
+        yield from (sql.insert(ask, 1).sql, sql.find(ask).sql, sql.seen(ask).sql)
+    held = [Held(b"d" * 16, 1, "", 1.0)] * 2
+    yield from (
+        statement.sql for few in (held[:1], held) for statement in (sql.renewals.renew(few), sql.renewals.ours(few))
+    )
+    yield from (text for text in _texts(sql) if "{" not in text)
 
 
 def _strangers(connection: psycopg.Connection[Any], sql: str) -> list[str]:

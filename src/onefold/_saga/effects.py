@@ -3,8 +3,7 @@
 Theory of operation. An engine may run a step twice, and a step that hangs may come back after its compensation. So the
 step's key is written in the transaction of its effect: the second execution finds it, and gets the first one's result.
 A compensation turns the row into a tombstone, or writes one where the step never applied: then there is nothing to
-undo, and an execution that comes late finds the tombstone and is refused. Two at once: the second waits for the first
-one's COMMIT at the primary key, on both databases.
+undo, and an execution that comes late finds the tombstone and is refused.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, ClassVar, Final, Protocol
 
-from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._kernel.results import annotation_of, decode_result, encode_result, result_type_of
 from onefold._kernel.transaction import perform_inside
 from onefold._policy.ranges import require
+from onefold._saga.effect_rows import Found, claim, entomb, forget, keep
 from onefold._saga.saga_errors import Abort
 from onefold._saga.step_keys import StepKeys, current_step, only_use
 from onefold.errors import ConfigurationError
@@ -38,66 +36,6 @@ class Transactions(Protocol):
     _database: Any
 
     def transaction(self) -> Any: ...
-
-
-class Found(Enum):
-    """How a step stands."""
-
-    NEW = "new"
-    APPLIED = "applied"
-    UNDONE = "undone"
-
-
-_INSERT = "INSERT INTO onefold_effect (key, state) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING RETURNING key"
-_APPLY, _ENTOMB = _INSERT.format("applied"), _INSERT.format("undone")
-_LOOK = "SELECT state, result FROM onefold_effect WHERE key = $1"
-_KEEP = "UPDATE onefold_effect SET result = $2 WHERE key = $1 RETURNING key"
-_UNDO = "UPDATE onefold_effect SET state = 'undone', result = NULL WHERE key = $1 AND state = 'applied' RETURNING key"
-_REAP = {
-    "postgres": "DELETE FROM onefold_effect WHERE created_at < now() - $1 * interval '1 second' RETURNING key",
-    "sqlite": (
-        "DELETE FROM onefold_effect WHERE created_at_ms < "
-        "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - ?1 * 1000 RETURNING key"
-    ),
-}
-
-
-def _written(dialect: str, sql: str) -> str:
-    return sql if dialect == "postgres" else sql.replace("$", "?")
-
-
-async def claim(dialect: str, key: str) -> tuple[Found, str | None]:
-    """Have a step applied in this transaction, unless it was before; then how it stands, and its result."""
-    await _begin(dialect)
-    if await Fetch(Statement(_written(dialect, _APPLY), (key,))):
-        return Found.NEW, None
-    [(state, result)] = await Fetch(Statement(_written(dialect, _LOOK), (key,)))
-    return Found(state), result
-
-
-async def keep(dialect: str, key: str, result: str) -> None:
-    """Store the result of a step with its effect."""
-    await Fetch(Statement(_written(dialect, _KEEP), (key, result)))
-
-
-async def entomb(dialect: str, key: str) -> bool:
-    """Have a step undone in this transaction; whether it had applied, so that there is something to undo."""
-    await _begin(dialect)
-    if await Fetch(Statement(_written(dialect, _ENTOMB), (key,))):
-        return False
-    return bool(await Fetch(Statement(_written(dialect, _UNDO), (key,))))
-
-
-async def _begin(dialect: str) -> None:
-    """On SQLite a transaction begins when its user first touches it, and our statements are no such touch: without this
-    they would commit by themselves. Begun already, it stays as it is."""
-    if dialect == "sqlite":
-        await Batch((Boundary.BEGIN,))
-
-
-async def forget(dialect: str, older_s: int) -> int:
-    """Delete what is older; how many."""
-    return len(await Fetch(Statement(_REAP[dialect], (older_s,))))
 
 
 class Effects:

@@ -1,0 +1,97 @@
+"""The rows of local effects, as flows within a transaction that others begin and end.
+
+Two at once: the second waits for the first one's COMMIT at the primary key, on both databases.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
+from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
+from onefold._kernel.per_dialect import PerDialect
+from onefold._kernel.pg_catalog import qualified
+
+
+class Found(Enum):
+    """How a step stands."""
+
+    NEW = "new"
+    APPLIED = "applied"
+    UNDONE = "undone"
+
+
+class EffectStatements(NamedTuple):
+    """The statement set of one dialect. Each answers the key of the row that it changed."""
+
+    apply: str
+    entomb: str
+    look: str
+    keep: str
+    undo: str
+    reap: str
+
+
+_INSERT: Final = """
+    INSERT INTO onefold_effect (key, state) VALUES ($1::text, '{state}') ON CONFLICT (key) DO NOTHING RETURNING key
+"""
+_COMMON: Final = {
+    "apply": _INSERT.format(state="applied"),
+    "entomb": _INSERT.format(state="undone"),
+    "look": "SELECT state, result FROM onefold_effect WHERE key = $1::text",
+    "keep": "UPDATE onefold_effect SET result = $2::text WHERE key = $1::text RETURNING key",
+    "undo": """
+        UPDATE onefold_effect SET state = 'undone', result = NULL WHERE key = $1::text AND state = 'applied'
+        RETURNING key
+    """,
+}
+
+
+def _postgres() -> EffectStatements:
+    reap = "DELETE FROM onefold_effect WHERE created_at < (now() - ($1::bigint * interval '1 second')) RETURNING key"
+    return EffectStatements(**{name: qualified(sql) for name, sql in {**_COMMON, "reap": reap}.items()})
+
+
+def _sqlite() -> EffectStatements:
+    reap = f"DELETE FROM onefold_effect WHERE created_at_ms < {SQLITE_NOW_MS} - $1::bigint * 1000 RETURNING key"
+    return EffectStatements(**{name: sqlite_values(sql) for name, sql in {**_COMMON, "reap": reap}.items()})
+
+
+STATEMENTS: Final = PerDialect(postgres=_postgres, sqlite=_sqlite)
+
+
+async def claim(dialect: str, key: str) -> tuple[Found, str | None]:
+    """Have a step applied in this transaction, unless it was before; then how it stands, and its result."""
+    sql = STATEMENTS[dialect]
+    await _begin(dialect)
+    if await Fetch(Statement(sql.apply, (key,))):
+        return Found.NEW, None
+    [(state, result)] = await Fetch(Statement(sql.look, (key,)))
+    return Found(state), result
+
+
+async def keep(dialect: str, key: str, result: str) -> None:
+    """Store the result of a step with its effect."""
+    await Fetch(Statement(STATEMENTS[dialect].keep, (key, result)))
+
+
+async def entomb(dialect: str, key: str) -> bool:
+    """Have a step undone in this transaction; whether it had applied, so that there is something to undo."""
+    sql = STATEMENTS[dialect]
+    await _begin(dialect)
+    if await Fetch(Statement(sql.entomb, (key,))):
+        return False
+    return bool(await Fetch(Statement(sql.undo, (key,))))
+
+
+async def forget(dialect: str, older_s: int) -> int:
+    """Delete what is older; how many."""
+    return len(await Fetch(Statement(STATEMENTS[dialect].reap, (older_s,))))
+
+
+async def _begin(dialect: str) -> None:
+    """On SQLite a transaction begins when its user first touches it, and our statements are no such touch: without this
+    they would commit by themselves. Begun already, it stays as it is."""
+    if dialect == "sqlite":
+        await Batch((Boundary.BEGIN,))
