@@ -61,6 +61,8 @@ class Plan:
     after: dict[str, Callable[[], Any]] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     status: int = 201
+    finishes: bool = True
+    """Whether the last step is `finish`; else the answer is stored in a transaction of its own."""
 
     def at(self, place: str) -> None:
         self.runs[place] += 1
@@ -98,7 +100,8 @@ class Shop:
         self.plan.at("created")
         charge = work.call("charge", self.charge, ride, key=work.derive("charge"))
         self.plan.at("charged")
-        work.finish(self.pay, charge)
+        if self.plan.finishes:
+            work.finish(self.pay, charge)
         self.plan.at("finished")
         return {"charge": charge["id"]}, self.plan.status
 
@@ -121,7 +124,8 @@ class Shop:
         self.plan.at("created")
         charge = await work.call("charge", self.acharge, ride, key=work.derive("charge"))
         self.plan.at("charged")
-        await work.finish(self.apay, charge)
+        if self.plan.finishes:
+            await work.finish(self.apay, charge)
         self.plan.at("finished")
         return {"charge": charge["id"]}, self.plan.status
 

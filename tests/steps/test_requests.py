@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from onefold.policies import Quota
 from tests.steps.places import Place, effects
 from tests.steps.rides import FRAMEWORKS, Application, breaks
 
@@ -29,6 +30,21 @@ def test_a_request_does_each_step_once_and_leaves_its_record_only(rides: Applica
     again = rides.post()
     assert (again.status_code, again.json(), again.headers["idempotent-replayed"]) == (201, first.json(), "true")
     assert rides.shop.plan.runs["charge"] == 1
+
+
+def test_an_event_of_the_last_phase_is_stored_once_where_no_finish_follows(rides: Application, place: Place) -> None:
+    rides.shop.plan.finishes = False
+    assert rides.post().status_code == 201
+    assert (effects(place), events(place)) == (["ride"], 1)
+    assert (place.works_left(), place.steps_left()) == (0, [])
+
+
+def test_an_attempt_that_failed_after_a_phase_is_no_record_of_its_quota(address: str, place: Place) -> None:
+    with FRAMEWORKS["fastapi"](address, defaults={"quota": Quota(records_per_hour=2)}) as rides:
+        rides.shop.plan.after["created"] = breaks
+        assert [rides.post().status_code for _ in range(4)] == [500] * 4
+        rides.shop.plan.after.clear()
+        assert [rides.post(key).status_code for key in ("k-1", "k-2", "k-3")] == [201, 201, 429]
 
 
 def test_a_request_that_fails_anywhere_is_gone_on_with_where_it_stood(rides: Application, place: Place) -> None:

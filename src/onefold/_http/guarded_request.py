@@ -229,6 +229,11 @@ class GuardedRequest(Generic[E]):
         self.tx.deny(error)
         return None
 
+    def adopt(self, tx: OwnedTransaction[Any]) -> None:
+        """Its handler works in steps, and the transaction of the last one (`work.finish`) stays open for the answer:
+        the request ends in it, on its connection. Without one it ends in its own."""
+        self.tx, self.executor = tx, cast("E", tx.executor)
+
     async def step_aside(self) -> bool:
         """The request has to wait for its turn, and its handler has not run: let others have its connection and its key
         meanwhile. True: it must `step_back` before it runs."""
@@ -351,8 +356,8 @@ class GuardedRequest(Generic[E]):
         if self._run is None or self._ask is None:
             self.tx.end()
             return None
-        if self.work is not None and self.work.leave():
-            self.tx = OwnedTransaction(self.executor)  # that of a step which is still under way is the step's to end
+        if self.work is not None:
+            self.work.leave()
         release = functools.partial(self._store.release, self._ask, self._run, touched=self.tx.touched)
         found: OnefoldError | None = None
         try:

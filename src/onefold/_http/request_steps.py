@@ -28,19 +28,18 @@ BETWEEN_STEPS: Final = (
 class RequestSteps:
     """Gives a handler its steps."""
 
-    performing: Performing
-
-    def __init__(self, guarded: GuardedRequest[Any]) -> None:
+    def __init__(self, guarded: GuardedRequest[Any], performing: Performing) -> None:
         self._guarded = guarded
+        self._performing = performing
         guarded.tx.explain(BETWEEN_STEPS)
         self._loop = asyncio.get_running_loop() if isinstance(guarded.executor, TaskExecutor) else None
 
     def of(self, *, asynchronous: bool) -> Steps:
         """For a handler that awaits, or does not."""
-        return Steps(self.performing, self._find_runner(asynchronous), asynchronous=asynchronous)
+        return Steps(self._performing, self._find_runner(asynchronous), asynchronous=asynchronous)
 
     def check_end(self) -> None:
-        self.performing.check_end()
+        self._performing.check_end()
 
     def _find_runner(self, asynchronous: bool) -> Callable[[MakeStep], Any]:
         executor = self._guarded.executor
@@ -56,17 +55,14 @@ class RequestSteps:
         executor = database.anew()
         return run(make(functools.partial(self._new_transaction, executor)), LoopBridge(executor, self._loop))
 
-    def hand_over(self, tx: OwnedTransaction[Any]) -> None:
-        """The transaction of `finish` waits for the answer: what ends the request goes on with its connection."""
-        self._guarded.executor = tx.executor
-
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
-        """The transaction of the next phase, or of `finish`: also for what looks for that of the request."""
+        """The transaction of the next phase, or of `finish`. The framework's way to a transaction (`Tx`,
+        `current_transaction()`, a session) leads to it from now on; the request's own stays closed."""
         guarded = self._guarded
         shared = guarded.shared
         tx: OwnedTransaction[Any] = OwnedTransaction(
             executor, shared.outbox, shared.sessions, development=shared.development
         )
         tx.carry(functools.partial(pick_carried_headers, guarded.request.headers))
-        guarded.tx = cast("MutableMapping[str, Any]", guarded.request.source)[TRANSACTION] = tx
+        cast("MutableMapping[str, Any]", guarded.request.source)[TRANSACTION] = tx
         return tx

@@ -18,4 +18,4 @@ SESSIONS: Final = "onefold.sessions"
 def is_between_steps(source: Mapping[str, Any]) -> bool:
     """Whether the handler of a request works in steps and is in none now: it has no transaction then."""
     guarded = source.get(GUARDED)
-    return guarded is not None and guarded.work is not None and not guarded.tx.is_open
+    return guarded is not None and guarded.work is not None and not source[TRANSACTION].is_open

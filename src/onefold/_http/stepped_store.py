@@ -92,7 +92,7 @@ class RequestWork:
         self._held: Held | None = None
         self._isolation: Isolation | None = None
         self.performing: Performing | None = None
-        self._hand_over: Callable[[OwnedTransaction[Any]], None] | None = None
+        self._adopt: Callable[[OwnedTransaction[Any]], None] | None = None
 
     # --- the claim -----------------------------------------------------------------------------------------------
 
@@ -152,9 +152,8 @@ class RequestWork:
         """The handler is about to run."""
         assert self._held is not None
         self._shared.beats.hold(self._held)
-        steps = RequestSteps(guarded)
-        self._hand_over = steps.hand_over
-        self.performing = steps.performing = Performing(
+        self._adopt = guarded.adopt
+        self.performing = Performing(
             self._works,
             self._held,
             end=self,
@@ -163,14 +162,14 @@ class RequestWork:
             sealing=self._shared.sealing,
             beats=self._shared.beats,
         )
-        return steps
+        return RequestSteps(guarded, self.performing)
 
     # --- its end -------------------------------------------------------------------------------------------------
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """The transaction stays open: it is committed with the answer."""
-        assert self._hand_over is not None
-        self._hand_over(tx)
+        assert self._adopt is not None
+        self._adopt(tx)
 
     async def settle(
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
