@@ -111,11 +111,10 @@ class GuardedRequest(Generic[E]):
         self.place: QuotaSlot | None = None
         #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
         self.sent: int | None = None
-        #: What came before that was known, and has to follow it: see `background`.
+        #: Background tasks of before its final status was known, which run after the response: see `background`.
         self.followed_by: list[tuple[Context, Callable[[], Awaitable[object]]]] = []
 
     def __enter__(self) -> None:
-        """The application runs inside of it from now on."""
         source = cast("MutableMapping[str, Any]", self.request.source)
         source[TRANSACTION], source[GUARDED] = self.tx, self
         self._token = current_request.set(self)
@@ -230,8 +229,7 @@ class GuardedRequest(Generic[E]):
         return None
 
     def adopt(self, tx: OwnedTransaction[Any]) -> None:
-        """Its handler works in steps, and the transaction of the last one (`work.finish`) stays open for the answer:
-        the request ends in it, on its connection. Without one it ends in its own."""
+        """The transaction of `work.finish` stays open for the answer: the request ends in it, on its connection."""
         self.tx, self.executor = tx, cast("E", tx.executor)
 
     async def step_aside(self) -> bool:
