@@ -304,11 +304,12 @@ class Application:
     async def post_all(self, requests: int, *, start: int) -> None:
         """Payments with the keys `start`, `start + 1` ..., one after the other."""
         for number, _ in zip(count(start), range(requests), strict=False):
-            status = await self._post(b'"key-%d"' % number)
+            status = await self.post(b'"key-%d"' % number)
             if status != 201:
                 raise SystemExit(f"request {number} was answered {status}, so there is nothing to count")
 
-    async def _post(self, key: bytes) -> int:
+    async def post(self, key: bytes) -> int:
+        """One payment; the status of its answer."""
         sent: list[Any] = []
 
         async def receive() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from benchmarks.messages.comparison import Outcome
 from benchmarks.processes import a_core_to_itself
 from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Keys, Measured, Variant, compare
+from benchmarks.steps.__main__ import run as run_steps
 from benchmarks.stores import postgres_place, private_postgres, sqlite_place
 
 #: Pools as large as asyncpg makes them when it is not told otherwise.
@@ -102,11 +103,14 @@ def main() -> int:
     found: dict[str, list[Outcome]] = {}
     usual = messages.QUICK if told.quick else messages.THOROUGH
     messages_effort = replace(usual, rounds=told.rounds or usual.rounds)
-    client_code = 0
-    for part in [told.only] if told.only else [*COMPARISONS, "guards", "client", "messages"]:
+    client_code = steps_code = 0
+    for part in [told.only] if told.only else [*COMPARISONS, "guards", "steps", "client", "messages"]:
         if part == "guards":
             verdicts = run_guards(_progress)
             print(guards_of(verdicts), end="\n\n")
+        elif part == "steps":
+            steps_code = run_steps(rounds=effort.rounds, seconds=min(effort.seconds, 1.0))
+            print()
         elif part == "client":
             client_code = run_client(quick=told.quick, json_file=None, floors=not told.no_floors)
             print()
@@ -121,7 +125,8 @@ def main() -> int:
         Path(told.json).write_text(json.dumps(document, indent=1) + "\n")
     print(f"{time.monotonic() - started:.0f} s; {machine()}")
     floors = not told.no_floors
-    return max(_exit_code(tables, verdicts, floors=floors), client_code, messages.exit_code(found, floors=floors))
+    codes = (_exit_code(tables, verdicts, floors=floors), steps_code, client_code)
+    return max(*codes, messages.exit_code(found, floors=floors))
 
 
 def _run(comparison: Comparison, effort: Effort, *, shared: bool) -> list[Measured]:
@@ -166,7 +171,9 @@ def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *
 def _told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
-    parser.add_argument("--only", choices=[*COMPARISONS, *WAYS, "guards", "client", "messages"], help="one part")
+    parser.add_argument(
+        "--only", choices=[*COMPARISONS, *WAYS, "guards", "steps", "client", "messages"], help="one part"
+    )
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
     parser.add_argument("--pool", type=int, help="connections in each pool")

@@ -19,6 +19,7 @@ from benchmarks.load import HOST
 _CHUNK_BYTES_MAX: Final = 65_536
 _READY_FOR_QUERY: Final = ord("Z")
 _COMMAND_COMPLETE: Final = ord("C")
+_COMMITTED: Final = b"COMMIT\0"
 
 
 class Wire:
@@ -27,6 +28,7 @@ class Wire:
     def __init__(self) -> None:
         self.cycles = 0
         self.statements = 0
+        self.commits = 0
         self.bytes_sent = 0
 
 
@@ -71,10 +73,12 @@ async def _count_down(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.
         while True:
             head = await reader.readexactly(5)  # a type, and a length that counts itself
             kind, length = struct.unpack("!Bi", head)
+            body = await reader.readexactly(length - 4)
             # Counted before it is sent: whoever has the answer finds it counted.
             wire.cycles += kind == _READY_FOR_QUERY
             wire.statements += kind == _COMMAND_COMPLETE
-            writer.write(head + await reader.readexactly(length - 4))
+            wire.commits += kind == _COMMAND_COMPLETE and body == _COMMITTED
+            writer.write(head + body)
             await writer.drain()
     except asyncio.IncompleteReadError:
         writer.close()

@@ -1,0 +1,1 @@
+"""What recorded steps cost, beside the bare handler of two commits and beside DBOS."""
