@@ -19,7 +19,7 @@ from onefold._kernel import fork_and_loop
 from onefold._kernel.effects import Acquire, Batch, Boundary, Discard
 from onefold._kernel.ports import Connection
 from onefold._kernel.runners import run
-from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat, renew
+from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat, _Beats, renew
 from onefold._steps.model import Held
 from onefold.db._connect import async_database
 from onefold.errors import StoreUnavailable
@@ -183,6 +183,23 @@ def test_a_beat_that_fails_is_tried_again_before_the_lease_ends(place: Place, ca
     assert "the leases of 1 works could not be renewed: the database does not answer; tried again in 0.06 s" in (
         caplog.text
     )
+
+
+def test_a_beat_that_failed_postpones_no_work_beyond_a_part_of_its_own_lease() -> None:
+    long, short, new = (
+        Held(digest, 1, "POST /rides", lease_s) for digest, lease_s in ((b"l", 300), (b"s", 2), (b"n", 3))
+    )
+    beats = _Beats()
+    for work in (long, short):
+        beats.hold(work, 0.0)
+    picked = beats.works()
+    beats.hold(new, 99.0)  # while the beat hangs
+    beats.failed(picked, StoreUnavailable("down"), 100.0)
+    assert beats.due() == 100.0  # of the new one, as it was
+    beats.drop(new)
+    assert beats.due() == 100.2
+    beats.drop(short)
+    assert beats.due() == 130.0
 
 
 def test_the_thread_ends_with_the_last_work_and_the_next_one_starts_another(place: Place) -> None:

@@ -100,14 +100,16 @@ class _Beats:
             else:
                 self.hold(work, now)
 
-    def failed(self, works: Iterable[Held], error: Exception, now: float) -> None:
-        """The works were not renewed."""
+    def failed(self, works: Collection[Held], error: Exception, now: float) -> None:
+        """The works were not renewed: each is tried again in its own time. Those that were held meanwhile are not
+        concerned."""
         again_s = min((work.lease_s for work in works), default=0.0) / _AGAIN
         logger.warning(
-            "the leases of %d works could not be renewed: %s; tried again in %.3g s", len(self._due), error, again_s
+            "the leases of %d works could not be renewed: %s; tried again in %.3g s", len(works), error, again_s
         )
-        for work in self._due:
-            self._due[work] = now + again_s
+        for work in works:
+            if work in self._due:
+                self._due[work] = now + work.lease_s / _AGAIN
 
 
 class ThreadHeartbeat:
