@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -141,7 +142,58 @@ def test_without_an_application_there_is_nothing_to_call(address: str) -> None:
     once.close()
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"attempts_max": 0}, {"abandoned_after_s": -1.0}])
+async def _nothing(tx: Any) -> None: ...
+
+
+async def test_a_request_that_hangs_is_given_up_and_does_not_hold_up_the_completer(address: str, place: Place) -> None:
+    once, app = AsyncOnefold(address, principal=single_principal), FastAPI()
+    hangs = False
+
+    @app.post("/rides")
+    @once.idempotent(required=True)
+    async def create_ride(work: Steps) -> None:
+        await work.phase("create", _nothing)
+        if hangs:
+            await asyncio.Event().wait()
+        raise Broken("on purpose")
+
+    once.install(app)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://rides") as client:
+        assert (await client.post("/rides", headers={"Idempotency-Key": "k"})).status_code == 500
+    due_now(place)
+    hangs = True
+    assert await once.complete(attempt_s=0.2, attempts_max=1, **NOW) == CompletedWorks(parked=1)
+    [(reason,)] = place.rows("SELECT parked FROM onefold_work")
+    assert reason == "failed 2 times: no answer within 0.2 s"
+    await once.close()
+
+
+def test_a_thread_that_hangs_is_not_waited_for(address: str, place: Place) -> None:
+    once, app = Onefold(address, principal=single_principal), Flask(__name__)
+    hangs, goes_on, is_over = False, threading.Event(), threading.Event()
+
+    @app.post("/rides")
+    @once.idempotent(required=True)
+    def create_ride(work: Steps) -> Any:
+        work.phase("create", lambda tx: None)
+        if hangs:
+            goes_on.wait(PATIENCE_S)
+            is_over.set()
+        raise Broken("on purpose")
+
+    once.install(app)
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    assert app.test_client().post("/rides", headers={"Idempotency-Key": "k"}).status_code == 500
+    due_now(place)
+    hangs = True
+    assert once.complete(attempt_s=0.2, **NOW) == CompletedWorks()  # it has its lease, and is at it still
+    goes_on.set()
+    assert is_over.wait(PATIENCE_S)
+    once.close()
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"attempts_max": 0}, {"abandoned_after_s": -1.0}, {"attempt_s": 0.0}])
 def test_settings_out_of_range_are_refused(address: str, wrong: dict[str, Any]) -> None:
     once = Onefold(address, principal=single_principal)
     once.install(Flask(__name__))

@@ -14,14 +14,16 @@ _NAME = "once.completing()"
 
 
 class CompleterSettings(TypedDict, total=False):
-    """When a request counts as left (after its lease has ended), and after how many attempts it waits for a person."""
+    """When a request counts as left (after its lease has ended), after how many attempts it waits for a person, and how
+    long one attempt may take."""
 
     abandoned_after_s: float
     attempts_max: int
+    attempt_s: float
 
 
 class ThreadCompleter:
-    """Of Onefold."""
+    """`complete` and `completing` of Onefold."""
 
     def complete(self, *, limit: int = 100, **settings: Unpack[CompleterSettings]) -> CompletedWorks:
         """Finish requests that were begun in steps and left, by making them again in this process: one round."""
@@ -42,7 +44,7 @@ class ThreadCompleter:
 
 
 class TaskCompleter:
-    """Of AsyncOnefold."""
+    """`complete` and `completing` of AsyncOnefold."""
 
     async def complete(self, *, limit: int = 100, **settings: Unpack[CompleterSettings]) -> CompletedWorks:
         """Finish requests that were begun in steps and left, by making them again in this process: one round."""

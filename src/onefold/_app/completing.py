@@ -37,7 +37,7 @@ class Completion:
         self._dialect = dialect
         self._config = CompleterConfig(**settings)
         self.installed = layer.installed
-        self._replays = Replays(layer.installed, layer.stepped().sealing)
+        self._replays = Replays(layer.installed, layer.stepped().sealing, attempt_s=self._config.attempt_s)
 
     def on_thread(self, database: Database[Any], limit: int) -> CompletedWorks:
         """One round."""
@@ -63,7 +63,7 @@ class Completion:
                 await self.on_loop(database, _LIMIT, stop.is_set)
             except Exception as error:
                 _log.warning(
-                    "what was left could not be completed: %s; tried again in about %g s",
+                    "a round of the completer failed: %s; the next one is in about %g s",
                     error, every_s, exc_info=error,
                 )  # fmt: skip
             await _pause(stop, every_s)

@@ -15,10 +15,12 @@ from onefold._cli.output import answer, log_to_stderr, say
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._http.lifespan_block import run_lifespan
-from onefold._steps.completing import COMPLETING_EVERY_S, CompletedWorks
+from onefold._steps.completing import COMPLETING_EVERY_S, CompletedWorks, CompleterConfig
 from onefold._steps.unfinished import list_works
 
 _ROUND = 1000
+
+_DEFAULTS = CompleterConfig()
 
 
 def command(
@@ -32,10 +34,13 @@ def command(
         typer.Option(
             "--abandoned-after", metavar="S", help="Seconds that the client has for its own retry, after the lease."
         ),
-    ] = 60.0,
+    ] = _DEFAULTS.abandoned_after_s,
     attempts_max: Annotated[
         int, typer.Option("--attempts", help="So many, also those of the client; then a request waits for a person.")
-    ] = 10,
+    ] = _DEFAULTS.attempts_max,
+    attempt_s: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds that one attempt may take.")
+    ] = _DEFAULTS.attempt_s,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
 ) -> None:
     """Complete requests with recorded steps that were begun and left, until SIGTERM or SIGINT. The application is
@@ -44,7 +49,11 @@ def command(
     log_to_stderr()
     value = load_target(target)
     log_to_stderr()
-    settings: CompleterSettings = {"abandoned_after_s": abandoned_after_s, "attempts_max": attempts_max}
+    settings: CompleterSettings = {
+        "abandoned_after_s": abandoned_after_s,
+        "attempts_max": attempts_max,
+        "attempt_s": attempt_s,
+    }
     ended = asyncio.run(_main(target, value, settings, every_s, one_round=one_round))
     if ended is None:
         return

@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,9 +22,12 @@ from onefold._http.installed_app import InstalledApp
 from onefold._http.request import Request
 from onefold._http.stored_request import StoredRequest, read_request
 from onefold._http.wsgi import request_of
-from onefold._steps.completing import Abandoned, CompletionAttempt
+from onefold._steps.completing import ATTEMPT_S, Abandoned, CompletionAttempt
 from onefold._steps.sealing import Sealing, request_context
 from onefold.errors import ConfigurationError, OnefoldError
+
+#: What a request that was cancelled has to come to its end.
+_CANCEL_S: Final = 5.0
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
@@ -31,9 +35,11 @@ _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 class Replays:
     """Makes requests again that were left."""
 
-    def __init__(self, installed: list[InstalledApp], sealing: Sealing) -> None:
+    def __init__(self, installed: list[InstalledApp], sealing: Sealing, *, attempt_s: float = ATTEMPT_S) -> None:
+        """`attempt_s`: a request that takes longer is given up, so that it does not hold up the others."""
         self._installed = installed
         self._sealing = sealing
+        self._attempt_s = attempt_s
 
     async def attempt_on_loop(self, work: Abandoned) -> CompletionAttempt:
         """On the event loop that this runs on."""
@@ -42,8 +48,8 @@ class Replays:
             return found
         installed, source, body = found
         if installed.protocol == "wsgi":
-            return await asyncio.to_thread(_call_wsgi, installed.app, source, body)
-        return await _call_asgi(installed.app, source, body)
+            return await asyncio.to_thread(_call_wsgi, installed.app, source, self._attempt_s)
+        return await _call_asgi(installed.app, source, body, self._attempt_s)
 
     def attempt(self, work: Abandoned) -> CompletionAttempt:
         """On this thread."""
@@ -52,11 +58,11 @@ class Replays:
             return found
         installed, source, body = found
         if installed.protocol == "wsgi":
-            return _call_wsgi(installed.app, source, body)
-        return asyncio.run(_call_asgi(installed.app, source, body))
+            return _call_wsgi(installed.app, source, self._attempt_s)
+        return asyncio.run(_call_asgi(installed.app, source, body, self._attempt_s))
 
     def _find(self, work: Abandoned) -> tuple[InstalledApp, dict[str, Any], bytes] | CompletionAttempt:
-        """Which application it is for, and its request. An CompletionAttempt: it cannot be made."""
+        """Which application it is for, and its request. A CompletionAttempt: it cannot be made."""
         try:
             stored = read_request(self._sealing.open(work.request, request_context(work.digest)))
         except (OnefoldError, ValueError) as error:
@@ -144,7 +150,7 @@ _SOURCES: Final[Mapping[str, Callable[[StoredRequest, Mapping[str, Any]], dict[s
 }
 
 
-async def _call_asgi(app: Any, scope: dict[str, Any], body: bytes) -> CompletionAttempt:
+async def _call_asgi(app: Any, scope: dict[str, Any], body: bytes, attempt_s: float) -> CompletionAttempt:
     status: int | None = None
     received, answered = False, asyncio.Event()
 
@@ -166,41 +172,56 @@ async def _call_asgi(app: Any, scope: dict[str, Any], body: bytes) -> Completion
     async def call() -> None:
         await app(scope, receive, send)
 
+    # In a context of its own: neither the deadline nor the calls of what runs the completer are the request's.
+    task = asyncio.get_running_loop().create_task(call(), context=contextvars.Context())
     try:
-        # In a context of its own: neither the deadline nor the calls of what runs the completer are the request's.
-        await asyncio.get_running_loop().create_task(call(), context=contextvars.Context())
-    except Exception as error:
-        return CompletionAttempt(status, _tell(error))
-    return CompletionAttempt(status)
+        await asyncio.wait({task}, timeout=attempt_s)
+    finally:
+        task.cancel()
+    await asyncio.wait({task}, timeout=_CANCEL_S)
+    if not task.done() or task.cancelled():
+        return CompletionAttempt(status, _no_answer(attempt_s))
+    error = task.exception()
+    return CompletionAttempt(status) if error is None else CompletionAttempt(status, _tell(error))
 
 
-def _call_wsgi(app: Any, environ: dict[str, Any], body: bytes) -> CompletionAttempt:
+def _call_wsgi(app: Any, environ: dict[str, Any], attempt_s: float) -> CompletionAttempt:
     statuses: list[str] = []
+    errors: list[BaseException] = []
 
     def start_response(status: str, headers: object, exc_info: object = None) -> Callable[[bytes], object]:
         statuses.append(status)
         return lambda part: None
 
     def call() -> None:
-        chunks: Iterable[bytes] = app(environ, start_response)
         try:
-            for _ in chunks:
-                pass
-        finally:
-            close = getattr(chunks, "close", None)
-            if close is not None:
-                close()
+            chunks: Iterable[bytes] = app(environ, start_response)
+            try:
+                for _ in chunks:
+                    pass
+            finally:
+                close = getattr(chunks, "close", None)
+                if close is not None:
+                    close()
+        except BaseException as error:
+            errors.append(error)
 
-    try:
-        contextvars.Context().run(call)
-    except Exception as error:
-        return CompletionAttempt(_code(statuses), _tell(error))
-    return CompletionAttempt(_code(statuses))
+    # A thread cannot be ended, but it need not be waited for. Its work has its lease for as long as it goes on.
+    thread = threading.Thread(target=contextvars.Context().run, args=(call,), name="onefold-completed", daemon=True)
+    thread.start()
+    thread.join(attempt_s)
+    if thread.is_alive():
+        return CompletionAttempt(_code(statuses), _no_answer(attempt_s))
+    return CompletionAttempt(_code(statuses), _tell(errors[0]) if errors else None)
+
+
+def _no_answer(attempt_s: float) -> str:
+    return f"no answer within {attempt_s:g} s"
 
 
 def _code(statuses: list[str]) -> int | None:
     return int(statuses[-1].split(" ", 1)[0]) if statuses else None
 
 
-def _tell(error: Exception) -> str:
+def _tell(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

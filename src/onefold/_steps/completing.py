@@ -32,6 +32,8 @@ _log = logging.getLogger("onefold.steps")
 _HOLD_S: Final = 60.0
 #: How often, about, a completer looks for what was left.
 COMPLETING_EVERY_S: Final = 30.0
+#: No handler takes so long, unless it hangs.
+ATTEMPT_S: Final = 600.0
 _REASON_CHARS_MAX: Final = 500
 
 Outcome: TypeAlias = Literal["completed", "failed", "parked", "busy"]
@@ -45,10 +47,13 @@ class CompleterConfig:
     """After its lease has ended: the client's own retry comes first."""
     attempts_max: int = 10
     """All of them count, also the client's."""
+    attempt_s: float = ATTEMPT_S
+    """A request that takes longer has failed, and the completer goes on with the next."""
     backoff: Backoff = field(default_factory=lambda: Backoff(transient_base_s=30.0, cap_s=3600.0))
 
     def __post_init__(self) -> None:
         require("abandoned_after_s", self.abandoned_after_s, least=0.0, most=7 * 86_400)
+        require("attempt_s", self.attempt_s, least=0.001, most=86_400)
         require("attempts_max", self.attempts_max, least=1, most=1000, whole=True)
 
 
@@ -96,7 +101,7 @@ class Completer:
         draw: Draw,
         listener: Listener | None = None,
     ) -> None:
-        """`attempt` makes the request again; what it returns, or gives when it is awaited, is an CompletionAttempt."""
+        """`attempt` makes the request again; what it returns, or gives when it is awaited, is a CompletionAttempt."""
         self._sql = STATEMENTS[dialect]
         self._attempt = attempt
         self._config = config
