@@ -134,7 +134,7 @@ async def effects(database: AsyncDatabase[Any]) -> None:
         (effect_rows.entomb, "order-1:reserve"),
         (effect_rows.entomb, "order-1:charge"),
         (effect_rows.claim, "order-1:charge"),
-        (effect_rows.forget, 0),
+        (effect_rows.forget, 0, 10),
     ):
         await _run(database, with_connection(partial(flow, "postgres", *rest)))
 

@@ -13,6 +13,7 @@ import pytest
 from psycopg_pool import ConnectionPool
 
 from onefold import AsyncOnefold, Onefold, single_principal
+from onefold._saga import effects as effects_module
 from onefold._saga.execution import run_saga
 from onefold._saga.step_keys import StepKeys, running
 from onefold.errors import ConfigurationError, ResultNotSerializable
@@ -165,17 +166,19 @@ async def test_what_was_undone_is_not_applied_again(stock: Stock) -> None:
     assert await stock.free() == 5
 
 
-async def test_old_effects_are_forgotten(stock: Stock) -> None:
+async def test_old_effects_are_forgotten(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     reserve, _ = stock.steps()
     await stock.run(reserve, STEP, {"number": 1})
     effects = Effects(stock.once)
-    assert await effects.reap() == 0
+    assert await effects.reap(older_s=3600) == 0
     with pytest.raises(ConfigurationError, match="older_s"):
         await effects.reap(older_s=0)
     is_sqlite = stock.once._database.dialect == "sqlite"
-    column = "created_at_ms = 0" if is_sqlite else "created_at = '2000-01-01'"
-    await stock.execute(f"UPDATE onefold_effect SET {column}")
-    assert await effects.reap() == 1
+    column, old = ("created_at_ms", "0") if is_sqlite else ("created_at", "'2000-01-01'")
+    await stock.execute(f"UPDATE onefold_effect SET {column} = {old}")
+    await stock.execute(f"INSERT INTO onefold_effect (key, state, {column}) VALUES ('other', 'applied', {old})")
+    monkeypatch.setattr(effects_module, "_REAPED_AT_ONCE", 1)
+    assert await effects.reap(older_s=3600) == 2
 
 
 async def test_a_step_that_applies_twice_is_refused_and_loses_nothing_in_silence(stock: Stock) -> None:

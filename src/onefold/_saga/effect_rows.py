@@ -48,13 +48,18 @@ _COMMON: Final = {
 }
 
 
+def _reap(is_old: str) -> str:
+    old = f"SELECT key FROM onefold_effect WHERE {is_old} LIMIT $2::int"
+    return f"DELETE FROM onefold_effect WHERE key IN ({old}) RETURNING key"
+
+
 def _postgres() -> EffectStatements:
-    reap = "DELETE FROM onefold_effect WHERE created_at < (now() - ($1::bigint * interval '1 second')) RETURNING key"
+    reap = _reap("created_at < (now() - ($1::bigint * interval '1 second'))")
     return EffectStatements(**{name: qualified(sql) for name, sql in {**_COMMON, "reap": reap}.items()})
 
 
 def _sqlite() -> EffectStatements:
-    reap = f"DELETE FROM onefold_effect WHERE created_at_ms < {SQLITE_NOW_MS} - $1::bigint * 1000 RETURNING key"
+    reap = _reap(f"created_at_ms < {SQLITE_NOW_MS} - $1::bigint * 1000")
     return EffectStatements(**{name: sqlite_values(sql) for name, sql in {**_COMMON, "reap": reap}.items()})
 
 
@@ -85,9 +90,10 @@ async def entomb(dialect: str, key: str) -> bool:
     return bool(await Fetch(Statement(sql.undo, (key,))))
 
 
-async def forget(dialect: str, older_s: int) -> int:
-    """Delete what is older; how many."""
-    return len(await Fetch(Statement(STATEMENTS[dialect].reap, (older_s,))))
+async def forget(dialect: str, older_s: int, limit: int) -> int:
+    """Delete what is older, at most so many; how many."""
+    await _begin(dialect)
+    return len(await Fetch(Statement(STATEMENTS[dialect].reap, (older_s, limit))))
 
 
 async def _begin(dialect: str) -> None:

@@ -22,6 +22,8 @@ from onefold._saga.step_keys import StepKeys, current_step, only_use
 from onefold.errors import ConfigurationError
 
 DAY_S: Final = 86_400
+#: Rows that are deleted in one transaction.
+_REAPED_AT_ONCE: Final = 500
 _DATABASE: Final = "__onefold_effects_database__"
 
 
@@ -66,19 +68,27 @@ class Effects:
         """A compensation: it runs where its step had applied, and once. Where it never applied, it never will."""
         return self._wrap(function, _Undoing, "undo")
 
-    async def reap(self, *, older_s: int = 90 * DAY_S) -> int:
-        """Forget steps that are older: of sagas that have ended long ago, and that no engine starts again."""
+    async def reap(self, *, older_s: int) -> int:
+        """Forget steps that are older. They must be of sagas that have ended, and that no engine starts again: what is
+        forgotten of one that runs applies a second time, and is not undone. So choose longer than any saga lives, its
+        pauses and signals included."""
         require("older_s", older_s, least=60, most=36_500 * DAY_S, whole=True)
         dialect = self._once._database.dialect
 
         def reap_in_thread() -> int:
             with self._once.transaction() as tx:
-                return int(perform_inside(tx, forget(dialect, older_s)))
+                return int(perform_inside(tx, forget(dialect, older_s, _REAPED_AT_ONCE)))
 
-        if not self._once._asynchronous:
-            return await asyncio.to_thread(reap_in_thread)
-        async with self._once.transaction() as tx:
-            return int(await perform_inside(tx, forget(dialect, older_s)))
+        async def reap_some() -> int:
+            if not self._once._asynchronous:
+                return await asyncio.to_thread(reap_in_thread)
+            async with self._once.transaction() as tx:
+                return int(await perform_inside(tx, forget(dialect, older_s, _REAPED_AT_ONCE)))
+
+        reaped = 0
+        while (some := await reap_some()) > 0:
+            reaped += some
+        return reaped
 
     def _wrap(self, function: Callable[..., Any], part: type[_Applying | _Undoing], name: str) -> Callable[..., Any]:
         once, dialect = self._once, self._once._database.dialect
