@@ -26,7 +26,9 @@ LIST: Final = Path(__file__).with_name("surface.txt")
 MODULES: Final = (
     "onefold",
     "onefold.clients",
+    "onefold.otel",
     "onefold.policies",
+    "onefold.prometheus",
     "onefold.sagas",
     "onefold.sagas.dbos",
     "onefold.sagas.restate",

@@ -26,7 +26,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
 from onefold._kernel.runners import run_async
-from onefold._kernel.telemetry import Listener, both
+from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
 from onefold._outbox.write import Outbox
@@ -100,7 +100,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         defaults: Settings | None = None,
         isolation: Isolation | None = None,
         sealer: Sealer | None = None,
-        listener: Listener | None = None,
+        listener: Listeners | None = None,
         pages: str | None = "/onefold",
         development: bool = False,
         event_bytes_max: int = 512 * 1024,
@@ -138,7 +138,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             defaults=defaults if isolation is None else {"isolation": isolation, **(defaults or {})},
             quota=quota,
             sealer=sealer,
-            listener=listener,
+            listener=join(listener),
             pages=pages,
             development=development,
             asynchronous=self._asynchronous,
@@ -155,8 +155,8 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         names = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         refuse_unknown(unknown, names, type(self).__name__)
         check_broker(broker)
-        if listener is not None and not callable(listener):
-            raise ConfigurationError(f"listener={listener!r} must be a function of one event, or None")
+        if not are_listeners(listener):
+            raise ConfigurationError(f"listener={listener!r} must be a function of one event, a list of them, or None")
 
     def _prepare_messages(self, broker: BrokerGiven | None) -> None:
         self._broker = broker
@@ -240,7 +240,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         from onefold._worker.relay import Relay
 
         database = self._for_workers()
-        heard_by = both(self._layer.listener, listener)
+        heard_by = join(self._layer.listener, listener)
         timetable = self._timetable()
         sender, broker = self._notifier.sender, self._broker_for(database)
         relay = Relay(database, broker, sender=sender, listener=heard_by, timetable=timetable, **settings)
@@ -276,7 +276,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             broker,
             select_consumers(self._consumers, only),
             transaction=self._new_transaction,
-            listener=both(self._layer.listener, listener),
+            listener=join(self._layer.listener, listener),
         )
         if begun is not None:
             begun(consuming)

@@ -60,4 +60,5 @@ class WorkBlocks:
             isolation=self._isolation,
             sealing=shared.sealing,
             renewals=shared.beats,
+            listener=self._layer.listener,
         )

@@ -15,7 +15,7 @@ from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.failed_messages import count_failed
-from onefold._kernel.telemetry import Listener
+from onefold._kernel.telemetry import Listener, join
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.worker_settings import select_consumers
 from onefold.errors import OnefoldError
@@ -69,7 +69,7 @@ async def _consume(
     with stop_on_signals() as stop:
         async with healthz(health, alive):
             try:
-                await once.consume(stop, only=only, begun=begun, listener=listener)
+                await once.consume(stop, only=only, begun=begun, listener=join(listener, health.metrics))
             except ExceptionGroup as group:
                 raise _cause(group) from None
 

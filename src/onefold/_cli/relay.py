@@ -17,6 +17,7 @@ from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
 from onefold._kernel.redaction import redact
+from onefold._kernel.telemetry import join
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.telemetry.relay_events import BucketsHeld, Relayed, RelayPaused, RelayResumed
 from onefold._outbox.schema import BUCKETS
@@ -85,7 +86,7 @@ async def _relay(
                 return await _drain(once, stop, settings, pulse)
             running: list[Relay] = []
             async with healthz(health, lambda: {"relay": running[0].idle_s} if running else {}):
-                await once.relay(stop, listener=pulse.hear, begun=running.append, **settings)
+                await once.relay(stop, listener=join(pulse.hear, health.metrics), begun=running.append, **settings)
             return True
     finally:
         await close_onefold(once)

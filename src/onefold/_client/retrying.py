@@ -22,7 +22,7 @@ from onefold._client.key_hosts import KeyHosts
 from onefold._client.requests import RetryingAdapter, is_adapter, is_session, wrap_session
 from onefold._client.retry_conditions import RetryIf, check_condition
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.telemetry import Listener
+from onefold._kernel.telemetry import Listeners, are_listeners, join
 from onefold._policy.attempts import HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.ranges import require
@@ -62,7 +62,7 @@ class RetryingSettings(TypedDict, total=False):
     quoted: bool
     hosts: Mapping[str, RetryPolicy] | None
     retry_if: RetryIf | None
-    listener: Listener | None
+    listener: Listeners | None
 
 
 class Retrying:
@@ -92,11 +92,11 @@ class Retrying:
         quoted: bool = False,
         hosts: Mapping[str, RetryPolicy] | None = None,
         retry_if: RetryIf | None = None,
-        listener: Listener | None = None,
+        listener: Listeners | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
         policy = RetryPolicy() if policy is None else policy
-        _check(policy, {"quoted": quoted}, {"listener": listener, "draw": draw})
+        _check(policy, {"quoted": quoted}, listener, {"draw": draw})
         require("retention_s", retention_s, least=1, most=3650 * DAY_S)
         self._recipe = _Recipe(
             policy,
@@ -113,12 +113,12 @@ class Retrying:
         )
         own = HostPolicies(policy, hosts or {})
         self._hosts = Hosts(lambda name: HostHealth(own.of(name), draw, name))
-        self._listener = listener
+        self._listener = join(listener)
         self._store = JournalStore(journal, retention_s=retention_s)
         self._http_calls = HttpCallFactory(
             hosts=self._hosts,
             store=self._store,
-            listener=listener,
+            listener=self._listener,
             key_hosts=KeyHosts(generate_keys),
             quoted=quoted,
             retry_if=check_condition(retry_if),
@@ -193,13 +193,15 @@ class Retrying:
         return self._hosts.of(to, time.monotonic())
 
 
-def _check(policy: object, switches: Mapping[str, object], functions: Mapping[str, object]) -> None:
+def _check(policy: object, switches: Mapping[str, object], listener: object, functions: Mapping[str, object]) -> None:
     """Refuse what would be found out at the first retry, or never."""
     if not isinstance(policy, RetryPolicy):
         raise ConfigurationError(f"policy={policy!r} must be a RetryPolicy, as in RetryPolicy(attempts_max=3)")
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigurationError(f"{name}={value!r} must be True or False")
+    if not are_listeners(listener):
+        raise ConfigurationError(f"listener={listener!r} must be a function of one event, a list of them, or None")
     for name, value in functions.items():
         if value is not None and not callable(value):
             raise ConfigurationError(f"{name}={value!r} must be a function")

@@ -32,6 +32,7 @@ from onefold._http.stored_response import NOT_STORED, make_answer, make_replay
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
+from onefold._kernel.clock import monotonic_s
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
@@ -66,7 +67,7 @@ class GuardedRequest(Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
     __slots__ = (
-        "_ask", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token",
+        "_ask", "_began", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token",
         "entered", "executor", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent",
         "steps", "stream_error", "tx", "work",
     )  # fmt: skip
@@ -90,6 +91,7 @@ class GuardedRequest(Generic[E]):
         self._ask: Ask | None = None
         self._body = b""
         self._run: Run | None = None
+        self._began = 0.0  # when its claim was granted
         self.request = request
         self._route = route
         self.policy = route.policy
@@ -161,8 +163,7 @@ class GuardedRequest(Generic[E]):
         Not before the body is here, with a key or without: else a slow client would keep a connection for as long as
         it holds its body back.
         """
-        guard, template = self._guard, self._route.template
-        self._body = body
+        guard, template, self._body = self._guard, self._route.template, body
         try:
             # Without a key too: who may not have one claimed gets no transaction either.
             may, whose = self.policy.authorize_question, self.policy.principal_question
@@ -195,15 +196,14 @@ class GuardedRequest(Generic[E]):
         return self._begin(claim)
 
     def _refuse(self, error: OnefoldError) -> Response:
-        if isinstance(error, TooManyRequests):
-            self._emit_claimed("limited")
-        elif isinstance(error, StoreUnavailable):
-            self._emit_claimed("unavailable")
+        if isinstance(error, TooManyRequests | StoreUnavailable):
+            self._emit_claimed("limited" if isinstance(error, TooManyRequests) else "unavailable")
         return self._guard.log_and_refuse(error, self.request, self.operation)
 
     def _begin(self, claim: Claim) -> Response | None:
         if isinstance(claim, Run):
             self._run = claim
+            self._began = monotonic_s()
             self._emit_claimed("run")
             if self.work is None:
                 self.tx.open(self.operation)
@@ -240,7 +240,7 @@ class GuardedRequest(Generic[E]):
             return False
         self._run = None
         await undo(self.tx, functools.partial(self._store.release, ask, run))
-        tell(self._guard.listener, Released(self.operation, "waits for its turn"))
+        tell(self._guard.listener, Released(self.operation, "waits for its turn", monotonic_s() - self._began))
         return True
 
     async def step_back(self) -> Response | None:
@@ -303,7 +303,7 @@ class GuardedRequest(Generic[E]):
                 kept=rows_kept,
             )
         except OnefoldError as error:
-            tell(self._guard.listener, Released(self.operation, type(error).__name__))
+            tell(self._guard.listener, Released(self.operation, type(error).__name__, monotonic_s() - self._began))
             if isinstance(error, TransactionAborted):
                 _log.warning(refusal_not_stored(self.operation, response.status))
                 return None
@@ -313,7 +313,7 @@ class GuardedRequest(Generic[E]):
         if lost_to is not None:
             return self._answer(lost_to)
         if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, Settled(self.operation, response.status, kept))
+            tell(self._guard.listener, Settled(self.operation, response.status, kept, monotonic_s() - self._began))
         return None
 
     async def fail(self, error: BaseException) -> Response | None:
@@ -366,7 +366,7 @@ class GuardedRequest(Generic[E]):
         except ConnectionLost as error:
             _log.warning("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
             found = error
-        tell(self._guard.listener, Released(self.operation, reason))
+        tell(self._guard.listener, Released(self.operation, reason, monotonic_s() - self._began))
         return found
 
     async def _render_with_application(self, error: Exception) -> Response | None:

@@ -43,6 +43,7 @@ from onefold._steps.model import Differs, Held, WaitsForPerson, WorkAsk, WorkCla
 from onefold._steps.performing import Performing
 from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing, request_context
+from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import OutcomeUnknown, WorkParked
 
@@ -161,6 +162,7 @@ class RequestWork:
             isolation=self._isolation,
             sealing=self._shared.sealing,
             beats=self._shared.beats,
+            ended=tell_steps(guarded.shared.listener, guarded.operation),
         )
         return RequestSteps(guarded, self.performing)
 

@@ -19,11 +19,13 @@ from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
 from onefold._kernel.results import encode_result
+from onefold._kernel.telemetry import Listener
 from onefold._policy.ranges import require
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk, digest_of
 from onefold._steps.performing import Performing
 from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing
+from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.steps import MakeStep, Steps
 from onefold._steps.works import Works, taken_over
 from onefold.errors import (
@@ -58,6 +60,7 @@ class NamedWork:
         isolation: Isolation | None,
         sealing: Sealing,
         renewals: LeaseRenewals,
+        listener: Listener | None = None,
     ) -> None:
         _check_name(name)
         require("once.work(...): lease_s", lease_s, least=0.1, most=86_400)
@@ -66,6 +69,7 @@ class NamedWork:
         self._isolation = isolation
         self._sealing = sealing
         self._renewals = renewals
+        self._listener = listener
         prints = [_fingerprint(name, data, pepper) for pepper in (*peppers, b"")]
         self._ask = WorkAsk(
             digest=digest_of("work", name),
@@ -104,6 +108,7 @@ class NamedWork:
             isolation=self._isolation,
             sealing=self._sealing,
             beats=self._renewals,
+            ended=tell_steps(self._listener, "work"),
         )
 
     def steps(self, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> Steps:

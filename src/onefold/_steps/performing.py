@@ -27,6 +27,7 @@ from onefold._steps.ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_records import StepRecords
 from onefold._steps.step_results import StepResults
+from onefold._steps.step_telemetry import StepEnds, ignore
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import OutcomeUnknown, SerializationFailed, WorkMisused
 
@@ -46,6 +47,7 @@ class Performing:
         isolation: Isolation | None,
         sealing: Sealing,
         beats: LeaseRenewals,
+        ended: StepEnds = ignore,
     ) -> None:
         held = claim if isinstance(claim, Held) else None
         self._works = works
@@ -56,7 +58,7 @@ class Performing:
         self._isolation = isolation
         self._results = StepResults(self.digest, operation, sealing)
         self._beats = beats
-        self._points = Points(claim.steps, what=operation)
+        self._points = Points(claim.steps, what=operation, ended=ended)
         self.guard = AttemptGuard(works, held, operation, beats)
         self._records = StepRecords(works, operation, self.guard)
         #: Names that keys were derived from.

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from onefold._kernel.arguments import named_settings, show
 from onefold._steps.model import RecordedStep, StepKind
+from onefold._steps.step_telemetry import StepEnds, ignore
 from onefold.errors import ConfigurationError, WorkChanged, WorkMisused
 
 NAME_CHARS_MAX: Final = 100
@@ -114,10 +115,13 @@ Next: TypeAlias = NewStep | RecordedResult | Unknown
 class Points:
     """The steps of one attempt at a work."""
 
-    __slots__ = ("_at", "_failed", "_finished", "_finishing", "_names", "_position", "_records", "_running", "_what")
+    __slots__ = (
+        "_at", "_ended", "_failed", "_finished", "_finishing", "_names", "_position", "_records", "_running", "_what",
+    )  # fmt: skip
 
-    def __init__(self, recorded: Iterable[RecordedStep], *, what: str) -> None:
-        """`what` names the work in errors."""
+    def __init__(self, recorded: Iterable[RecordedStep], *, what: str, ended: StepEnds = ignore) -> None:
+        """`what` names the work in errors; `ended` is told of each step."""
+        self._ended = ended
         self._records = {each.position: each for each in recorded}
         self._what = what
         self._names: set[str] = set()
@@ -158,6 +162,7 @@ class Points:
         self._failed = None
         self._position = position + 1
         if record is not None and record.state == "done":
+            self._ended(kind, "recorded")
             return RecordedResult(record)
         if record is not None and not options.replayable:
             self._failed = (kind, options)
@@ -173,11 +178,13 @@ class Points:
 
     def done(self, result: bytes | None) -> None:
         """The step that was to be run is recorded."""
-        self._note("done", result)
+        self._ended(self._note("done", result), "done")
         self._running = self._at = None
 
     def failed(self) -> None:
         """The step that was to be run raised, and is not recorded."""
+        if self._running is not None:
+            self._ended(self._running[0], "failed")
         self._failed, self._running, self._at = self._running, None, None
 
     def finish(self) -> None:
@@ -189,10 +196,12 @@ class Points:
     def finish_done(self) -> None:
         """What `finish` was to do is done."""
         self._finishing = False
+        self._ended("finish", "done")
 
     def finish_failed(self) -> None:
         """What `finish` was to do raised, and nothing of it stays: other steps may follow, and another `finish`."""
         self._finished = self._finishing = False
+        self._ended("finish", "failed")
 
     def check_end(self) -> None:
         """Whether all that is recorded was asked for. Code that ends before that has taken another way than the attempt
@@ -239,11 +248,12 @@ class Points:
             f"so: StepOptions({options.name!r}, formerly=({record.name!r},))"
         )
 
-    def _note(self, state: Any, result: bytes | None) -> None:
+    def _note(self, state: Any, result: bytes | None) -> StepKind:
         if self._at is None or self._running is None:
             raise WorkMisused(f"{self._what} has no step that runs")
         kind, _ = self._running
         self._records[self._at.position] = RecordedStep(self._at.position, self._at.name, kind, state, result)
+        return kind
 
 
 _CAUSES: Final = (

@@ -9,13 +9,15 @@ The classes are apart, by who makes them: a client's process does not pay for th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from onefold._kernel.telemetry.every_event import Event
 
 Listener: TypeAlias = Callable[["Event"], None]
+#: As users give them: one, or several.
+Listeners: TypeAlias = Listener | Sequence[Listener]
 
 _log = logging.getLogger("onefold.telemetry")
 
@@ -32,13 +34,40 @@ def tell(listener: Listener | None, event: Event) -> None:
         )
 
 
-def both(first: Listener | None, second: Listener | None) -> Listener | None:
-    """One listener for two."""
-    if first is None or second is None:
-        return first or second
+def join(*given: Listeners | None) -> Listener | None:
+    """One listener for several. One that is there twice is told once: metrics would count double."""
+    listeners: list[Listener] = []
+    for each in given:
+        for listener in _split(each):
+            if listener not in listeners:
+                listeners.append(listener)
+    if len(listeners) <= 1:
+        return listeners[0] if listeners else None
+    return _ListenerList(listeners)
 
-    def each(event: Event) -> None:
-        tell(first, event)
-        tell(second, event)
 
-    return each
+def are_listeners(given: object) -> bool:
+    """Whether this is what `join` takes."""
+    several = given if isinstance(given, list | tuple) else (given,)
+    return given is None or all(callable(each) for each in several)
+
+
+class _ListenerList:
+    """Each hears of everything, whatever the others raise."""
+
+    __slots__ = ("listeners",)
+
+    def __init__(self, listeners: list[Listener]) -> None:
+        self.listeners = listeners
+
+    def __call__(self, event: Event) -> None:
+        for listener in self.listeners:
+            tell(listener, event)
+
+
+def _split(given: Listeners | None) -> Sequence[Listener]:
+    if given is None:
+        return ()
+    if isinstance(given, _ListenerList):
+        return given.listeners
+    return (given,) if callable(given) else given

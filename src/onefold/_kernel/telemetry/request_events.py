@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal[
     "run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable", "limited"
 ]
+StepKind: TypeAlias = Literal["phase", "call", "finish"]
+StepOutcome: TypeAlias = Literal["done", "failed", "recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +22,22 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A request's answer was stored and committed together with its business rows."""
+    """A request's answer was stored and committed together with its business rows, so many seconds after its claim."""
 
     operation: str
     status: int
     body_kept: bool
+    elapsed_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A request left nothing behind; a retry runs again. `reason` says why in one phrase."""
+    """A request left nothing behind; a retry runs again. `reason` says why in one phrase. It had its key, and its
+    connection, for `elapsed_s`."""
 
     operation: str
     reason: str
+    elapsed_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +74,16 @@ class WorkGivenUp:
     reason: str
 
 
-RequestEvent: TypeAlias = Claimed | Settled | Released | Reaped | WorkCompleted | WorkAttemptFailed | WorkGivenUp
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """A recorded step is done, has failed, or was answered from its record. `operation` is that of its request, and
+    "work" for all blocks of `once.work(...)`, whose names are many."""
+
+    operation: str
+    kind: StepKind
+    outcome: StepOutcome
+
+
+RequestEvent: TypeAlias = (
+    Claimed | Settled | Released | Reaped | WorkCompleted | WorkAttemptFailed | WorkGivenUp | StepEnded
+)

@@ -1,0 +1,92 @@
+"""What holds for every metric: labels have a limit, listeners do not count twice, and each metric is tested."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from onefold import AsyncOnefold, Retrying
+from onefold._kernel.telemetry import join
+from onefold._observe.instrument_table import INSTRUMENTS, MOVES
+from onefold._observe.recorder import OTHER, VALUES_MAX
+from onefold.errors import ConfigurationError
+from onefold.prometheus import prometheus_metrics
+from onefold.telemetry import Claimed, Event, Reaped
+from tests.observe.listing import PAGE, page_with, table
+from tests.observe.measured import Measured
+
+HERE = Path(__file__).parent
+
+
+def test_a_label_with_too_many_values_is_counted_as_other_and_logged_once(
+    measured: Measured, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell = join(measured.listeners)
+    assert tell is not None
+    with caplog.at_level(logging.WARNING, "onefold.metrics"):
+        for number in range(VALUES_MAX + 50):
+            tell(Claimed(f"POST /{number}", "run"))
+        tell(Claimed("POST /0", "run"))
+    counted = measured.values("onefold_requests_total")
+    assert len(counted) == VALUES_MAX + 1
+    assert counted[OTHER, "run"] == 50
+    assert counted["POST /0", "run"] == 2
+    assert [record.getMessage() for record in caplog.records] == 2 * [  # each backend has its own
+        f"metric onefold.requests has {VALUES_MAX} values of operation: further ones are counted as 'other'"
+    ]
+
+
+def test_a_listener_that_is_given_twice_is_told_once() -> None:
+    registry = CollectorRegistry()
+    listener = prometheus_metrics(registry)
+    assert prometheus_metrics(registry) is listener
+    tell = join(join(listener, print), [listener])
+    assert tell is not None
+    tell(Reaped(2))
+    assert registry.get_sample_value("onefold_reaped_total", {"what": "records"}) == 2
+
+
+def test_a_listener_that_raises_does_not_keep_the_others_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+
+    def fail(event: Event) -> None:
+        raise LookupError
+
+    tell = join([fail, heard.append])
+    assert tell is not None
+    tell(Reaped(1))
+    assert heard == [Reaped(1)]
+    assert "raised on Reaped(records=1)" in caplog.text
+
+
+async def test_several_listeners_are_given_as_a_list(sqlite_path: Path) -> None:
+    heard: list[Event] = []
+    once = AsyncOnefold(str(sqlite_path), listener=[heard.append, lambda event: heard.append(event)])
+    await once.reap()
+    await once.close()
+    assert heard == [Reaped(0), Reaped(0)]
+
+
+@pytest.mark.parametrize("listener", [3, [print, 3], "print"])
+def test_what_is_no_listener_is_refused(listener: object, sqlite_path: Path) -> None:
+    for make in (lambda: AsyncOnefold(str(sqlite_path), listener=listener), lambda: Retrying(listener=listener)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="a list of them"):
+            make()
+
+
+def test_every_metric_is_moved_by_an_action_in_these_tests() -> None:
+    tests = "".join(path.read_text() for path in HERE.glob("test_*.py") if path.name != "test_alerts.py")
+    assert not [each.name for each in INSTRUMENTS if f'"{each.prometheus_name}' not in tests]
+
+
+def test_the_page_shows_the_table() -> None:
+    assert PAGE.read_text() == page_with(table()), "run `python -m tests.observe.listing`"
+
+
+def test_the_table_has_each_instrument_once_and_an_event_that_moves_it() -> None:
+    names = [each.prometheus_name for each in INSTRUMENTS]
+    assert len(set(names)) == len(names)
+    assert {move.instrument for moves in MOVES.values() for move in moves} == set(INSTRUMENTS)
