@@ -7,6 +7,7 @@ import pytest
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Flow, Release, Step
 from onefold._steps.model import Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, digest_of
+from onefold._steps.unfinished import release
 from onefold._steps.works import Works
 from onefold.errors import RequiredValueMissing
 from tests.steps.places import ASK, ON_POSTGRES, Place
@@ -36,7 +37,7 @@ def test_a_new_work_is_held(place: Place) -> None:
 
 def test_a_work_that_is_being_done_is_busy(place: Place) -> None:
     place.flow(place.works.claim(ASK))
-    assert place.flow(place.works.claim(ASK)) == Busy()
+    assert isinstance(place.flow(place.works.claim(ASK)), Busy)
 
 
 def test_another_input_is_told_apart(place: Place) -> None:
@@ -56,7 +57,37 @@ def test_a_work_whose_lease_has_run_out_is_taken_over_with_its_steps(place: Plac
     assert second.attempts == 2
     assert [(step.position, step.name, step.result) for step in second.steps] == [(0, "create", b'"r"')]
     assert second.request == ASK.request
-    assert place.flow(place.works.claim(ASK)) == Busy()
+    assert isinstance(place.flow(place.works.claim(ASK)), Busy)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "ask_again_s"),
+    [
+        (60.0, 1.0),  # begun just now: a duplicate
+        (50.0, 20.0),  # twice as long as nothing was heard of it
+        (30.0, 30.0),  # but no longer than the lease
+        (0.2, 1.0),
+        (3600.0, 1.0),  # taken under a longer lease
+    ],
+)
+def test_a_busy_work_is_asked_for_again_later_the_longer_it_is_silent(left_s: float, ask_again_s: float) -> None:
+    assert Busy.silent(left_s=left_s, lease_s=60.0).ask_again_s == ask_again_s
+
+
+def test_no_one_is_told_to_wait_for_longer_than_a_minute() -> None:
+    assert Busy.silent(left_s=1800.0, lease_s=3600.0).ask_again_s == 60.0
+
+
+def test_a_busy_work_tells_what_is_left_of_its_lease(place: Place) -> None:
+    place.flow(place.works.claim(ASK))
+    place.change(
+        "UPDATE onefold_work SET lease_ends_at = now() + interval '20 seconds'"
+        if place.is_postgres
+        else "UPDATE onefold_work SET lease_ends_at_ms = lease_ends_at_ms - 40000"
+    )
+    found = place.flow(place.works.claim(ASK))
+    assert isinstance(found, Busy)
+    assert 1 < found.ask_again_s <= 20
 
 
 def test_a_holder_that_was_taken_over_records_nothing(place: Place) -> None:
@@ -79,6 +110,7 @@ def test_a_holder_whose_work_was_forgotten_and_begun_anew_records_nothing(place:
     place.lease_runs_out()
     second = held(place.flow(place.works.claim(ASK)))
     place.flow(place.works.release(second))
+    place.flow(release(place.database.dialect, ASK.digest.hex(), actor="ada"))
     third = held(place.flow(place.works.claim(ASK)))
     assert third.attempts == 1
     with pytest.raises(RequiredValueMissing):
@@ -89,6 +121,21 @@ def test_nothing_is_left_of_a_work_that_is_given_back_without_a_step(place: Plac
     work = held(place.flow(place.works.claim(ASK)))
     place.flow(place.works.release(work))
     assert place.works_left() == 0
+
+
+def test_a_work_whose_call_was_begun_is_kept_though_nothing_is_recorded(place: Place) -> None:
+    work = held(place.flow(place.works.claim(ASK)))
+    work.may_have_called = True
+    place.flow(place.works.release(work))
+    assert held(place.flow(place.works.claim(ASK))).attempts == 2
+
+
+def test_a_work_that_was_taken_over_is_kept_because_the_attempt_before_may_have_called(place: Place) -> None:
+    _ = held(place.flow(place.works.claim(ASK)))
+    place.lease_runs_out()
+    again = held(place.flow(place.works.claim(ASK)))
+    place.flow(place.works.release(again, tried=False))
+    assert place.works_left() == 1
 
 
 def test_a_work_that_is_given_back_with_steps_is_gone_on_with_at_once(place: Place) -> None:
@@ -103,7 +150,7 @@ def test_a_holder_that_was_taken_over_gives_nothing_back(place: Place) -> None:
     place.lease_runs_out()
     place.flow(place.works.claim(ASK))
     place.flow(place.works.release(first))
-    assert place.flow(place.works.claim(ASK)) == Busy()
+    assert isinstance(place.flow(place.works.claim(ASK)), Busy)
 
 
 def test_a_parked_work_waits_for_a_person(place: Place) -> None:
@@ -126,7 +173,7 @@ def test_a_work_of_an_earlier_name_goes_on_under_that_name(place: Place) -> None
     before = ASK._replace(digest=b"e" * 16)
     record(place, held(place.flow(place.works.claim(before))))
     now = ASK._replace(earlier=(b"x" * 16, before.digest))
-    assert place.flow(place.works.claim(now)) == Busy()
+    assert isinstance(place.flow(place.works.claim(now)), Busy)
     place.lease_runs_out()
     work = held(place.flow(place.works.claim(now)))
     assert (work.digest, len(work.steps)) == (before.digest, 1)
@@ -140,7 +187,7 @@ def test_a_work_that_is_locked_by_its_phase_is_busy_though_its_lease_has_run_out
     phase = place.executor()
     phase.acquire()
     assert phase.batch((Boundary.BEGIN, place.works.sql.lock(work))) == 1
-    assert place.flow(place.works.claim(ASK)) == Busy()
+    assert isinstance(place.flow(place.works.claim(ASK)), Busy)
     phase.batch((Boundary.ROLLBACK,))
     phase.release()
     assert held(place.flow(place.works.claim(ASK))).attempts == 2

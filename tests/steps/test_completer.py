@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -314,6 +315,31 @@ def test_a_work_that_is_gone_is_not_begun_anew(address: str, place: Place) -> No
         picked = Abandoned(bytes(digest), "POST /rides/{number}", 1, bytes(request))
         assert client.portal.call(replays.attempt_on_loop, picked) == CompletionAttempt(409)
         assert (len(accounts.seen), place.works_left()) == (1, 0)
+        client.portal.call(accounts.once.close)
+
+
+@pytest.mark.parametrize("error", [Broken("the answer was lost"), asyncio.CancelledError()])
+def test_a_request_whose_first_step_is_a_call_that_raised_is_completed(
+    address: str, place: Place, error: BaseException
+) -> None:
+    """Its call may have been made all the same: it is made again, with the same key."""
+    accounts = Accounts(address, lets_through=True)
+    charged: list[BaseException] = []
+
+    async def charge() -> None:
+        if not charged:
+            charged.append(error)
+            raise error
+
+    accounts.charge, accounts.breaks = charge, False  # type: ignore[method-assign]
+    with TestClient(accounts.app, raise_server_exceptions=False) as client:
+        assert client.portal is not None
+        with contextlib.suppress(BaseException):
+            assert client.post(**POSTED).status_code == 500
+        wait_until(lambda: place.flow(list_works(place.database.dialect))[0].state == "left")
+        due_now(place)
+        assert client.portal.call(functools.partial(accounts.once.complete, **NOW)) == CompletedWorks(completed=1)
+        assert client.post(**POSTED).headers["idempotent-replayed"] == "true"
         client.portal.call(accounts.once.close)
 
 

@@ -10,9 +10,9 @@ from onefold.errors import KeyExpired, KeyInFlight, KeyReused, OnefoldError
 def refuse(claim: InFlight | Mismatch | Expired, retention_s: float) -> tuple[Outcome, OnefoldError]:
     """What to report of a refused claim, and what to tell its caller."""
     match claim:
-        case InFlight():
+        case InFlight(ask_again_s):
             return "in_flight", KeyInFlight(
-                "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=1
+                "The same request is being worked on. Retry with the same Idempotency-Key.", retry_after_s=ask_again_s
             )
         case Mismatch():
             return "mismatch", KeyReused(

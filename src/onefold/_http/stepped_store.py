@@ -39,7 +39,7 @@ from onefold._kernel.effects import Acquire, Boundary, Fetch, Flow, Isolation, S
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
-from onefold._steps.model import Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
+from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.performing import Performing
 from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing, request_context
@@ -131,6 +131,8 @@ class RequestWork:
             case WaitsForPerson():
                 # Not why: the reason may be what an exception said, and is the operator's (`onefold keys`).
                 raise WorkParked("This request was begun and waits for a person. Nothing is done meanwhile.")
+            case Busy(ask_again_s):
+                return InFlight(ask_again_s)
             case _:
                 return InFlight()
 

@@ -186,6 +186,8 @@ class Replay:
 class InFlight:
     """The same request is being worked on."""
 
+    ask_again_s: float = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:

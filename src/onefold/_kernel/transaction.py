@@ -142,7 +142,8 @@ class Transaction(Generic[H]):
         """Publish an event if and only if this transaction commits; its id.
 
         Events with the same key are numbered without gaps and arrive in their order. The data is written as JSON;
-        bytes need a `content_type`. With `not_before` the event leaves later.
+        bytes need a `content_type`. With `not_before` the event leaves later. With AsyncOnefold it may be awaited;
+        there is nothing to wait for.
         """
         self._check()
         event_id = self._pending.events.add(

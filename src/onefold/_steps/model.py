@@ -30,6 +30,9 @@ StepState: TypeAlias = Literal["started", "done"]
 #: that held it before.
 FENCE_END: Final = 1 << 62
 
+#: What a caller is told to wait, at most: a client that has to wait for longer gives up.
+_ASK_AGAIN_S_MAX: Final = 60.0
+
 _digest = partial(blake2b, digest_size=16, person=b"onefold.work")
 
 
@@ -89,6 +92,9 @@ class Held:
     attempts: int = 1
     steps: tuple[RecordedStep, ...] = ()
     request: bytes | None = field(default=None, repr=False)
+    may_have_called: bool = False
+    """Whether a call was begun, here or, for all that is known, by an attempt before: something may have happened that
+    is not recorded."""
     taken_over: bool = False
     """Another process was found to have it."""
 
@@ -96,6 +102,16 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Busy:
     """The work is being done elsewhere."""
+
+    ask_again_s: float = 1.0
+
+    @classmethod
+    def silent(cls, *, left_s: float, lease_s: float) -> Busy:
+        """By a process of which was heard last when it took or renewed its lease. The longer that is ago, the more
+        likely it is dead, and the lease must run out: a duplicate that comes at once is told a second, and a retry
+        after a crash gets through in a few attempts."""
+        silent_s = max(0.0, lease_s - left_s)
+        return cls(max(1.0, min(2 * silent_s, left_s, _ASK_AGAIN_S_MAX)))
 
 
 @dataclass(frozen=True, slots=True)

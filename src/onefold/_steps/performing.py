@@ -100,6 +100,7 @@ class Performing:
             if step.marked:
                 await self._records.commit_call(held, RecordedStep(step.position, step.name, "call", "started", None))
                 self._points.started()
+            held.may_have_called = True
             record, value = self._results.close(step, "call", returns, await Call(function))
             await self._records.commit_call(held, record)
             return record, value

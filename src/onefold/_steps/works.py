@@ -89,22 +89,25 @@ class Works:
         return claim
 
     async def _judge(self, ask: WorkAsk, row: Row) -> WorkClaim:
-        digest, fingerprint, fence, attempts, parked, live, finished, result, request = row
+        digest, fingerprint, fence, attempts, parked, left_ms, finished, result, request = row
         digest = bytes(digest)
         if not ask.has_input_of(digest, bytes(fingerprint)):
             return Differs()
         if parked is not None:
             return WaitsForPerson(parked)
-        if live and not finished:
-            return Busy()
+        if left_ms > 0 and not finished:
+            return Busy.silent(left_s=left_ms / 1000, lease_s=ask.lease_s)
         steps = read_steps(await Fetch(self.sql.steps(digest)))
         if finished:
             return Done(digest, steps, _bytes(result))
         await Batch((self.sql.take(digest, fence, ask.lease_s), Boundary.COMMIT))
-        return Held(digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, _bytes(request))
+        return Held(
+            digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, _bytes(request), may_have_called=True
+        )
 
     async def release(self, held: Held, *, tried: bool = True) -> None:
-        """Let another go on at once. Nothing is left of a work of which nothing is recorded."""
+        """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was
+        begun: that may have happened, and is made again under the same key by a retry or by the completer."""
         ended = self.sql.release(held, tried=tried)
         steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
         await with_connection(functools.partial(run_batch, *steps))

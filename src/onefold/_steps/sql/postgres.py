@@ -9,8 +9,9 @@ from onefold._kernel.dialects import POSTGRES_PROOF, postgres_lease
 from onefold._kernel.effects import Statement, Step
 from onefold._kernel.pg_catalog import qualified
 
-#: What a power cut may take is harmless: the claim of a work of which nothing is recorded, or the end of a lease. A
-#: later commit that waits for the disk takes what was committed before along.
+#: What a power cut may take is little: the claim of a work of which nothing is recorded, or the end of a lease. A later
+#: commit that waits for the disk takes what was committed before along. Where the first step is a call that was made in
+#: that very moment, only the client's retry goes on with it, under the same key; the completer does not know of it.
 _UNFLUSHED = Statement(qualified("SELECT set_config('synchronous_commit', 'off', true)"))
 
 _KEY_LOCK = qualified("SELECT pg_advisory_xact_lock($1::bigint)")
@@ -41,3 +42,7 @@ class Postgres:
     def in_ms(self, ms: str) -> str:
         """A moment so many milliseconds from now."""
         return f"({self.now} + ({ms} * interval '1 millisecond'))"
+
+    def ms_until(self, moment: str) -> str:
+        """So many milliseconds are left until then; 0 or less: it has come."""
+        return f"ceil(extract(epoch FROM {moment} - {self.now}) * 1000)::bigint"

@@ -34,3 +34,6 @@ class Sqlite:
 
     def in_ms(self, ms: str) -> str:
         return f"({_NOW} + {ms})"
+
+    def ms_until(self, moment: str) -> str:
+        return f"({moment} - {_NOW})"

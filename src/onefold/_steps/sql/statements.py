@@ -32,6 +32,7 @@ class Dialect(Protocol):
     def wait_for_key(self, lock: int) -> tuple[Statement, ...]: ...
     def text(self, sql: str) -> str: ...
     def in_ms(self, ms: str) -> str: ...
+    def ms_until(self, moment: str) -> str: ...
 
 
 _OURS = "digest = $1::bytea AND fence = $2::bigint"
@@ -61,8 +62,8 @@ class Statements:
                     {d.in_ms("$7::bigint")}, {d.in_ms("$8::bigint")}, {d.now}, {d.now})
         """
         self._find = f"""
-            SELECT digest, fingerprint, fence, attempts, parked, lease_ends_at > {d.now}, finished_at IS NOT NULL,
-                   result, request
+            SELECT digest, fingerprint, fence, attempts, parked, {d.ms_until("lease_ends_at")},
+                   finished_at IS NOT NULL, result, request
             FROM onefold_work WHERE digest IN ({{names}}) {d.lock_free}
         """
         self._seen = "SELECT 1 FROM onefold_work WHERE digest IN ({names}) LIMIT 1"
@@ -200,13 +201,14 @@ class Statements:
         return (self.guard(held), Statement(self._finish, values))
 
     def release(self, held: Held, *, tried: bool = True) -> tuple[Statement, ...]:
-        """End the lease; a work of which nothing is recorded is forgotten. Where it is not ours, nothing is changed. An
-        attempt that was turned away before it began (`tried` false) does not count."""
+        """End the lease; a work of which nothing can have happened is forgotten. Where it is not ours, nothing is
+        changed. An attempt that was turned away before it began (`tried` false) does not count."""
         # Locked first: a phase may be in its COMMIT, whose connection was given up. A statement that has waited for it
         # sees what it saw before, and would not find its step.
         ours = (held.digest, held.fence)
         give_back = Statement(self._give_back, (*ours, 0 if tried else 1))
-        return (self.lock(held), Statement(self._forget_unbegun, ours), give_back)
+        forget = () if held.may_have_called else (Statement(self._forget_unbegun, ours),)
+        return (self.lock(held), *forget, give_back)
 
     def park(self, held: Held, reason: str) -> Statement:
         return Statement(self._park, (held.digest, held.fence, reason))
