@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from math import inf
+from dataclasses import replace
+from math import ceil, inf
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold._policy.attempts import Attempts, HostHealth
+from onefold._policy.backoff import Backoff
 from onefold._policy.breaker import BreakerConfig
-from onefold._policy.budget import Budget
+from onefold._policy.budget import Budget, BudgetConfig
 from onefold._policy.outcome import Answered, Outcome, Unanswered
-from onefold._policy.retry import Reason, RetryAfter, RetryPolicy, Stop
+from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Stop
+from onefold._steps.model import Busy
 from tests.policy.properties import properties
 
 GONE = Unanswered(maybe_sent=True)
@@ -287,3 +291,57 @@ def test_a_breaker_that_is_open_takes_no_place_in_flight() -> None:
         stop = Attempts(sick, inf).begin(0.1)
         assert stop is not None
         assert stop.reason is Reason.BREAKER
+
+
+@pytest.mark.parametrize("outcome", [GONE, REFUSED, BUSY], ids=["lost", "refused", "503"])
+@pytest.mark.parametrize("attempts_max", [4, 5, 20])
+def test_a_call_does_not_open_the_breaker_by_its_own_attempts_alone(attempts_max: int, outcome: Outcome) -> None:
+    """A restart of the host must not end the call that was made patient enough to wait for it."""
+    down = host(RetryPolicy(budget=None, attempts_max=attempts_max))
+    attempts = Attempts(down, inf)
+    for _ in range(attempts_max):
+        assert attempts.begin(0.0) is None
+        decision = attempts.end(outcome, 0.0)
+    assert decision == Stop(Reason.ATTEMPTS)
+    other = Attempts(down, inf)
+    assert other.begin(0.0) is None  # closed still
+    other.end(outcome, 0.0)
+    assert isinstance(Attempts(down, inf).begin(0.0), Stop)  # two calls, and one of them failed five times or more
+
+
+# --- through a restart ------------------------------------------------------------------------------------
+
+#: What docs/clients.md recommends.
+PATIENT = RetryPolicy(
+    attempts_max=10, deadline_s=120, backoff=Backoff(transient_base_s=1), budget=BudgetConfig(cap_least=10)
+)
+
+
+def call_through_a_restart(policy: RetryPolicy, seed: int, *, down_s: float, lease_s: float) -> Decision | None:
+    """A request in steps, whose process dies in the middle of it. None: it got its answer."""
+    attempts = Attempts(HostHealth(policy, Random(seed).random, "rides"), policy.deadline_s)
+    now = 0.0
+    outcome: Outcome = GONE
+    while True:
+        assert attempts.begin(now) is None
+        decision = attempts.end(outcome, now)
+        if isinstance(decision, Stop):
+            return decision
+        now += decision.wait_s
+        left_s = lease_s - now
+        if now >= down_s and left_s <= 0:
+            return None
+        told_s = ceil(Busy.silent(left_s=left_s, lease_s=lease_s).ask_again_s)
+        outcome = REFUSED if now < down_s else replace(IN_FLIGHT, retry_after_s=told_s)
+
+
+@pytest.mark.parametrize("down_s", [0.0, 5.0, 20.0])
+def test_the_policy_of_the_docs_gets_through_a_restart_and_the_lease_that_it_leaves(down_s: float) -> None:
+    ended = [call_through_a_restart(PATIENT, seed, down_s=down_s, lease_s=60.0) for seed in range(200)]
+    assert sum(end is None for end in ended) >= 195
+
+
+def test_the_default_policy_does_not_wait_for_a_lease_and_says_so() -> None:
+    ended = call_through_a_restart(RetryPolicy(), 1, down_s=0.5, lease_s=60.0)
+    assert isinstance(ended, Stop)
+    assert ended.retry_at is not None

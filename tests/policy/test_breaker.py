@@ -283,7 +283,7 @@ class Flood(Breaker):
 class Hearsay(Breaker):
     """A planted bug: whoever reports is believed, also calls from before it opened."""
 
-    def fail(self, permit: Permit, now: float) -> None:
+    def fail(self, permit: Permit, now: float, *, attempt: int = 1) -> None:
         if self.closed_permit is None and self._probes:
             permit = next(iter(self._probes))
         super().fail(permit, now)

@@ -142,7 +142,7 @@ class Attempts:
         # A key in flight: the host works, and is asked again. It earns the budget nothing.
         permit, self._permit = self._permit, None
         if permit is not None and host.breaker is not None:
-            host.breaker.report(permit, judged, now)
+            host.breaker.report(permit, judged, now, attempt=self.made)
         situation = Situation(
             method=self._method,
             has_key=self.has_key,

@@ -40,7 +40,8 @@ class BreakerConfig:
 
     failure_share: float = 0.8
     calls_least: int = 5
-    """One call with its four attempts is not enough to open it."""
+    """Few, for a process with a call now and then (elsewhere it is 20 or 100, for busy ones); but the attempts of one
+    call alone do not open it."""
     window_s: float = 10.0
     slices: int = 10
     open_s: float = 5.0
@@ -142,13 +143,13 @@ class Breaker:
         """When a call could be let through: now, or the end of the open time."""
         return now if self.closed_permit is not None else max(now, self._open_until)
 
-    def report(self, permit: Permit, verdict: Verdict, now: float) -> None:
-        """Tell what became of the attempt."""
+    def report(self, permit: Permit, verdict: Verdict, now: float, *, attempt: int = 1) -> None:
+        """Tell what became of the attempt, which is the so-manyth of its call."""
         match verdict:
             case Verdict.SUCCESS:
                 self.succeed(permit, now)
             case Verdict.FAILURE:
-                self.fail(permit, now)
+                self.fail(permit, now, attempt=attempt)
             case Verdict.NEITHER:
                 self.excuse(permit)
 
@@ -166,12 +167,14 @@ class Breaker:
                 if self._proven >= self._proofs:
                     self._close(now)
 
-    def fail(self, permit: Permit, now: float) -> None:
+    def fail(self, permit: Permit, now: float, *, attempt: int = 1) -> None:
         """The server, or the way to it, failed."""
         with self._lock:
             if permit is self.closed_permit:
                 failures, calls = self._window.fail(now)
-                if calls >= self._config.calls_least and failures >= self._enough(calls):
+                # A call that waits for a host to restart must not be ended by its own attempts.
+                is_alone = attempt > 1 and calls <= attempt
+                if calls >= self._config.calls_least and failures >= self._enough(calls) and not is_alone:
                     self._open(now)
             elif self._probes.pop(permit, None) is not None:
                 self._disproven += 1

@@ -118,7 +118,7 @@ async def test_an_error_that_is_tried_again_in_so_many_seconds_counts_against_th
 ) -> None:
     policy = RetryPolicy(attempts_max=2, budget=None, breaker=BreakerConfig(calls_least=2))
     async with kind.opened(Retrying(policy, retry_if=lambda _: 0.0)) as caller:
-        for _ in range(2):
+        for _ in range(3):
             with pytest.raises(kind.no_connection) as raised:
                 await caller.send("GET", f"http://127.0.0.1:{closed_port}")
     assert isinstance(raised.value, CallNotMade), "the breaker is open"
