@@ -1,0 +1,1 @@
+"""The checks, one module per family. Each returns what it saw, or raises a `Violation` or `NotApplicable`."""

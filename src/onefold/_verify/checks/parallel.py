@@ -1,0 +1,59 @@
+"""Of many duplicates at the same time one runs; the others wait for its answer or are told to come again."""
+
+from __future__ import annotations
+
+from onefold._verify.answers import is_marked, same_answer
+from onefold._verify.findings import NotApplicable, Violation
+from onefold._verify.http_port import ProbeAnswer
+from onefold._verify.probing import ABOUT_PACE, Probe
+
+
+def check_parallel(probe: Probe) -> str:
+    request = probe.new_request()
+    duplicates = probe.target.duplicates
+    with probe.effects(1, f"{duplicates} duplicates at once"):
+        answers = probe.send_together([request] * duplicates, "at once: duplicates")
+        ran = _different([answer for answer in answers if answer.succeeded])
+        if len(ran) > 1:
+            raise Violation(f"{duplicates} duplicates at once got {len(ran)} different answers: it ran that often")
+        if not ran:
+            raise Violation(f"none of {duplicates} duplicates succeeded: {_statuses(answers)}")
+        wrong = [answer for answer in answers if not _may_lose(probe, answer)]
+        if wrong:
+            raise Violation(f"duplicates in flight were answered {_statuses(wrong)}, and not 409 or the first answer")
+        retry = probe.send(request, "retry afterwards")
+        if not same_answer(ran[0], retry):
+            raise Violation(f"the retry afterwards was answered {retry.status}, and not with the first answer")
+    return f"{duplicates} duplicates at once: {_statuses(answers)}"
+
+
+def check_retry_after(probe: Probe) -> str:
+    request = probe.new_request()
+    answers = probe.send_together([request] * probe.target.duplicates, "at once: duplicates")
+    refused = [answer for answer in answers if answer.status in probe.profile.in_flight]
+    if not refused:
+        raise NotApplicable("no duplicate was refused in flight: the API waits, or was faster than the requests")
+    silent = [answer for answer in refused if answer.header("retry-after") is None]
+    if silent:
+        raise Violation(f"{len(silent)} of {len(refused)} refusals in flight have no Retry-After")
+    return f"{len(refused)} refusals in flight have a Retry-After"
+
+
+def _may_lose(probe: Probe, answer: ProbeAnswer) -> bool:
+    # 429 and 503 are about load, and say when to come again.
+    paced = answer.status in ABOUT_PACE and answer.header("retry-after") is not None
+    return answer.succeeded or answer.status in probe.profile.in_flight or paced
+
+
+def _different(answers: list[ProbeAnswer]) -> list[ProbeAnswer]:
+    """One of each; what is marked as a replay is no other execution."""
+    found: list[ProbeAnswer] = []
+    for answer in sorted(answers, key=is_marked):
+        if not any(same_answer(answer, known) for known in found) and not (found and is_marked(answer)):
+            found.append(answer)
+    return found
+
+
+def _statuses(answers: list[ProbeAnswer]) -> str:
+    statuses = [answer.status for answer in answers]
+    return ", ".join(f"{statuses.count(status)} x {status}" for status in sorted(set(statuses)))

@@ -1,0 +1,72 @@
+"""The commands that tell the truth beside the API: one counts what happened, one publishes a message.
+
+A command is split into words and started without a shell. `{{run}}` in it is the id of the run, as in payloads, and
+`{{id}}` the id of the message.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import Final
+
+from onefold._verify.findings import UnusableTarget
+from onefold.errors import ConfigurationError
+
+_NUMBER: Final = re.compile(r"^\s*(\d+)\s*$", re.MULTILINE)
+_SAID_MAX: Final = 300
+
+
+class GroundTruth:
+    """A command that was given as `option`, e.g. --count."""
+
+    def __init__(self, command: str, option: str, *, shell: bool, timeout_s: float) -> None:
+        self._option, self._shell, self._timeout_s = option, shell, timeout_s
+        try:
+            self._words = [command] if shell else shlex.split(command)
+        except ValueError as error:
+            raise ConfigurationError(f"{option} cannot be split into words: {error}") from error
+        if not command.strip():
+            raise ConfigurationError(f"{option} is empty: give a command")
+
+    def count(self, marks: Mapping[str, str]) -> int:
+        """The one number that the command prints on a line of its own. Raises UnusableTarget."""
+        said = self.run(marks)
+        numbers = _NUMBER.findall(said)
+        if len(numbers) != 1:
+            raise UnusableTarget(
+                f"{self._option} must print one number on a line of its own, and printed {len(numbers)}: "
+                f"{said[:_SAID_MAX].strip()!r}"
+            )
+        return int(numbers[0])
+
+    def run(self, marks: Mapping[str, str]) -> str:
+        """What the command prints. Raises UnusableTarget where it fails."""
+        words = [_fill(word, marks) for word in self._words]
+        try:
+            ran = subprocess.run(
+                words[0] if self._shell else words,
+                shell=self._shell,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except OSError as error:
+            raise UnusableTarget(f"{self._option} cannot be started: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise UnusableTarget(f"{self._option} did not end within {self._timeout_s:g} s") from error
+        if ran.returncode:
+            said = " ".join((ran.stderr or ran.stdout)[-_SAID_MAX:].split())
+            raise UnusableTarget(f"{self._option} failed with code {ran.returncode}: {said}")
+        return ran.stdout
+
+
+def _fill(word: str, marks: Mapping[str, str]) -> str:
+    for name, value in marks.items():
+        word = word.replace(f"{{{{{name}}}}}", value)
+    return word

@@ -1,0 +1,71 @@
+"""What a run of the prober found out: one finding per check, with the requests that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["passed", "failed", "skipped"]
+Verdict = Literal["passed", "failed", "unusable"]
+
+
+class Violation(Exception):
+    """The API does not do what the contract says; the text is what it does instead."""
+
+
+class NotApplicable(Exception):
+    """The check says nothing about this API, or needs an option that was not given."""
+
+
+class UnusableTarget(Exception):
+    """No check would mean anything: the API cannot be reached, or refuses what it is sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and what came back, as a line each."""
+
+    sent: str
+    came: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFinding:
+    """What a check found. `seen` is a sentence; of a skipped check, why it was skipped."""
+
+    check: str
+    promise: str
+    why: str
+    advice: str
+    outcome: Outcome
+    seen: str
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """A run: all findings, or why there are none."""
+
+    target: str
+    profile: str
+    run: str
+    started_at_s: float
+    duration_s: float
+    requests: int
+    requests_max: int
+    counted: bool
+    """Whether a command told how often things happened; without one, only answers were looked at."""
+    findings: tuple[CheckFinding, ...]
+    unusable: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        if any(finding.outcome == "failed" for finding in self.findings):
+            return "failed"
+        if self.unusable is not None or not any(finding.outcome == "passed" for finding in self.findings):
+            return "unusable"
+        return "passed"
+
+    def of(self, outcome: Outcome) -> Sequence[CheckFinding]:
+        return [finding for finding in self.findings if finding.outcome == outcome]

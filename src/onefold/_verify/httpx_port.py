@@ -1,0 +1,118 @@
+"""The edge: sends requests by httpx, each on a connection of its own, and takes back what came, up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from importlib import import_module
+from ipaddress import ip_address
+from threading import Barrier
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from onefold._kernel.redaction import redact
+from onefold._verify.http_port import NoAnswer, ProbeAnswer, ProbeRequest, Reply
+from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import httpx
+
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+
+
+def require_httpx() -> None:
+    """Raises ConfigurationError where it is not installed."""
+    try:
+        import_module("httpx")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("verify needs httpx: pip install 'onefold[cli,httpx]'") from error
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address is of this machine by its own words; no name is looked up."""
+    host = (urlsplit(url).hostname or "").rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_url(url: str) -> str:
+    """An address that can be asked. Raises ConfigurationError."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigurationError(f"{redact(url)!r} is no address: give http://host:port/path, or https://...")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigurationError(f"the address of {redact(url)} has credentials in it: give them by --header")
+    return url
+
+
+class HttpxPort:
+    """A port on httpx: no redirect is followed, no cookie is kept, no connection is used twice (one that the server
+    closes at that moment would look like a lost answer)."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def send(self, requests: Sequence[ProbeRequest], /) -> list[Reply]:
+        if len(requests) == 1:
+            return [self._send(requests[0])]
+        start = Barrier(len(requests))
+
+        def send_at_once(request: ProbeRequest) -> Reply:
+            start.wait()
+            return self._send(request)
+
+        with ThreadPoolExecutor(len(requests)) as threads:
+            return list(threads.map(send_at_once, requests))
+
+    def _send(self, request: ProbeRequest) -> Reply:
+        import httpx
+
+        headers = [(name.encode(), value) for name, value in request.headers]
+        try:
+            with self._client.stream(request.method, request.url, headers=headers, content=request.body) as response:
+                body = _read(response)
+                if body is None:
+                    return NoAnswer(reason=f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
+                lines = tuple((name.decode("latin-1").lower(), value) for name, value in response.headers.raw)
+                return ProbeAnswer(status=response.status_code, headers=lines, body=body)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return NoAnswer(reason=f"it cannot be reached: {error}", connected=False)
+        except httpx.HTTPError as error:
+            return NoAnswer(reason=f"{type(error).__name__}: {error}")
+
+
+def _read(response: httpx.Response) -> bytes | None:
+    body = bytearray()
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > ANSWER_BYTES_MAX:
+            return None
+    return bytes(body)
+
+
+@contextmanager
+def open_port(*, timeout_s: float, local: bool, agent: str) -> Iterator[HttpxPort]:
+    """`local`: the proxies of the environment are for other machines."""
+    import httpx
+
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    with httpx.Client(
+        timeout=timeout_s,
+        trust_env=not local,
+        follow_redirects=False,
+        cookies=no_cookies,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        # Bytes are compared: they must not depend on how a proxy happens to compress.
+        headers={"user-agent": agent, "accept-encoding": "identity", "accept": "application/json, */*;q=0.1"},
+    ) as client:
+        yield HttpxPort(client)

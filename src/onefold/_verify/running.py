@@ -1,0 +1,106 @@
+"""Runs the checks: first that the API takes what it is sent at all, then one check after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from onefold._verify.answers import same_answer
+from onefold._verify.catalogue import ProbeCheck
+from onefold._verify.findings import CheckFinding, NotApplicable, Outcome, ProbeReport, UnusableTarget, Violation
+from onefold._verify.probing import Probe
+
+#: Requests of `establish`.
+FIRST_REQUESTS: Final = 3
+
+
+def requests_max(checks: Sequence[ProbeCheck], duplicates: int) -> int:
+    """More are never sent."""
+    most = sum(check.requests + check.together * duplicates for check in checks)
+    return most + FIRST_REQUESTS if most else 0
+
+
+def establish(probe: Probe) -> None:
+    """Find out what the API takes by itself, and whether its answers tell executions apart. Raises UnusableTarget.
+
+    Without this an API that refuses everything would pass all checks that want a refusal.
+    """
+    probe.allow(FIRST_REQUESTS)
+    request = probe.new_request()
+    try:
+        first = probe.send(request, "a request with a new key")
+        again = probe.send(probe.request(request.body, probe.profile.spell(probe.around.new_key())), "another key")
+        if not first.succeeded:
+            body = " ".join(first.body[:300].decode("utf-8", "replace").split())
+            raise UnusableTarget(
+                f"a request with a new key was answered {first.status} {body}: check --body, --header and --method; "
+                "for an API that takes keys without quotes: --profile stripe"
+            )
+        probe.tells_apart = again.succeeded and not same_answer(first, again)
+        other = probe.payloads.other(request.body)
+        if other is not None:
+            answer = probe.send(
+                probe.request(other, probe.profile.spell(probe.around.new_key())), "another payload, with a new key"
+            )
+            if not answer.succeeded:
+                probe.other_payload_refused = f"it is answered {answer.status}; give --other-body"
+    except Violation as error:
+        raise UnusableTarget(str(error)) from error
+
+
+def run(
+    probe: Probe,
+    checks: Sequence[ProbeCheck],
+    *,
+    left_out: Sequence[tuple[ProbeCheck, str]],
+    shown: str,
+    run_id: str,
+    now: Callable[[], float],
+    tell: Callable[[str], None],
+) -> ProbeReport:
+    """All of them, in order. That one fails does not stop the others."""
+    started = now()
+    findings = [_finding(check, "skipped", reason) for check, reason in left_out]
+    unusable = None
+    try:
+        if requests_max(checks, probe.target.duplicates):
+            establish(probe)
+        for check in checks:
+            tell(check.name)
+            findings.append(_run_check(probe, check))
+    except UnusableTarget as error:
+        unusable = str(error)
+    return ProbeReport(
+        target=shown,
+        profile=probe.profile.name,
+        run=run_id,
+        started_at_s=started,
+        duration_s=now() - started,
+        requests=probe.requests,
+        requests_max=requests_max(checks, probe.target.duplicates),
+        counted=probe.around.count is not None,
+        findings=tuple(findings),
+        unusable=unusable,
+    )
+
+
+def _run_check(probe: Probe, check: ProbeCheck) -> CheckFinding:
+    probe.allow(check.requests + check.together * probe.target.duplicates)
+    try:
+        return _finding(check, "passed", check.run(probe))
+    except Violation as violation:
+        return _finding(check, "failed", str(violation), probe)
+    except NotApplicable as reason:
+        return _finding(check, "skipped", str(reason))
+
+
+def _finding(check: ProbeCheck, outcome: Outcome, seen: str, probe: Probe | None = None) -> CheckFinding:
+    return CheckFinding(
+        check=check.name,
+        promise=check.promise,
+        why=check.why,
+        advice=check.advice,
+        outcome=outcome,
+        seen=seen,
+        exchanges=probe.exchanges if probe is not None else (),
+    )

@@ -1,0 +1,146 @@
+"""Each check finds the defect that is planted for it, and only that check does; an API without one passes all."""
+
+from __future__ import annotations
+
+import pytest
+
+from onefold._verify.catalogue import CHECKS
+from tests.verify.model_api import DEFECTS, ModelApi
+from tests.verify.probes import names, probe
+
+
+def test_an_api_that_keeps_the_contract_passes_every_check() -> None:
+    report = probe(ModelApi())
+    assert [(finding.check, finding.seen) for finding in report.of("failed")] == []
+    assert names(report, "skipped") == ["replay-mark", "redelivery"]
+    assert report.verdict == "passed"
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize(("defect", "check"), DEFECTS.items())
+def test_a_planted_defect_is_found_by_its_check_alone(defect: str, check: str, counted: bool) -> None:
+    if defect == "runs and refuses" and not counted:
+        pytest.skip("answers alone cannot show it")
+    report = probe(ModelApi(frozenset({defect})), counted=counted)
+    assert {finding.check: finding.seen for finding in report.of("failed")}.keys() == {check}
+    [finding] = report.of("failed")
+    assert finding.exchanges
+    assert report.verdict == "failed"
+
+
+def test_every_check_that_sends_requests_has_a_defect_that_it_must_find() -> None:
+    sending = {check.name for check in CHECKS if check.requests or check.together}
+    assert sending == set(DEFECTS.values()) | {"replay-mark"}
+
+
+def test_an_api_in_the_manner_of_stripe_passes_its_profile() -> None:
+    report = probe(ModelApi(stripe=True, key_optional=True))
+    assert [(finding.check, finding.seen) for finding in report.of("failed")] == []
+    assert {"replay-mark", "parallel", "mismatch", "mismatch-in-flight", "key-length", "problem-bodies"} <= set(
+        names(report, "passed")
+    )
+    assert {"key-types", "key-missing", "retry-after"} <= set(names(report, "skipped"))
+
+
+@pytest.mark.parametrize("defect", ["answers once", "no lock", "compares payloads in flight only", "no principal"])
+def test_the_profile_of_stripe_finds_defects_too(defect: str) -> None:
+    report = probe(ModelApi(frozenset({defect}), stripe=True, key_optional=True))
+    assert names(report, "failed") == [DEFECTS[defect]]
+
+
+def test_a_replay_without_its_mark_fails_the_profile_of_stripe_only() -> None:
+    assert names(probe(ModelApi(stripe=True, key_optional=True, marks=False)), "failed") == ["replay-mark"]
+    assert names(probe(ModelApi(marks=False)), "failed") == []
+
+
+@pytest.mark.parametrize("defect", ["no principal", "no route", "answers once", "no lock", "keeps keys for ever"])
+def test_where_all_answers_are_alike_a_count_finds_what_they_hide(defect: str) -> None:
+    """Without one such a check is skipped, or says that answers cannot tell; it never claims what it did not see."""
+    plain = ModelApi(frozenset({defect}), answers_alike=True, marks=False)
+    assert names(probe(plain), "failed") == [DEFECTS[defect]]
+    blind = ModelApi(frozenset({defect}), answers_alike=True, marks=False)
+    report = probe(blind, counted=False)
+    assert names(report, "failed") == []
+    [finding] = [finding for finding in report.findings if finding.check == DEFECTS[defect]]
+    assert finding.outcome == "skipped" or defect in ("answers once", "no lock")
+    assert "--count" in finding.seen or defect == "no lock"
+
+
+def test_nothing_more_is_sent_than_was_announced() -> None:
+    for defect in [None, *DEFECTS]:
+        api = ModelApi(frozenset({defect} if defect else ()))
+        report = probe(api)
+        assert len(api.requests) == report.requests <= report.requests_max
+
+
+def test_each_intent_has_a_key_of_its_own() -> None:
+    api = ModelApi()
+    probe(api)
+    sent = [
+        {value for name, value in request.headers if name == "Idempotency-Key"}
+        for request in api.requests
+        if request.body
+    ]
+    assert len({key for keys in sent for key in keys}) > 25
+
+
+def test_an_api_that_refuses_what_it_is_sent_is_unusable_and_not_tested() -> None:
+    report = probe(ModelApi(), template='{"thing": 1}')
+    assert report.verdict == "unusable"
+    assert report.unusable is not None
+    assert "answered 400" in report.unusable
+    assert "--body" in report.unusable
+    assert report.requests <= 3
+
+
+def test_a_payload_without_marks_is_varied_for_the_mismatch() -> None:
+    report = probe(ModelApi(), template='{"item": "book", "n": 1}')
+    assert names(report, "failed") == []
+    assert "mismatch" in names(report, "passed")
+    assert names(
+        probe(ModelApi(frozenset({"compares payloads in flight only"})), template='{"item": 1}'), "failed"
+    ) == ["mismatch"]
+
+
+def test_another_payload_that_is_refused_by_itself_proves_nothing() -> None:
+    """An API that validates first would pass by its validation error."""
+    report = probe(ModelApi(), template='{"item": "book"}', other='{"thing": 1}')
+    skipped = {finding.check: finding.seen for finding in report.of("skipped")}
+    assert {"mismatch", "mismatch-in-flight", "key-length"} <= skipped.keys()
+    assert "refused by itself" in skipped["mismatch"]
+
+
+def test_a_check_says_which_option_it_needs() -> None:
+    report = probe(ModelApi(), other_headers=(), other_url=None, expiry_s=None)
+    skipped = {finding.check: finding.seen for finding in report.of("skipped")}
+    assert "--other-header" in skipped["other-principal"]
+    assert "--other-url" in skipped["other-route"]
+    assert "--expiry" in skipped["expiry"]
+    assert "--publish" in skipped["redelivery"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_message_that_is_handled_twice_is_found(again: bool) -> None:
+    api = ModelApi()
+    handled: set[str] = set()
+
+    def deliver(message: str) -> None:
+        if again or message not in handled:
+            api.rows.append(message)
+        handled.add(message)
+
+    report = probe(api, only=("redelivery",), publish=deliver)
+    assert (report.verdict, report.requests) == ("failed" if again else "passed", 0)
+    assert len(handled) == 2
+
+
+def test_a_message_that_is_never_handled_is_found() -> None:
+    report = probe(ModelApi(), only=("redelivery",), publish=lambda _: None)
+    [finding] = report.of("failed")
+    assert "does the consumer run?" in finding.seen
+
+
+def test_a_canary_is_short() -> None:
+    report = probe(ModelApi(), canary=True)
+    assert names(report, "passed") == ["replay", "byte-identity", "mismatch", "parallel"]
+    assert report.requests_max <= 20
