@@ -13,6 +13,20 @@ class OnefoldError(Exception):
     """The root: catch this to catch everything onefold raises on purpose."""
 
 
+class AnsweredError(OnefoldError):
+    """What a request is told by an HTTP answer, as a problem (RFC 9457)."""
+
+    status: ClassVar[int] = 400
+    slug: ClassVar[str] = "request-refused"
+    title: ClassVar[str] = "The request was refused"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
 # --- the programmer must act -----------------------------------------------------------------------------
 
 
@@ -20,7 +34,7 @@ class ProgrammerError(OnefoldError):
     """The code that uses onefold is wrong; no retry will help. Answered with 500, nothing stored."""
 
     slug: ClassVar[str] = "handler-broken"
-    title: ClassVar[str] = "The application broke its own transaction"
+    title: ClassVar[str] = "The application is at fault"
 
 
 class ConfigurationError(ProgrammerError):
@@ -68,7 +82,7 @@ class ResultUnreadable(ProgrammerError):
 
 
 class WorkMisused(ProgrammerError):
-    """The points of a work are used in a way that cannot be resumed: a name twice, two at once, one after the end."""
+    """The steps of a work are used in a way that cannot be resumed: a name twice, two at once, one after the end."""
 
 
 class WorkMismatch(ProgrammerError):
@@ -76,7 +90,7 @@ class WorkMismatch(ProgrammerError):
 
 
 class WorkChanged(ProgrammerError):
-    """The code asks for other points than those that an earlier attempt at this work has recorded. Nothing was run."""
+    """The code asks for other steps than those that an earlier attempt at this work has recorded. Nothing was run."""
 
     slug = "work-changed"
     title = "The application changed in the middle of this work"
@@ -85,18 +99,8 @@ class WorkChanged(ProgrammerError):
 # --- the caller must act ---------------------------------------------------------------------------------
 
 
-class CallerError(OnefoldError):
-    """The request cannot be served as it is. Carries what an HTTP answer needs."""
-
-    status: ClassVar[int] = 400
-    slug: ClassVar[str] = "request-refused"
-    title: ClassVar[str] = "The request was refused"
-    retryable: ClassVar[bool] = False
-
-    def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.retry_after_s = retry_after_s
+class CallerError(AnsweredError):
+    """The request cannot be served as it is."""
 
 
 class KeyMissing(CallerError):
@@ -245,7 +249,7 @@ class DeadlinePassed(CallerError):
 # --- the operator must act -------------------------------------------------------------------------------
 
 
-class StoreError(CallerError):
+class StoreError(AnsweredError):
     """The database could not do its part. The caller sees 503 and may retry with the same key."""
 
     status = 503
@@ -290,6 +294,14 @@ class StoreBusy(StoreError):
 
 class SerializationFailed(StoreBusy):
     """The database could not serialise this transaction (also: a deadlock). Nothing of it stayed; it may be retried."""
+
+
+class WorkUnreadable(StoreError):
+    """What is recorded of a work cannot be opened: it is sealed, or not, otherwise than this application seals."""
+
+    slug = "work-unreadable"
+    title = "The recorded steps of this request cannot be read"
+    retryable = False
 
 
 class StoreReadOnly(StoreError):

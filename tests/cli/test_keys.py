@@ -34,12 +34,12 @@ def begin(
 ) -> str:
     """A work that was left with these steps (name and state), and is parked where `parked` says why; its id."""
     sealing = sealing or Sealing()
-    request = sealing.close(b"request", request_context(digest))
+    request = sealing.seal(b"request", request_context(digest))
     held = place.flow(place.works.claim(ASK._replace(digest=digest, request=request)))
     assert isinstance(held, Held)
     records: list[Statement] = []
     for position, (name, state) in enumerate(steps):
-        result = sealing.close(b'{"paid":7}', step_context(digest, position, name)) if state == "done" else None
+        result = sealing.seal(b'{"paid":7}', step_context(digest, position, name)) if state == "done" else None
         records.append(place.works.sql.record(held, RecordedStep(position, name, "call", state, result)))  # type: ignore[arg-type]
 
     async def write() -> int:
@@ -158,7 +158,7 @@ def test_an_outcome_is_recorded_as_if_the_call_had_returned_it(place: Place) -> 
     charge = held.steps[1]
     assert (charge.state, charge.name) == ("done", "charge")
     assert charge.result is not None
-    assert Sealing().open(charge.result, step_context(A, 1, "charge")) == b'{"id":"ch_1"}'
+    assert Sealing().unseal(charge.result, step_context(A, 1, "charge"), what="it") == b'{"id":"ch_1"}'
     [(_, _, details)] = audit(place)
     assert (details["step"], details["outcome"]) == ("charge", "recorded")
 
@@ -192,7 +192,7 @@ def test_sealed_results_are_not_shown_and_an_outcome_is_sealed_with_the_keys_of_
     held = place.flow(place.works.claim(ASK._replace(digest=A)))
     assert isinstance(held, Held)
     assert held.steps[1].result is not None
-    assert sealing.open(held.steps[1].result, step_context(A, 1, "charge")) == b"7"
+    assert sealing.unseal(held.steps[1].result, step_context(A, 1, "charge"), what="it") == b"7"
 
 
 @pytest.mark.parametrize(

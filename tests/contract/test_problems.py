@@ -9,7 +9,7 @@ import pytest
 
 from onefold._http.route_policy import Settings
 from onefold._kernel.ids import RANDOM_BYTES, uuid7
-from onefold.errors import CallerError
+from onefold.errors import AnsweredError
 from tests.contract.backends import Backend
 from tests.contract.plans import Plan, RequestGuard
 from tests.contract.wire import Answer
@@ -45,15 +45,15 @@ def test_c10_every_problem_a_client_can_meet_is_on_the_page(backend: Backend) ->
     backend.serve()
     text = backend.get("/onefold/specification").body.decode()
     # What features have of their own (sagas) is raised to their callers, and answered to no request.
-    found = [kind for kind in kinds_of(CallerError) if kind.__module__ == CallerError.__module__]
+    found = [kind for kind in kinds_of(AnsweredError) if kind.__module__ == AnsweredError.__module__]
     named = {kind.slug: kind.status for kind in found if "slug" in vars(kind)}
-    del named[CallerError.slug]
+    del named[AnsweredError.slug]
     assert named.keys() >= PROVOKED.keys() - {"handler-broken"}
     for slug, status in named.items():
         assert f"<td>{status}</td><td><code>urn:onefold:problem:{slug}</code>" in text
 
 
-def kinds_of(kind: type[CallerError]) -> Iterator[type[CallerError]]:
+def kinds_of(kind: type[AnsweredError]) -> Iterator[type[AnsweredError]]:
     yield kind
     for narrower in kind.__subclasses__():
         yield from kinds_of(narrower)

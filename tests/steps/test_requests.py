@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from onefold import Keyring
 from onefold.policies import Quota
 from tests.steps.places import Place, effects
 from tests.steps.rides import FRAMEWORKS, Application, breaks
@@ -45,6 +46,20 @@ def test_an_attempt_that_failed_after_a_phase_is_no_record_of_its_quota(address:
         assert [rides.post().status_code for _ in range(4)] == [500] * 4
         rides.shop.plan.after.clear()
         assert [rides.post(key).status_code for key in ("k-1", "k-2", "k-3")] == [201, 201, 429]
+
+
+def test_recorded_steps_that_cannot_be_read_are_a_problem_for_the_operator(address: str, place: Place) -> None:
+    with FRAMEWORKS["fastapi"](address) as rides:
+        rides.shop.plan.after["created"] = breaks
+        assert rides.post().status_code == 500
+    keys = Keyring({"k": b"k" * 32}, write="k")
+    with FRAMEWORKS["fastapi"](address, sealer=keys) as rides:
+        answer = rides.post()
+        assert (answer.status_code, answer.json()["retryable"]) == (503, False)
+        assert answer.json()["type"] == "urn:onefold:problem:work-unreadable"
+        assert rides.shop.plan.runs["charge"] == 0
+    with FRAMEWORKS["fastapi"](address, sealer=keys, unsealed_answers=True) as rides:
+        assert rides.post().status_code == 201
 
 
 def test_a_request_that_fails_anywhere_is_gone_on_with_where_it_stood(rides: Application, place: Place) -> None:

@@ -148,7 +148,7 @@ def _outcome(work: WorkView, steps: list[StepView], result: str, sealing: Sealin
                 f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
             )
         sealing = Sealing()
-    return sealing.close(plain, step_context(bytes.fromhex(work.id), started.position, started.name))
+    return sealing.seal(plain, step_context(bytes.fromhex(work.id), started.position, started.name))
 
 
 def _sealing_of(target: str) -> Sealing:
@@ -205,7 +205,7 @@ def _plain(step: StepView) -> Any:
     if step.result is None or is_sealed(step.result):
         return None
     try:
-        return json.loads(Sealing().open(step.result, b""))
+        return json.loads(Sealing().unseal(step.result, b"", what="the result"))
     except ValueError:
         return None
 

@@ -10,7 +10,7 @@ from onefold._client.outgoing_request import meaning_of
 from onefold._client.retry_conditions import check_seconds
 from onefold._policy.outcome import Answered, Outcome, Unanswered
 from onefold._policy.retry import TOO_MANY_REQUESTS
-from onefold.errors import CallerError, ConfigurationError
+from onefold.errors import AnsweredError, ConfigurationError
 
 #: What a function may say of an error: whether another attempt may help, or in how many seconds; or the outcome itself.
 Said: TypeAlias = bool | float | Outcome | None
@@ -58,7 +58,7 @@ def outcome_of_result(retry_if: ResultIf, result: object) -> Outcome | None:
 def outcome_of(error: Exception) -> Outcome:
     """What an error tells. One that carries a response (of httpx, requests or aiohttp) tells its status and its
     Retry-After; any other means that there was no answer."""
-    if isinstance(error, CallerError):
+    if isinstance(error, AnsweredError):
         return Answered(
             status=error.status,
             problem_type=error.slug,

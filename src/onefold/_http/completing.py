@@ -64,7 +64,7 @@ class Replays:
     def _find(self, work: Abandoned) -> tuple[InstalledApp, dict[str, Any], bytes] | CompletionAttempt:
         """Which application it is for, and its request. A CompletionAttempt: it cannot be made."""
         try:
-            stored = read_request(self._sealing.open(work.request, request_context(work.digest)))
+            stored = read_request(self._sealing.unseal(work.request, request_context(work.digest), what="it"))
         except (OnefoldError, ValueError) as error:
             return CompletionAttempt(None, f"its request cannot be read: {type(error).__name__}: {error}")
         mark = Completing(work.digest, stored.principal)

@@ -8,7 +8,7 @@ import math
 from onefold._http.request import Headers, Response
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold.errors import (
-    CallerError,
+    AnsweredError,
     OnefoldError,
     OutcomeUnknowable,
     OutcomeUnknown,
@@ -17,6 +17,7 @@ from onefold.errors import (
     SchemaMissing,
     StoreError,
     StoreReadOnly,
+    WorkUnreadable,
 )
 
 TYPE_PREFIX = "urn:onefold:problem:"
@@ -30,13 +31,14 @@ _STORE_DETAILS: dict[type[StoreError], str] = {
     PoolExhausted: "Nothing was done: every connection to the database was in use. Retry later.",
     SchemaMissing: "Nothing was done. The operator must run `onefold migrate` first.",
     StoreReadOnly: "Nothing was done. The operator must make the store writable first.",
+    WorkUnreadable: "The request was begun, and nothing more was done. The operator must look after its steps.",
     UnreadableAnswer: "The request completed, and will not run again. The operator must look after its stored answer.",
 }
 
 
 def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
     """The response that tells a caller about an error."""
-    if isinstance(error, CallerError):
+    if isinstance(error, AnsweredError):
         detail = _STORE_DETAILS.get(type(error), _STORE_DETAIL) if isinstance(error, StoreError) else error.detail
         return _response(
             error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by

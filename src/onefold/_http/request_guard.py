@@ -28,7 +28,6 @@ from onefold.errors import (
     OnefoldError,
     ProgrammerError,
     SchemaMissing,
-    StoreError,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class RequestGuard:
     def log_and_refuse(self, error: OnefoldError, request: Request, operation: str) -> Response:
         """An error as a response; what the programmer or the operator must know goes to the log as well."""
         response = self.refusal(error, request)
-        if not isinstance(error, CallerError) or isinstance(error, StoreError):
+        if not isinstance(error, CallerError):
             # What to do about missing tables is in the text, and every request says it.
             traceback = None if isinstance(error, SchemaMissing) else error
             _log.error("%s got %d: %s", operation, response.status, error, exc_info=traceback)

@@ -58,6 +58,11 @@ PROBLEMS = (
     (503, "store-read-only", "Nothing was done. The operator must act first."),
     (503, "store-not-migrated", "Nothing was done. The operator must act first."),
     (503, "answer-unreadable", "The request completed; its stored answer cannot be read. The operator must act first."),
+    (
+        503,
+        "work-unreadable",
+        "The request was begun; its recorded steps cannot be read. The operator must act first.",
+    ),
     (503, "outcome-unknown", "The outcome is unknown. Retry later with the same key: it happens once."),
     (503, "outcome-unknowable", "The outcome is unknown and the request had no key: look before you repeat it."),
     (503, "overloaded", "There is more to do than can be done; nothing was done. Wait for Retry-After."),

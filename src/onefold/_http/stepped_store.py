@@ -138,7 +138,7 @@ class RequestWork:
 
     def _work_of(self, ask: Ask) -> WorkAsk:
         plain = self._request
-        shut = None if plain is None else self._shared.sealing.close(plain, request_context(ask.digest))
+        shut = None if plain is None else self._shared.sealing.seal(plain, request_context(ask.digest))
         return WorkAsk(
             digest=ask.digest,
             kind="request",

@@ -79,7 +79,7 @@ class Performing:
         async def run() -> tuple[RecordedStep, Any]:
             what = f"phase {step.name!r}"
             await self._enter(held, ())
-            close = functools.partial(self._results.close, step, "phase", returns)
+            close = functools.partial(self._results.record, step, "phase", returns)
             record, value = await self._perform(tx, function, close, what=what)
             self.guard.unsure = what
             await commit(tx, functools.partial(self._records.commit_phase, held, record))
@@ -101,7 +101,7 @@ class Performing:
                 await self._records.commit_call(held, RecordedStep(step.position, step.name, "call", "started", None))
                 self._points.started()
             held.may_have_called = True
-            record, value = self._results.close(step, "call", returns, await Call(function))
+            record, value = self._results.record(step, "call", returns, await Call(function))
             await self._records.commit_call(held, record)
             return record, value
 
@@ -209,7 +209,7 @@ class Performing:
         return closed
 
     def _close_end(self, returns: object, value: object) -> tuple[bytes | None, Any]:
-        return self._results.close_end(returns, value) if self._end.records_result else (None, value)
+        return self._results.record_end(returns, value) if self._end.records_result else (None, value)
 
     # --- what they share -------------------------------------------------------------------------------------
 

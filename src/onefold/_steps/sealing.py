@@ -5,35 +5,36 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from onefold._kernel.ports import Sealer
-from onefold.errors import StoreError
+from onefold.errors import WorkUnreadable
 
 _PLAIN: Final = b"\x00"
 _SEALED: Final = b"\x01"
 
 
 class Sealing(NamedTuple):
-    """How what is recorded is closed and opened."""
+    """How what is recorded is sealed."""
 
     sealer: Sealer | None = None
     unsealed: bool = False
     """Whether what was recorded before there was a sealer is read beside it."""
 
-    def close(self, plain: bytes, context: bytes) -> bytes:
+    def seal(self, plain: bytes, context: bytes) -> bytes:
         return _PLAIN + plain if self.sealer is None else _SEALED + self.sealer.seal(plain, context)
 
-    def open(self, stored: bytes, context: bytes) -> bytes:
+    def unseal(self, stored: bytes, context: bytes, *, what: str) -> bytes:
+        """What was sealed. Raises WorkUnreadable, which says it of `what`."""
         tag, content = stored[:1], stored[1:]
         if tag == _PLAIN:
             if self.sealer is not None and not self.unsealed:
-                raise StoreError(
-                    "a recorded result is not sealed, and this application seals: it was recorded before (read those "
-                    "with unsealed_answers=True for one retention), or not by onefold"
+                raise WorkUnreadable(
+                    f"{what} is not sealed, and this application seals: it was recorded before that (read those with "
+                    "unsealed_answers=True for one retention), or not by onefold"
                 )
             return content
         if tag != _SEALED:
-            raise StoreError(f"a recorded result starts with {tag!r}, which this release does not know")
+            raise WorkUnreadable(f"{what} starts with {tag!r}, which this release does not know")
         if self.sealer is None:
-            raise StoreError("a recorded result is sealed and this process has no keys; pass sealer=Keyring(...)")
+            raise WorkUnreadable(f"{what} is sealed, and this process has no keys: pass sealer=Keyring(...)")
         return self.sealer.unseal(content, context)
 
 

@@ -17,29 +17,31 @@ class StepResults(NamedTuple):
     operation: str
     sealing: Sealing
 
-    def close(self, step: NewStep, kind: StepKind, returns: object, value: object) -> tuple[RecordedStep, Any]:
+    def record(self, step: NewStep, kind: StepKind, returns: object, value: object) -> tuple[RecordedStep, Any]:
         """The record of a step, and its result as it comes back from that: what would come back as something else after
         a crash does so at once, and what would not come back is refused."""
         what = self._name(kind, step.name)
         plain = encode_result(value, returns, what=what)
-        stored = self.sealing.close(plain, step_context(self.digest, step.position, step.name))
+        stored = self.sealing.seal(plain, step_context(self.digest, step.position, step.name))
         return RecordedStep(step.position, step.name, kind, "done", stored), read_back(plain, returns, what=what)
 
-    def close_end(self, returns: object, value: object) -> tuple[bytes, Any]:
+    def record_end(self, returns: object, value: object) -> tuple[bytes, Any]:
         """The same of `finish`: what is stored, and what comes back."""
         plain = encode_result(value, returns, what=self._name_end)
-        return self.sealing.close(plain, end_context(self.digest)), read_back(plain, returns, what=self._name_end)
+        return self.sealing.seal(plain, end_context(self.digest)), read_back(plain, returns, what=self._name_end)
 
     def read(self, recorded: RecordedStep, returns: object) -> Any:
         if recorded.result is None:
             return None
-        plain = self.sealing.open(recorded.result, step_context(self.digest, recorded.position, recorded.name))
-        return decode_result(plain, returns, what=self._name(recorded.kind, recorded.name))
+        what = self._name(recorded.kind, recorded.name)
+        context = step_context(self.digest, recorded.position, recorded.name)
+        return decode_result(self.sealing.unseal(recorded.result, context, what=what), returns, what=what)
 
     def read_end(self, stored: bytes | None, returns: object) -> Any:
         if stored is None:
             return None
-        return decode_result(self.sealing.open(stored, end_context(self.digest)), returns, what=self._name_end)
+        plain = self.sealing.unseal(stored, end_context(self.digest), what=self._name_end)
+        return decode_result(plain, returns, what=self._name_end)
 
     def _name(self, kind: StepKind, name: str) -> str:
         return f"the result of {kind} {name!r} of {self.operation}"
