@@ -165,6 +165,7 @@ async def test_two_steps_at_once_stop_the_saga() -> None:
         (lambda s: s.step("", print), "step name '' must be"),
         (lambda s: s.step("x" * 101, print), "1 to 100 visible"),
         (lambda s: s.step("undo", print), "not 'undo'"),
+        (lambda s: s.step(print, "a"), "s.step(print, 'a', ...) has its arguments swapped: write s.step('a', print"),
         (lambda s: s.step("a", None), "the function of step 'a' is None"),
         (lambda s: s.step("a", print, undo=1), "undo of step 'a' is 1"),
         (lambda s: s.step("a", print, retry=3), "retry=3 of step 'a'"),
@@ -187,8 +188,12 @@ async def test_what_a_saga_does_wrong_is_told(run: Callable[[Saga], Any], told: 
 
 
 def test_a_definition_is_checked_where_it_is_written() -> None:
-    with pytest.raises(ConfigurationError, match="must be an `async def`"):
+    with pytest.raises(ConfigurationError, match=r"saga 'a': .*<lambda>\(s, o\) must be an `async def`"):
         saga("a")(lambda s, o: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ConfigurationError, match=r"saga 'a': str .*must be an `async def`"):
+        saga("a")("b")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="saga 'b': saga 'conformance-order' has an @saga"):
+        saga("b")(order)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="must take the saga and its input"):
 
         @saga("a")  # type: ignore[arg-type]
@@ -196,10 +201,51 @@ def test_a_definition_is_checked_where_it_is_written() -> None:
 
     with pytest.raises(ConfigurationError, match="saga name 'a:b'"):
         saga("a:b")
+    with pytest.raises(ConfigurationError, match=r"saga name 'a@b' must be without '@'.*NAME@VERSION"):
+        saga("a@b")
     with pytest.raises(ConfigurationError, match="saga version ''"):
         saga("a", version="")
     with pytest.raises(ConfigurationError, match="must be a RetryPolicy"):
         saga("a", undo_retry=3)  # type: ignore[arg-type]
+
+
+async def charge_card(s: Saga, o: dict[str, Any]) -> None: ...
+
+
+async def swapped(o: dict[str, Any], s: Saga) -> None: ...
+
+
+async def unnamed(s: Saga) -> None: ...
+
+
+wrongly: Any = saga
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: wrongly(charge_card), r'@saga above charge_card needs .* name .*: write @saga\("charge_card"\)'),
+        (lambda: wrongly(), r"saga\(...\) is missing name"),
+        (lambda: wrongly("a", "2"), r"write its name before it: version="),
+        (lambda: wrongly("a", retries=2), "retries"),
+        (lambda: wrongly("a")(swapped), r"saga 'a': swapped\(.* takes the saga second: .* swapped\(s: Saga, o"),
+        (lambda: wrongly("a")(unnamed), r"saga 'a': unnamed\(s: 'Saga'\).* must take the saga and its input"),
+    ],
+)
+def test_a_wrong_definition_is_told_by_its_name_and_with_the_way_out(wrong: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told) as raised:
+        wrong()
+    assert " at 0x" not in str(raised.value)
+
+
+async def test_swapped_arguments_are_told_by_what_goes_where(engine: MemoryEngine) -> None:
+    call: Any = engine.start
+    with pytest.raises(ConfigurationError, match=r"start\('order-42', .* write engine.start\(order, 'order-42', "):
+        await call("order-42", order, {})
+    with pytest.raises(ConfigurationError, match=r"saga id \{.*as 'order-42' is"):
+        await call(order, {"item": "book"}, "order-42")
+    with pytest.raises(ConfigurationError, match=r"engine.start\(charge_card, ...\): put @saga\(\.\.\.\) above"):
+        await call(charge_card, "order-42", {})
 
 
 def test_an_engine_refuses_sagas_that_it_could_not_tell_apart() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -102,12 +105,54 @@ async def test_consumers_on_threads_start_sagas_on_the_engines_loop(engine: Memo
     once.close()
 
 
+async def test_a_block_that_is_left_on_the_engines_loop_gives_a_pending_start_back(
+    engine: MemoryEngine, tmp_path: Path
+) -> None:
+    """The end of `with once.consuming()` waits for the handler, on the loop that the handler waits for."""
+
+    def letters() -> list[tuple[str, str]]:
+        with once.transaction() as tx:
+            return list(tx.connection.execute("SELECT state, reason FROM onefold_letter").fetchall())
+
+    once = Onefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
+    engine.consume_starts(once)
+    with once.relaying(), once.consuming():
+        with once.transaction() as tx:
+            start_on_commit(tx, order, "pending", {"item": "book"})
+        await_handler()  # and the loop does not run until the block has ended
+    [(state, reason)] = letters()
+    assert state == "waiting"
+    assert "the event loop of the engine" in reason
+    with once.relaying(), once.consuming():
+        await seen("pending", "ship")
+    assert WORLD.of("pending") == ["reserve", "charge", "ship"]
+    once.close()
+
+
+def await_handler() -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not any(thread.name.startswith("onefold-handler") for thread in threading.enumerate()):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+async def test_starts_are_consumed_on_an_event_loop(engine: MemoryEngine, tmp_path: Path) -> None:
+    once = Onefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
+    with pytest.raises(ConfigurationError, match=r"consume_starts\(once\) is called on .*event loop"):
+        await asyncio.to_thread(engine.consume_starts, once)
+    once.close()
+
+
 async def test_what_cannot_be_started_is_refused_where_it_is_written(engine: MemoryEngine, tmp_path: Path) -> None:
     once = Onefold(tmp_path / "shop.db", principal=single_principal, broker="local", source="shop")
     unstorable: Any = {"item": object()}
     with once.transaction() as tx:
         with pytest.raises(ConfigurationError, match="put @saga"):
             start_on_commit(tx, print, "a", {})  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"start_on_commit\(tx, order, 'order-42', \.\.\.\)"):
+            start_on_commit(tx, "order-42", order, {})  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="transaction"):
+            start_on_commit(order, tx, "order-42", {})  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="saga id"):
             start_on_commit(tx, order, "a b", {})
         with pytest.raises(ResultNotSerializable):

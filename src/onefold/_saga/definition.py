@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from onefold._kernel.arguments import named_arguments
 from onefold._policy.backoff import Backoff
 from onefold._policy.retry import RetryPolicy
-from onefold._saga.saga_names import check_name
+from onefold._saga.saga_names import check_name, check_saga_name
 from onefold._saga.saga_values import Json, encode, parameter_types
 from onefold.errors import ConfigurationError
 
@@ -58,7 +58,10 @@ def saga(
     of the old one among the engine's `sagas` until its last saga has ended. `undo_retry` is one round of attempts at a
     compensation, `undo_pause` how long the pauses between rounds are: there is no last round.
     """
-    check_name(name, "saga name")
+    if callable(name):
+        shown = getattr(name, "__name__", "order")
+        raise ConfigurationError(f'@saga above {shown} needs the name of the saga: write @saga("{shown}")')
+    check_saga_name(name)
     check_name(version, "saga version")
     if not isinstance(undo_retry, RetryPolicy):
         raise ConfigurationError(f"undo_retry={undo_retry!r} of saga {name!r} must be a RetryPolicy")
@@ -75,15 +78,57 @@ def saga(
 
 
 def _check_function(name: str, function: object) -> None:
+    if isinstance(function, SagaDefinition):
+        raise ConfigurationError(f"saga {name!r}: saga {function.name!r} has an @saga already: leave one of them out")
     if not inspect.iscoroutinefunction(function):
-        raise ConfigurationError(f"saga {name!r}: {function!r} must be an `async def`, for its steps are awaited")
+        raise ConfigurationError(
+            f"saga {name!r}: {_written(function)} must be an `async def`, for its steps are awaited: write `async def "
+            f"{getattr(function, '__name__', 'order').strip('<>')}(s: Saga, o: dict)`"
+        )
+    written = _written(function)
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
         raise ConfigurationError(
-            f"saga {name!r}: {function.__qualname__}{inspect.signature(function)} must take the saga and its input, as "
+            f"saga {name!r}: {written} must take the saga and its input, as "
             "`async def order(s: Saga, o: dict)` does; put several values into one dict"
         ) from None
+    first, second = list(inspect.signature(function).parameters.values())[:2]
+    if _takes_saga(second) and not _takes_saga(first):
+        raise ConfigurationError(
+            f"saga {name!r}: {written} takes the saga second: write `async def {function.__name__}({second.name}: "
+            f"Saga, {first.name})`"
+        )
+
+
+def _takes_saga(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    written = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return written.rpartition(".")[2] == "Saga"
+
+
+def _written(function: object) -> str:
+    """A function as it is written, without its address."""
+    if not callable(function):
+        return f"{type(function).__qualname__} {function!r:.80}"
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        return f"{name}{inspect.signature(function)}"
+    except (TypeError, ValueError):  # written in C
+        return name
+
+
+def check_saga(saga: object, call: str) -> None:
+    """Refuse what `call`, as far as it is written before the saga, cannot start."""
+    if isinstance(saga, SagaDefinition):
+        return
+    if callable(saga):
+        shown = getattr(saga, "__name__", type(saga).__name__)
+        raise ConfigurationError(f"{call}{shown}, ...): put @saga(...) above the function and start that")
+    raise ConfigurationError(
+        f"{call}{saga!r:.80}, ...) has no saga there: write {call}order, 'order-42', ...), with the saga, its id and "
+        "its input"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,6 +175,12 @@ class Saga:
         )
 
     def _check_step(self, name: str, function: object, undo: object, retry: object) -> None:
+        if callable(name) and isinstance(function, str):
+            called = getattr(name, "__name__", type(name).__name__)
+            raise ConfigurationError(
+                f"s.step({called}, {function!r}, ...) has its arguments swapped: write s.step({function!r}, {called}, "
+                "...)"
+            )
         check_name(name, "step name")
         if name in self._steps:
             raise ConfigurationError(

@@ -57,6 +57,16 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
+def check_saga_name(name: object) -> str:
+    """The name of a saga as it was given. Engines know a saga as NAME@VERSION, which reads in one way."""
+    if isinstance(name, str) and "@" in name:
+        raise ConfigurationError(
+            f"saga name {name!r:.150} must be without '@', for engines know a saga as NAME@VERSION: write '-', or "
+            'version="..."'
+        )
+    return check_name(name, "saga name")
+
+
 def step_key(saga_id: str, step: str) -> str:
     """The idempotency key of a step."""
     return f"{saga_id}:{step}"

@@ -7,13 +7,18 @@ could say so, starts nothing a second time.
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onefold._kernel.transaction import Transaction
-from onefold._saga.definition import SagaDefinition, Start, begin
+from onefold._saga.definition import SagaDefinition, Start, begin, check_saga
 from onefold._saga.saga_errors import SagaMismatch
 from onefold._saga.saga_names import check_saga_id
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, OnefoldError
 
 if TYPE_CHECKING:
     from onefold._saga.engine import SagaEngine
@@ -21,16 +26,25 @@ if TYPE_CHECKING:
 In = TypeVar("In")
 
 START_TOPIC: Final = "onefold.saga.start"
+#: A loop that does nothing for so long is blocked; and how often it is asked.
+LOOP_S_MAX: Final = 1.0
+_LOOP_LOOK_S: Final = 0.1
+
+
+class EngineLoopAway(OnefoldError):
+    """The event loop of the engine does not run for now: the start is tried again."""
 
 
 def start_on_commit(tx: Transaction[Any], saga: SagaDefinition[In, Any], saga_id: str, given: In) -> str:
     """Start a saga if and only if this transaction commits; the id of the event that does. An engine has to consume
     such events: `engine.consume_starts(once)`. Another input under a known id is a dead letter of that consumer; a saga
     that it does not know is tried again."""
-    if not isinstance(saga, SagaDefinition):
+    if not hasattr(tx, "publish"):
         raise ConfigurationError(
-            f"start_on_commit(tx, {saga!r}, ...): put @saga(...) above the function and start that"
+            f"start_on_commit({tx!r:.80}, ...) needs the transaction first: write start_on_commit(tx, order, "
+            "'order-42', {...}), with the tx of the request, or of `with once.transaction() as tx`"
         )
+    check_saga(saga, "start_on_commit(tx, ")
     event_id: str = tx.publish(START_TOPIC, begin(saga, check_saga_id(saga_id), given).to_json())
     return event_id
 
@@ -39,7 +53,13 @@ def add_consumer(engine: SagaEngine, once: Any, name: str) -> None:
     """Have the consumers of an Onefold or AsyncOnefold start what such events ask for."""
     if not hasattr(once, "consumer"):
         raise ConfigurationError(f"engine.consume_starts({once!r}) needs an Onefold or an AsyncOnefold")
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "engine.consume_starts(once) is called on the event loop of the engine, which starts the sagas: inside of "
+            "`async with` the engine"
+        ) from None
 
     async def submit(message: Any) -> None:
         await engine.submit(Start.from_json(message.json()))
@@ -51,9 +71,39 @@ def add_consumer(engine: SagaEngine, once: Any, name: str) -> None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(submit(message), loop))
 
     def start_saga_from_thread(message: Any) -> None:
-        asyncio.run_coroutine_threadsafe(submit(message), loop).result()
+        _await_from_thread(partial(submit, message), loop)
 
     handler: Any = start_saga if once._asynchronous else start_saga_from_thread
     # A saga that is not known here, or an engine that is closed, is none: a process of the newer release, or the next
     # one, has it. Dead letters at once are those that no process can start.
     once.consumer(name, topic=START_TOPIC, dead_letter_on=(SagaMismatch,))(handler)
+
+
+def _await_from_thread(work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop) -> None:
+    """Have the engine's loop do it, while that loop runs. The end of `with once.consuming()` is waited for on a loop
+    that then does nothing else, and it waits for this handler: neither would end. A start that was given up may happen
+    all the same, which is the same start."""
+    answers = threading.Event()
+
+    async def run() -> None:
+        await work()
+
+    begun = run()
+    try:
+        future = asyncio.run_coroutine_threadsafe(begun, loop)
+    except RuntimeError:
+        begun.close()
+        raise EngineLoopAway("the event loop of the engine is closed") from None
+    while True:
+        answers.clear()
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(answers.set)
+        ended, _ = wait([future], timeout=_LOOP_LOOK_S)
+        if ended:
+            return future.result()
+        if not answers.wait(LOOP_S_MAX):
+            future.cancel()
+            raise EngineLoopAway(
+                f"the event loop of the engine did not run for {LOOP_S_MAX:g} s: something blocks it, such as the end "
+                "of a `with once.consuming()` block; the start is tried again"
+            )
