@@ -137,8 +137,11 @@ class MemoryEngine(SagaEngine):
     def __init__(self, sagas: Sequence[AnySaga]) -> None:
         super().__init__(sagas)
         self.kept: dict[str, Kept] = {}
+        self._is_open = True  # there is nothing to open
 
-    async def close(self) -> None:
+    async def _open(self) -> None: ...
+
+    async def _close(self) -> None:
         tasks = [kept.task for kept in self.kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()
@@ -147,10 +150,10 @@ class MemoryEngine(SagaEngine):
     def run(self, saga_id: str) -> None:
         """Run a saga from its beginning, with the journal it has."""
         kept = self.kept[saga_id]
+        kept.stopped, kept.runs = None, kept.runs + 1
         kept.task = asyncio.get_running_loop().create_task(self._run(kept))
 
     async def _run(self, kept: Kept) -> None:
-        kept.stopped, kept.runs = None, kept.runs + 1
         definition = self._sagas[f"{kept.start.saga}@{kept.start.version}"]
         try:
             kept.outcome = await run_saga(definition, kept.start, MemoryContext(kept))
@@ -165,11 +168,10 @@ class MemoryEngine(SagaEngine):
         self.run(start.saga_id)
         return None
 
-    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
+    async def _outcome(self, saga_id: str) -> Json:
         kept = self._find(saga_id)
-        async with asyncio.timeout(timeout_s):
-            while kept.outcome is None:
-                await kept.changed.wait()
+        while kept.outcome is None:
+            await kept.changed.wait()
         return kept.outcome
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
@@ -207,13 +209,15 @@ class MemoryEngine(SagaEngine):
             return False
         kept.cancelled = kept.cancelled or reason
         kept.change()
-        return True
-
-    async def retry(self, saga_id: str) -> bool:
-        kept = self._find(saga_id)
         if kept.stopped is not None:
             self.run(saga_id)
-        return kept.outcome is None
+        return True
+
+    async def _resume(self, saga_id: str) -> bool:
+        self.run(saga_id)
+        return True
+
+    async def _note(self, saga_id: str, action: str, actor: str) -> None: ...
 
     def _find(self, saga_id: str) -> Kept:
         if saga_id not in self.kept:

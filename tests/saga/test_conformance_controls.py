@@ -9,7 +9,7 @@ import pytest
 from onefold._saga.definition import Start
 from onefold._saga.saga_errors import EngineFault
 from onefold._saga.step_call import StepCall
-from onefold.sagas import Compensated
+from onefold.sagas import Compensated, SagaStopped
 from tests.saga import memory_engine
 from tests.saga.conformance import cases
 from tests.saga.conformance.cases import Case
@@ -31,6 +31,20 @@ class StartsTwice(MemoryEngine):
     async def _submit(self, start: Start) -> Start | None:
         self.kept.pop(start.saga_id, None)
         return await super()._submit(start)
+
+
+class WaitsForWhatHasStopped(MemoryEngine):
+    """A result that never comes is waited for."""
+
+    async def _wait_for_end(self, saga_id: str) -> Any:
+        return await self._outcome(saga_id)
+
+
+class RetriesWhatRuns(MemoryEngine):
+    """A saga that goes on is run a second time."""
+
+    async def retry(self, saga_id: str) -> bool:
+        return await self._resume(saga_id)
 
 
 class EndsWhereItIsCancelled(MemoryContext):
@@ -68,12 +82,14 @@ class LosesEarlySignals(MemoryContext):
 
 
 #: Whatever the case notices first.
-FOUND = (AssertionError, TimeoutError, Compensated, pytest.fail.Exception)
+FOUND = (AssertionError, TimeoutError, Compensated, SagaStopped, pytest.fail.Exception)
 
 BUGS: list[tuple[type[Any], Case]] = [
     (ForgetsWhatItWasStartedWith, cases.other_input_under_the_same_id_is_refused),
     (ForgetsWhatItWasStartedWith, cases.another_saga_under_the_same_id_is_refused),
     (StartsTwice, cases.a_second_start_is_the_same_saga),
+    (WaitsForWhatHasStopped, cases.waiting_for_a_saga_that_stops_tells_why_and_what_to_do),
+    (RetriesWhatRuns, cases.a_saga_that_goes_on_is_not_retried),
     (EndsWhereItIsCancelled, cases.a_cancelled_wait_is_compensated),
     (NeverTriesAgain, cases.a_failed_step_is_tried_again_under_the_same_key),
     (ForgetsItsJournal, cases.a_mistake_in_the_saga_stops_it_and_undoes_nothing),

@@ -250,7 +250,6 @@ async def test_what_dbos_cancels_by_itself_is_shown_as_stopped(url: str) -> None
         assert (status.state, "CANCELLED" in str(status.error)) == ("stopped", True)
         assert WORLD.of("foreign") == ["reserve"]
         assert await engine.cancel("foreign")
-        assert await engine.retry("foreign")
         with pytest.raises(Compensated):
             await engine.result("foreign", timeout_s=PATIENCE_S)
     assert WORLD.of("foreign") == ["reserve", "release"]

@@ -14,7 +14,7 @@ from restate import TerminalError
 from temporalio.exceptions import ApplicationError
 
 from onefold.sagas import Compensated, Saga, saga
-from tests.saga.conformance.cases import compensated, seen, until
+from tests.saga.conformance.cases import compensated, retry, seen, until
 from tests.saga.conformance.sagas import (
     QUICK,
     RETRY,
@@ -41,7 +41,7 @@ slow_on_temporal = pytest.mark.parametrize(
 
 
 @pytest.fixture(params=["restate", "temporal"])
-def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
+def opener(request: pytest.FixtureRequest, quick_temporal: None) -> Iterator[Opener]:
     server = request.getfixturevalue(request.param)
     made: Opener = RestateOpener(server) if request.param == "restate" else TemporalOpener(server)
     yield made
@@ -80,7 +80,7 @@ async def test_a_definition_that_changed_under_a_running_saga_stops_it(opener: O
         assert status.error
         assert WORLD.of(saga_id) == ["reserve"]  # nothing more, and nothing undone
     async with opener([patient]) as engine:
-        await engine.retry(saga_id)
+        await retry(engine, saga_id)
         assert await engine.result(saga_id, timeout_s=PATIENCE_S) == 1
     assert WORLD.of(saga_id) == ["reserve", "ship"]
 
@@ -233,7 +233,6 @@ async def test_what_ends_a_workflow_of_the_servers_sdk_stops_a_saga(opener: Open
         assert (status.state, "the end" in (status.error or "")) == ("stopped", True)
         assert WORLD.of(saga_id) == ["reserve"]
         assert await engine.cancel(saga_id)
-        await engine.retry(saga_id)
         assert (await compensated(engine, saga_id)).cancelled
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(temporal: PrivateTemporal) -> AsyncIterator[Temporal]:
+async def engine(temporal: PrivateTemporal, quick_temporal: None) -> AsyncIterator[Temporal]:
     async with Temporal(temporal.address, sagas=SAGAS) as made:
         yield made
 

@@ -6,20 +6,22 @@ is decided here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar, cast
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
-from onefold._saga.definition import AnySaga, SagaDefinition, Start, begin, by_workflow
-from onefold._saga.saga_errors import Compensated, SagaMismatch
+from onefold._saga.definition import AnySaga, SagaDefinition, Start, begin, by_workflow, check_saga
+from onefold._saga.saga_errors import Compensated, SagaMismatch, SagaNotStopped, SagaStopped
 from onefold._saga.saga_names import check_name, check_saga_id, check_signal_id
 from onefold._saga.saga_status import STATES, HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json, decode, encode
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, StoreUnavailable
 
 _log = logging.getLogger("onefold.saga")
 
@@ -27,6 +29,9 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 LISTED_MAX: Final = 10_000
+#: How often one that waits for a result looks whether the saga has stopped: soon at first.
+_LOOK_S: Final = 0.2
+_LOOK_S_MAX: Final = 10.0
 
 
 class SagaEngine(ABC):
@@ -34,10 +39,44 @@ class SagaEngine(ABC):
 
     def __init__(self, sagas: Sequence[AnySaga]) -> None:
         self._sagas = by_workflow(sagas)
+        self._is_open = False
+        self._runs_sagas = True
+
+    async def __aenter__(self) -> Self:
+        if self._is_open:
+            raise ConfigurationError(f"this {type(self).__name__} is open already: one block at a time")
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Begin no more steps, and stop: the sagas go on in other processes, or when it is opened again."""
+        self._is_open = False
+        await self._close()
+
+    @asynccontextmanager
+    async def as_operator(self) -> AsyncIterator[Self]:
+        """The engine, open for a person who looks and asks, as commands do: it runs no saga, for it would leave it half
+        done when it is closed."""
+        self._runs_sagas = False
+        try:
+            async with self:
+                yield self
+        finally:
+            self._runs_sagas = True
 
     async def start(self, saga: SagaDefinition[In, Any], saga_id: str, given: In) -> bool:
         """Start a saga. False: it was started before, with the same input. SagaMismatch: the id has another saga."""
-        self._check_known(saga)
+        check_saga(saga, "engine.start(")
         return await self.submit(begin(saga, check_saga_id(saga_id), given))
 
     async def submit(self, start: Start) -> bool:
@@ -47,22 +86,55 @@ class SagaEngine(ABC):
                 f"saga {start.saga!r} in version {start.version!r} is not run by this engine, which has "
                 f"{', '.join(self._sagas)}: add it to sagas=[...]"
             )
+        self._check_open()
         known = await self._submit(start)
         if known is not None:
             _compare(start, known)
         return known is None
 
     async def result(self, saga_id: str, *, timeout_s: float | None = None) -> Any:
-        """Wait for a saga to end, and give what its function returned. Compensated: it did not complete. TimeoutError:
-        it goes on. A saga that is stuck or stopped has no end until a person acts: see `status`."""
+        """Wait for a saga to end, and give what its function returned. Compensated: it did not complete. SagaStopped:
+        it has no end until a person acts. TimeoutError: it goes on. One that is stuck is waited for."""
         if timeout_s is not None:
             require("timeout_s", timeout_s)
-        outcome = await self._outcome(check_saga_id(saga_id), timeout_s)
+        check_saga_id(saga_id)
+        self._check_open()
+        async with asyncio.timeout(timeout_s):
+            outcome = await self._wait_for_end(saga_id)
         if outcome["outcome"] == "compensated":
             raise Compensated(saga_id, outcome["error"], cancelled=outcome["cancelled"])
         definition = self._sagas.get(f"{outcome['saga']}@{outcome['version']}")
         annotation = Any if definition is None else result_type_of(definition.function)
         return decode(outcome["result"], annotation, what=f"the result of saga {saga_id!r}")
+
+    async def _wait_for_end(self, saga_id: str) -> Json:
+        """The outcome. SagaStopped: engines tell of an end, and of nothing before it, so that is looked for."""
+        ending = asyncio.ensure_future(self._outcome(saga_id))
+        look_s = _LOOK_S
+        try:
+            while not (await asyncio.wait({ending}, timeout=look_s))[0]:
+                with suppress(StoreUnavailable):  # an engine that restarts has it when it is back
+                    status = await self.status(saga_id)
+                    if status.state == "stopped" and not ending.done():
+                        raise SagaStopped(saga_id, status.error or "")
+                look_s = min(2 * look_s, _LOOK_S_MAX)
+            return ending.result()
+        finally:
+            ending.cancel()
+            await asyncio.wait({ending})
+
+    async def retry(self, saga_id: str) -> bool:
+        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaNotStopped: it goes on by
+        itself. SagaUnknown."""
+        status = await self.status(saga_id)
+        if status.state in ("completed", "compensated"):
+            return False
+        if status.state != "stopped":
+            raise SagaNotStopped(
+                f"saga {saga_id!r} is {status.state}, and goes on by itself: only one that has stopped is retried"
+                + (f" ({status.error}; its next round follows after a pause)" if status.state == "stuck" else "")
+            )
+        return await self._resume(saga_id)
 
     async def signal(self, saga_id: str, signal: str, data: Any = None, *, signal_id: str | None = None) -> None:
         """Send a saga something that it waits for with `s.wait(signal)`, now or later. With a `signal_id` a repetition
@@ -71,25 +143,23 @@ class SagaEngine(ABC):
         if signal_id is not None:
             check_signal_id(signal_id)
         encoded = encode(data, what=f"the data of signal {signal!r} for saga {saga_id!r}")
-        await self._signal(check_saga_id(saga_id), signal, encoded, signal_id)
+        check_saga_id(saga_id)
+        self._check_open()
+        await self._signal(saga_id, signal, encoded, signal_id)
 
     async def list(self, *, state: State | None = None, limit: int = 100) -> Sequence[SagaStatus]:
         """The newest sagas, of one state or of all."""
         require("limit", limit, least=1, most=LISTED_MAX, whole=True)
         if state is not None and state not in STATES:
             raise ConfigurationError(f"state={state!r} is not one of {', '.join(STATES)}")
+        self._check_open()
         return await self._list(state, limit)
-
-    def as_operator(self) -> AbstractAsyncContextManager[Any]:
-        """The engine, open for a person who looks and asks, as commands do: one that would run sagas as well, where it
-        is opened, runs none."""
-        opened: AbstractAsyncContextManager[Any] = cast("Any", self)
-        return opened
 
     async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
         """Note who does something to a saga, before it is done. SagaUnknown."""
         await self.status(saga_id)
         _log.warning("saga %s: %s by %s", saga_id, action, actor)
+        await self._note(saga_id, action, actor)
 
     def consume_starts(self, once: Any, *, name: str = "onefold-sagas") -> None:
         """Have the consumers of an Onefold or AsyncOnefold start what `start_on_commit` asked for. Called on the event
@@ -98,17 +168,29 @@ class SagaEngine(ABC):
 
         add_consumer(self, once, name)
 
-    def _check_known(self, saga: object) -> None:
-        if not isinstance(saga, SagaDefinition):
-            raise ConfigurationError(f"engine.start({saga!r}, ...): put @saga(...) above the function and start that")
+    def _check_open(self) -> None:
+        if not self._is_open:
+            name = type(self).__name__
+            raise ConfigurationError(
+                f"this {name} is not open: use it inside of `async with {name}(...) as engine`, which opens it, or of "
+                "its application's lifespan"
+            )
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Begin to run sagas, unless for an operator (`_runs_sagas`). `_close` follows where it fails."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """End what `_open` began, as far as it came. A second time: nothing."""
 
     @abstractmethod
     async def _submit(self, start: Start) -> Start | None:
         """Have the engine run this, unless its id is known: then what that was started with, for any saga's name."""
 
     @abstractmethod
-    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
-        """Wait for what `run_saga` returned. SagaUnknown, TimeoutError."""
+    async def _outcome(self, saga_id: str) -> Json:
+        """Wait for what `run_saga` returned. SagaUnknown; SagaStopped: it was ended by others."""
 
     @abstractmethod
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
@@ -129,11 +211,15 @@ class SagaEngine(ABC):
     @abstractmethod
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
         """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
-        that compensates already goes on with that. SagaUnknown."""
+        that compensates already goes on with that, and one that has stopped goes on. SagaUnknown."""
 
     @abstractmethod
-    async def retry(self, saga_id: str) -> bool:
-        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaUnknown."""
+    async def _resume(self, saga_id: str) -> bool:
+        """Have a saga go on that has stopped: from here on it counts as running. False: it has ended."""
+
+    @abstractmethod
+    async def _note(self, saga_id: str, action: str, actor: str) -> None:
+        """Keep in the saga's history who did something to it."""
 
 
 def _compare(start: Start, known: Start) -> None:

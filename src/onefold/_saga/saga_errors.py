@@ -41,6 +41,32 @@ class Compensated(OnefoldError):
         self.cancelled = cancelled
 
 
+class SagaStopped(OnefoldError):
+    """The saga has no end until a person acts: its code or its engine is at fault, and nothing was undone."""
+
+    def __init__(self, saga_id: str, error: str) -> None:
+        super().__init__(
+            f"saga {saga_id!r} has stopped: {error.removeprefix(stopping(saga_id))}. `onefold saga show MODULE:engine "
+            f"{saga_id}` has its history; with repaired code `onefold saga retry MODULE:engine {saga_id}`, or "
+            "engine.retry(...), has it go on where it stopped, and `cancel` has it compensate"
+        )
+        self.saga_id = saga_id
+        self.error = error
+
+
+def stopping(saga_id: str) -> str:
+    """How the text of an EngineFault begins."""
+    return f"saga {saga_id!r} stops, and nothing is undone: "
+
+
+class SagaNotStopped(CallerError):
+    """Only a saga that has stopped is retried: another goes on by itself, and its step would run a second time."""
+
+    status: ClassVar[int] = 409
+    slug: ClassVar[str] = "saga-not-stopped"
+    title: ClassVar[str] = "The saga has not stopped"
+
+
 class SagaMismatch(CallerError):
     """The id already names another saga: another name, another version or other input. Nothing was started."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -14,7 +15,16 @@ from typing import Any
 import pytest
 
 from onefold.errors import ConfigurationError, ResultNotSerializable
-from onefold.sagas import Compensated, HistoryEntry, SagaEngine, SagaMismatch, SagaStatus, SagaUnknown
+from onefold.sagas import (
+    Compensated,
+    HistoryEntry,
+    SagaEngine,
+    SagaMismatch,
+    SagaNotStopped,
+    SagaStatus,
+    SagaStopped,
+    SagaUnknown,
+)
 from onefold.testing.scripted_server import Reply, ScriptedServer
 from tests.saga.conformance.sagas import (
     WORLD,
@@ -62,6 +72,12 @@ async def seen(saga_id: str, action: str, times: int = 1) -> None:
             if WORLD.of(saga_id).count(action) >= times:
                 return
             await asyncio.sleep(0.02)
+
+
+async def retry(engine: SagaEngine, saga_id: str) -> None:
+    """Have it go on, unless the engine has tried it again in between by itself."""
+    with suppress(SagaNotStopped):
+        await engine.retry(saga_id)
 
 
 def short(history: Any) -> list[tuple[str, str]]:
@@ -281,9 +297,11 @@ async def a_result_that_is_not_json_stops_the_saga_until_it_is_repaired(engine: 
     assert status.error is not None
     assert "'odd'" in status.error
     assert "cannot be recorded" in status.error
+    with pytest.raises(SagaStopped, match="cannot be recorded"):
+        await engine.result(saga_id, timeout_s=PATIENCE_S)
     assert set(WORLD.of(saga_id)) == {"reserve", "unstorable"}
     WORLD.broken.add(f"fixed {saga_id}:odd")
-    await engine.retry(saga_id)
+    await retry(engine, saga_id)
     assert await engine.result(saga_id, timeout_s=PATIENCE_S) == {"now": "stored"}
     assert WORLD.of(saga_id).count("reserve") == 1
 
@@ -295,7 +313,7 @@ async def a_step_called_twice_stops_the_saga_until_it_is_repaired(engine: SagaEn
     assert "'reserve' is there twice" in status.error
     assert WORLD.of(saga_id) == ["reserve"]
     WORLD.broken.add(f"fixed {saga_id}")
-    await engine.retry(saga_id)
+    await retry(engine, saga_id)
     await engine.result(saga_id, timeout_s=PATIENCE_S)
     assert WORLD.of(saga_id) == ["reserve", "charge"]
 
@@ -307,16 +325,39 @@ async def a_mistake_in_the_saga_stops_it_and_undoes_nothing(engine: SagaEngine, 
     assert "KeyError" in status.error
     assert WORLD.of(saga_id) == ["reserve"]
     WORLD.broken.add(f"fixed {saga_id}")
-    await engine.retry(saga_id)
+    await retry(engine, saga_id)
     assert await engine.result(saga_id, timeout_s=PATIENCE_S) == "repaired"
     assert WORLD.of(saga_id) == ["reserve"]
+
+
+async def waiting_for_a_saga_that_stops_tells_why_and_what_to_do(engine: SagaEngine, saga_id: str) -> None:
+    await engine.start(mistaken, saga_id, {"item": "book"})
+    for _ in range(2):  # while it stops, and when it has
+        with pytest.raises(
+            SagaStopped, match=f"'{saga_id}' has stopped: .*KeyError.* saga retry .*{saga_id}"
+        ) as raised:
+            await engine.result(saga_id, timeout_s=PATIENCE_S)
+    assert "KeyError" in raised.value.error
+    WORLD.broken.add(f"fixed {saga_id}")
+    await retry(engine, saga_id)
+    assert await engine.result(saga_id, timeout_s=PATIENCE_S) == "repaired"
+    assert not await engine.retry(saga_id)
+
+
+async def a_saga_that_goes_on_is_not_retried(engine: SagaEngine, saga_id: str) -> None:
+    await engine.start(slow, saga_id, {"item": "book"})
+    await seen(saga_id, "charge")
+    with pytest.raises(SagaNotStopped, match=f"saga '{saga_id}' is running"):
+        await engine.retry(saga_id)
+    WORLD.gates.add(f"{saga_id}:charge")
+    await engine.result(saga_id, timeout_s=PATIENCE_S)
+    assert WORLD.of(saga_id) == ["reserve", "charge", "charged", "ship"]
 
 
 async def a_stopped_saga_can_be_cancelled(engine: SagaEngine, saga_id: str) -> None:
     await engine.start(mistaken, saga_id, {"item": "book"})
     await until(engine, saga_id, "stopped")
     assert await engine.cancel(saga_id)
-    await engine.retry(saga_id)
     assert (await compensated(engine, saga_id)).cancelled
     assert WORLD.of(saga_id) == ["reserve", "release"]
 
@@ -428,6 +469,8 @@ CASES: list[Case] = [
     a_result_that_is_not_json_stops_the_saga_until_it_is_repaired,
     a_step_called_twice_stops_the_saga_until_it_is_repaired,
     a_mistake_in_the_saga_stops_it_and_undoes_nothing,
+    waiting_for_a_saga_that_stops_tells_why_and_what_to_do,
+    a_saga_that_goes_on_is_not_retried,
     a_stopped_saga_can_be_cancelled,
     the_history_has_every_step_and_error,
     a_client_sends_the_key_of_the_step,

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final
 
 from onefold._engines.dbos.saga_database import SagaDatabase
 from onefold._kernel.arguments import named_arguments
@@ -44,11 +43,16 @@ except ModuleNotFoundError as error:
 
 from onefold._engines.dbos.executor_locks import ExecutorLocks, open_locks
 from onefold._engines.dbos.saga_context import AUDIT, CANCEL, STOPPED, TOPIC, SagaContext, end_journal, outside
-from onefold._engines.dbos.saga_records import actions_of, history_of, outcome_of, start_of, status_of
+from onefold._engines.dbos.saga_records import (
+    FAILED,
+    actions_of,
+    history_of,
+    outcome_of,
+    start_of,
+    status_of,
+    stopped_of,
+)
 from onefold._engines.dbos.takeover import Takeover, queue_of, resume
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _log = logging.getLogger("onefold.saga")
 
@@ -76,7 +80,7 @@ class Dbos(SagaEngine):
     is one per process, and its sagas run on the event loop that opened it.
     """
 
-    _open: Dbos | None = None
+    _of_process: Dbos | None = None
 
     @named_arguments("Dbos")
     def __init__(
@@ -102,37 +106,16 @@ class Dbos(SagaEngine):
         self._datasource: SQLAlchemyDatasource | AsyncSQLAlchemyDatasource | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._workflows: dict[str, Any] = {}
-        self._runs_sagas = True
         self._launched = False
         SagaDatabase(url).close()  # a wrong address is told here
 
-    async def __aenter__(self) -> Self:
-        if Dbos._open is not None:
+    async def _open(self) -> None:
+        if Dbos._of_process is not None:
             raise ConfigurationError(
                 "this process has an open Dbos, and DBOS is one per process: give that one all sagas, or end its block"
             )
-        Dbos._open = self
-        try:
-            await self._launch()
-        except BaseException:
-            await self._close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close()
-
-    @asynccontextmanager
-    async def as_operator(self) -> AsyncIterator[Self]:
-        """Takes over no saga, and takes none from the queues: it would leave them half done when it is closed."""
-        self._runs_sagas = False
-        try:
-            async with self:
-                yield self
-        finally:
-            self._runs_sagas = True
+        Dbos._of_process = self
+        await self._launch()
 
     async def _launch(self) -> None:
         executor = f"{socket.gethostname()}-{os.getpid()}-{new_id(wall_ms())}"
@@ -209,7 +192,8 @@ class Dbos(SagaEngine):
             if self._database is not None:
                 self._database.close()
             self._locks = self._database = None
-            Dbos._open = None
+            if Dbos._of_process is self:
+                Dbos._of_process = None
 
     def _runner(self, definition: AnySaga) -> Any:
         async def run(data: Json) -> Json:
@@ -222,6 +206,8 @@ class Dbos(SagaEngine):
                 await end_journal(start.saga_id)
                 return outcome
             except EngineFault as fault:
+                if not self._is_open:
+                    raise  # of the end of this engine: the saga is resumed elsewhere, or when it is opened again
                 _log.error("%s", fault)
                 text = str(fault)
                 await outside(lambda: DBOS.update_workflow_attributes_async(start.saga_id, {STOPPED: text}, merge=True))
@@ -242,15 +228,13 @@ class Dbos(SagaEngine):
                 return start_of(await self._find(start.saga_id))
             return None
 
-        self._check_open()
         return await outside(work)
 
-    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
+    async def _outcome(self, saga_id: str) -> Json:
         look_s = _LOOK_S
-        async with asyncio.timeout(timeout_s):
-            while (outcome := outcome_of(await self._find(saga_id))) is None:
-                await asyncio.sleep(look_s)
-                look_s = min(look_s * 1.5, _LOOK_S_MAX)
+        while (outcome := outcome_of(await self._find(saga_id))) is None:
+            await asyncio.sleep(look_s)
+            look_s = min(look_s * 1.5, _LOOK_S_MAX)
         return outcome
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
@@ -266,13 +250,13 @@ class Dbos(SagaEngine):
             await outside(lambda: DBOS.update_workflow_attributes_async(saga_id, {CANCEL: reason}, merge=True))
         # For a saga that waits or sleeps. Sent again by a repetition: the process may have died in between.
         await self._send(saga_id, {"cancel": reason}, f"{saga_id}:cancel")
+        if stopped_of(found) is not None and found.status != FAILED:
+            await outside(lambda: resume([found]))
         return True
 
-    async def retry(self, saga_id: str) -> bool:
-        found = await self._find(check_saga_id(saga_id))
-        if outcome_of(found) is not None:
-            return False
-        if found.status == "ERROR":
+    async def _resume(self, saga_id: str) -> bool:
+        found = await self._find(saga_id)
+        if found.status == FAILED:
             raise ConfigurationError(f"saga {saga_id!r} has ended with an error in DBOS itself: {found.error}")
         await outside(lambda: resume([found]))
         return True
@@ -286,8 +270,7 @@ class Dbos(SagaEngine):
         entries = [*await self._history(saga_id), *actions_of(found)]
         return sorted(entries, key=lambda entry: (entry.ended_at is None, entry.ended_at))
 
-    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
-        await super().audit(saga_id, action=action, actor=actor)
+    async def _note(self, saga_id: str, action: str, actor: str) -> None:
         found = await self._find(saga_id)
         noted = [*(found.attributes or {}).get(AUDIT, []), {"action": action, "actor": actor, "at_ms": wall_ms()}]
         await outside(
@@ -311,7 +294,6 @@ class Dbos(SagaEngine):
         return listed[:limit]
 
     async def _page(self, offset: int) -> list[WorkflowStatus]:
-        self._check_open()
         names = list(self._sagas)
         return await outside(lambda: DBOS.list_workflows_async(name=names, sort_desc=True, limit=_PAGE, offset=offset))
 
@@ -327,7 +309,3 @@ class Dbos(SagaEngine):
 
     async def _send(self, saga_id: str, message: Json, message_id: str | None) -> None:
         await outside(lambda: DBOS.send_async(saga_id, message, TOPIC, idempotency_key=message_id))
-
-    def _check_open(self) -> None:
-        if Dbos._open is not self:
-            raise ConfigurationError("this Dbos is not open: use it inside of `async with Dbos(...) as engine`")

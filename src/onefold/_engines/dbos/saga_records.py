@@ -16,6 +16,8 @@ from onefold._saga.saga_values import Json
 
 #: DBOS calls a saga's end SUCCESS, whether it completed or was compensated: that is in its outcome.
 ENDED: Final = "SUCCESS"
+#: It raised what no saga raises: DBOS does not run it again.
+FAILED: Final = "ERROR"
 #: Waiting, or at work.
 OPEN: Final = ("PENDING", "ENQUEUED", "DELAYED")
 
@@ -33,13 +35,18 @@ def outcome_of(workflow: WorkflowStatus) -> Json:
     return workflow.output if workflow.status == ENDED else None
 
 
+def stopped_of(workflow: WorkflowStatus) -> str | None:
+    """What stopped the saga; None: it has ended, or goes on."""
+    if workflow.status not in (*OPEN, ENDED):
+        return _FOREIGN.format(workflow.status, workflow.error)
+    stopped: str | None = (workflow.attributes or {}).get(STOPPED)
+    return stopped
+
+
 def status_of(workflow: WorkflowStatus, history: Sequence[HistoryEntry]) -> SagaStatus:
     start, attributes = start_of(workflow), workflow.attributes or {}
     outcome = outcome_of(workflow)
-    stopped = attributes.get(STOPPED)
-    if workflow.status not in (*OPEN, ENDED):
-        stopped = _FOREIGN.format(workflow.status, workflow.error)
-    state, error = judge(outcome, history, stopped)
+    state, error = judge(outcome, history, stopped_of(workflow))
     return SagaStatus(
         saga_id=start.saga_id,
         saga=start.saga,

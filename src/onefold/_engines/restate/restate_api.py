@@ -50,8 +50,7 @@ class RestateApi:
 
     @property
     def _client(self) -> httpx.AsyncClient:
-        if self._opened is None:
-            raise ConfigurationError("this engine is not open: use it in `async with Restate(...) as engine`")
+        assert self._opened is not None, "it is open"
         return self._opened
 
     async def register(self, url: str) -> None:

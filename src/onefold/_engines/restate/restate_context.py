@@ -45,6 +45,9 @@ def signal_promise(signal: str, number: int) -> str:
 class RestateAttemptFailed(Exception):
     """What Restate is told of an EngineFault: the attempt failed, and it is to make another, later."""
 
+    def __repr__(self) -> str:
+        return str(self)  # what the SDK shows of it
+
 
 class RestateContext:
     """One attempt of Restate's at a saga."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from onefold._engines.restate.restate_api import ACTION, SIGNAL, RestateApi
 from onefold._engines.restate.restate_context import CANCEL
@@ -20,7 +18,7 @@ from onefold._kernel.ids import new_id
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
-from onefold._saga.saga_errors import SagaUnknown
+from onefold._saga.saga_errors import SagaStopped, SagaUnknown
 from onefold._saga.saga_names import check_saga_id
 from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json
@@ -72,45 +70,25 @@ class Restate(SagaEngine):
         self._stop_s = stop_s
         self._endpoint: ServiceEndpoint | None = None
 
-    async def __aenter__(self) -> Self:
+    async def _open(self) -> None:
         self._api.open()
-        if self._listen is not None:
-            steps = RunningSteps()
-            service = make_service(self._service, self._sagas, steps, self._is_cancelled, self._retention)
-            self._endpoint = ServiceEndpoint(service, steps, self._listen, self._identity_keys)
-            try:
-                await self._endpoint.open()
-                await self._api.register(self._url)
-            except BaseException:
-                await self.close()
-                raise
-        return self
+        # The address of one that an operator opens is that of the processes that run the sagas.
+        if self._listen is None or not self._runs_sagas:
+            return
+        steps = RunningSteps()
+        service = make_service(self._service, self._sagas, steps, self._is_cancelled, self._retention)
+        self._endpoint = ServiceEndpoint(service, steps, self._listen, self._identity_keys)
+        await self._endpoint.open()
+        await self._api.register(self._url)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Begin no more steps, let those that run end for `stop_s`, and stop. Other processes go on with the sagas."""
+    async def _close(self) -> None:
+        """Let the steps that run end, for `stop_s`."""
         if self._endpoint is not None:
             endpoint, self._endpoint = self._endpoint, None
             await endpoint.close(self._stop_s)
         await self._api.close()
 
-    @asynccontextmanager
-    async def as_operator(self) -> AsyncIterator[Self]:
-        """Listens nowhere: its address is that of the processes that run the sagas."""
-        listen, self._listen = self._listen, None
-        try:
-            async with self:
-                yield self
-        finally:
-            self._listen = listen
-
-    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
-        """Note who does something to a saga, before it is done. SagaUnknown."""
-        await super().audit(saga_id, action=action, actor=actor)
+    async def _note(self, saga_id: str, action: str, actor: str) -> None:
         noted = {"action": action, "actor": actor, "at_ms": wall_ms()}
         await self._api.call(saga_id, ACTION, noted, key=new_id(wall_ms()), keep=True)
 
@@ -123,26 +101,23 @@ class Restate(SagaEngine):
             raise OnefoldError(f"saga {start.saga_id!r} was started before, and Restate does not say with what")
         return journal.start
 
-    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    answer = await self._api.attach(saga_id)
-                except StoreUnavailable:
-                    # A server that restarts has the result when it is back.
-                    await asyncio.sleep(_AWAY_S)
-                    continue
-                if answer is None:
-                    continue
-                if answer.is_success:
-                    return answer.json()
-                if answer.status_code == 404:
-                    raise _unknown(saga_id)
-                if (outcome := end_without_outcome(answer.text)) is not None:
-                    return outcome
-                raise OnefoldError(
-                    f"saga {saga_id!r} was ended in Restate, and nothing was undone: {answer.text[:500]}"
-                )
+    async def _outcome(self, saga_id: str) -> Json:
+        while True:
+            try:
+                answer = await self._api.attach(saga_id)
+            except StoreUnavailable:
+                # A server that restarts has the result when it is back.
+                await asyncio.sleep(_AWAY_S)
+                continue
+            if answer is None:
+                continue
+            if answer.is_success:
+                return answer.json()
+            if answer.status_code == 404:
+                raise _unknown(saga_id)
+            if (outcome := end_without_outcome(answer.text)) is not None:
+                return outcome
+            raise SagaStopped(saga_id, f"it was ended in Restate, and nothing was undone: {answer.text[:500]}")
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
         await self._find(saga_id)
@@ -165,12 +140,10 @@ class Restate(SagaEngine):
         return listed[:limit]
 
     async def status(self, saga_id: str) -> SagaStatus:
-        """How a saga stands. SagaUnknown."""
         found = await self._find(saga_id)
         return status_of(found, await self._journal(found["id"]))
 
     async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
-        """Every step, compensation, pause and signal of a saga, in order, with attempts and errors. SagaUnknown."""
         found = await self._find(saga_id)
         actions = [
             HistoryEntry(kind="action", name=each["action"], result=each["actor"], ended_at=_moment(each["at_ms"]))
@@ -179,8 +152,6 @@ class Restate(SagaEngine):
         return [*(await self._journal(found["id"])).history, *actions]
 
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
-        """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
-        that compensates already goes on with that. SagaUnknown."""
         found = await self._find(saga_id)
         if found["status"] == "completed":
             return False
@@ -192,8 +163,7 @@ class Restate(SagaEngine):
         await self._api.change(found["id"], "resume")
         return True
 
-    async def retry(self, saga_id: str) -> bool:
-        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaUnknown."""
+    async def _resume(self, saga_id: str) -> bool:
         found = await self._find(saga_id)
         if found["status"] == "completed":
             return False
@@ -201,7 +171,9 @@ class Restate(SagaEngine):
         return True
 
     async def _find(self, saga_id: str) -> Mapping[str, Any]:
-        found = await self._api.invocation(check_saga_id(saga_id))
+        check_saga_id(saga_id)
+        self._check_open()
+        found = await self._api.invocation(saga_id)
         if found is None:
             raise _unknown(saga_id)
         return found

@@ -6,6 +6,7 @@ Invariant: the order of the entries is that of the journal, and a step that was 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,8 @@ _NOT_THE_CODES: Final = ("RT0001", "RT0010")
 #: Between attempts. In one, the last failure is still there.
 _HALTED: Final = ("backing-off", "paused")
 _CANCEL_SIGNAL: Final = 1
+#: What the SDK puts around a failure: its status, and where it was raised, which is logged.
+_LAST_FAILURE: Final = re.compile(r"\A\[\d+[^\]]*\] |\nTraceback .*\Z", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ def status_of(invocation: Mapping[str, Any], journal: SagaJournal) -> SagaStatus
         if outcome is None:
             stopped = f"killed in Restate, and nothing was undone: {invocation.get('completion_failure')}"
     elif invocation["status"] in _HALTED and invocation.get("last_failure_error_code") not in _NOT_THE_CODES:
-        stopped = str(invocation.get("last_failure") or "paused in Restate")
+        stopped = _LAST_FAILURE.sub("", str(invocation.get("last_failure") or "paused in Restate"))
     state, error = judge(outcome, settled(journal.history), stopped)
     start = journal.start
     return SagaStatus(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from onefold._engines.temporal.recorded_saga import signal_name
 from onefold._engines.temporal.temporal_history import SagaEvents, read_events
@@ -27,13 +26,14 @@ from onefold._kernel.extras import missing_extra
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
-from onefold._saga.saga_errors import SagaUnknown
+from onefold._saga.saga_errors import SagaStopped, SagaUnknown
 from onefold._saga.saga_names import check_saga_id
 from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError, OnefoldError, StoreUnavailable
 
 try:
+    from temporalio.api.enums.v1 import PendingActivityState
     from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, ResetActivityRequest
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowFailureError, WorkflowHandle
     from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
@@ -91,15 +91,18 @@ class Temporal(SagaEngine):
         self._stop = timedelta(seconds=stop_s)
         self._client: Client | None = server if isinstance(server, Client) else None
         self._worker: Worker | None = None
+        #: Sagas that were told here to go on, and since when they had stopped: what it is told while a task is tried
+        #: again, Temporal shows when that has timed out, minutes later where it was tried often.
+        self._resumed: dict[str, datetime | None] = {}
 
-    async def __aenter__(self) -> Self:
+    async def _open(self) -> None:
         if isinstance(self._server, str):
             try:
                 self._client = await Client.connect(self._server, namespace=self._namespace, runtime=_runtime())
             except RuntimeError as error:
                 raise StoreUnavailable(f"Temporal at {self._server} does not answer: {error}") from error
         await self._check_namespace()
-        if self._serve:
+        if self._serve and self._runs_sagas:
             self._worker = Worker(
                 self._connected,
                 task_queue=self._task_queue,
@@ -112,32 +115,14 @@ class Temporal(SagaEngine):
                 sticky_queue_schedule_to_start_timeout=_STICKY,
             )
             await self._worker.__aenter__()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Begin no more steps, let those that run end for `stop_s`, and stop. Other processes go on with the sagas."""
+    async def _close(self) -> None:
+        """Let the steps that run end, for `stop_s`."""
         if self._worker is not None:
             worker, self._worker = self._worker, None
             await worker.__aexit__(None, None, None)
 
-    @asynccontextmanager
-    async def as_operator(self) -> AsyncIterator[Self]:
-        """Serves nothing: what it would begin is left half done when it is closed."""
-        serve, self._serve = self._serve, False
-        try:
-            async with self:
-                yield self
-        finally:
-            self._serve = serve
-
-    async def audit(self, saga_id: str, *, action: str, actor: str) -> None:
-        """Note who does something to a saga, before it is done. SagaUnknown."""
-        await super().audit(saga_id, action=action, actor=actor)
+    async def _note(self, saga_id: str, action: str, actor: str) -> None:
         # False: it has ended, and nothing can be done to it.
         await self._tell(saga_id, ACTION, {"action": action, "actor": actor})
 
@@ -165,21 +150,20 @@ class Temporal(SagaEngine):
             raise self._error(start.saga_id, error) from error
         return None
 
-    async def _outcome(self, saga_id: str, timeout_s: float | None) -> Json:
+    async def _outcome(self, saga_id: str) -> Json:
         handle = self._handle(saga_id)
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    return await handle.result()
-                except WorkflowFailureError as error:
-                    raise OnefoldError(
-                        f"saga {saga_id!r} was ended in Temporal, and nothing was undone: {error.cause}"
-                    ) from error
-                except RPCError as error:
-                    if error.status not in _AWAY:
-                        raise self._error(saga_id, error) from error
-                    # A server that restarts has the result when it is back.
-                    await asyncio.sleep(_AWAY_S)
+        while True:
+            try:
+                return await handle.result()
+            except WorkflowFailureError as error:
+                raise SagaStopped(
+                    saga_id, f"it was ended in Temporal, and nothing was undone: {error.cause}"
+                ) from error
+            except RPCError as error:
+                if error.status not in _AWAY:
+                    raise self._error(saga_id, error) from error
+                # A server that restarts has the result when it is back.
+                await asyncio.sleep(_AWAY_S)
 
     async def _signal(self, saga_id: str, signal: str, data: Json, signal_id: str | None) -> None:
         if not await self._tell(saga_id, signal_name(signal), {"data": data, "id": signal_id}):
@@ -203,11 +187,11 @@ class Temporal(SagaEngine):
         return listed
 
     async def status(self, saga_id: str) -> SagaStatus:
-        """How a saga stands. SagaUnknown."""
-        described = await self._describe(saga_id)
-        found = await self._events(saga_id)
-        if found.stopped is None:
-            found.stopped = _stopped_step(described)
+        described, found = await self._look(saga_id)
+        if saga_id in self._resumed and self._resumed[saga_id] == found.stopped_at:
+            found.stopped = None
+        else:
+            self._resumed.pop(saga_id, None)
         state, error = found.judge()
         saga, _, version = described.workflow_type.partition("@")
         return SagaStatus(
@@ -222,23 +206,19 @@ class Temporal(SagaEngine):
         )
 
     async def history(self, saga_id: str) -> Sequence[HistoryEntry]:
-        """Every step, compensation, pause and signal of a saga, in order, with attempts and errors. SagaUnknown."""
         return (await self._events(check_saga_id(saga_id))).history
 
     async def cancel(self, saga_id: str, *, reason: str = "cancelled") -> bool:
-        """Ask a saga to compensate: its next step is not run, and its pauses and waits end. False: it has ended. One
-        that compensates already goes on with that. SagaUnknown."""
-        if not await self._tell(saga_id, CANCEL, {"reason": reason}):
-            await self._describe(saga_id)
-            return False
-        return True
+        _, found = await self._look(saga_id)
+        return await self._tell_stopped(saga_id, found, CANCEL, {"reason": reason})
 
-    async def retry(self, saga_id: str) -> bool:
-        """Have a stopped saga go on with the code that is there now. False: it has ended. SagaUnknown."""
-        described = await self._describe(saga_id)
-        if not await self._tell(saga_id, RETRY, {}):
+    async def _resume(self, saga_id: str) -> bool:
+        described, found = await self._look(saga_id)
+        if not await self._tell_stopped(saga_id, found, RETRY, {}):
             return False
         for each in described.raw_description.pending_activities:
+            if each.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+                continue  # it is tried just now
             # An old server cannot; then it is tried when its pause is over.
             with suppress(RPCError):
                 await self._connected.workflow_service.reset_activity(
@@ -252,12 +232,13 @@ class Temporal(SagaEngine):
 
     @property
     def _connected(self) -> Client:
-        if self._client is None:
-            raise ConfigurationError("this engine is not connected: use it in `async with Temporal(...) as engine`")
+        assert self._client is not None, "it is open"
         return self._client
 
     def _handle(self, saga_id: str) -> WorkflowHandle[Any, Any]:
-        return self._connected.get_workflow_handle(check_saga_id(saga_id))
+        check_saga_id(saga_id)
+        self._check_open()
+        return self._connected.get_workflow_handle(saga_id)
 
     async def _describe(self, saga_id: str) -> WorkflowExecutionDescription:
         try:
@@ -266,11 +247,26 @@ class Temporal(SagaEngine):
             raise self._error(saga_id, error) from error
 
     async def _events(self, saga_id: str) -> SagaEvents:
-        converter = self._connected.data_converter.payload_converter
+        handle = self._handle(saga_id)
         try:
-            return await read_events(self._handle(saga_id).fetch_history_events(), converter)
+            converter = self._connected.data_converter.payload_converter
+            return await read_events(handle.fetch_history_events(), converter)
         except RPCError as error:
             raise self._error(saga_id, error) from error
+
+    async def _look(self, saga_id: str) -> tuple[WorkflowExecutionDescription, SagaEvents]:
+        described, found = await self._describe(saga_id), await self._events(saga_id)
+        if found.stopped is None:
+            found.stopped, found.stopped_at = _stopped_step(described, found.resumed_at)
+        return described, found
+
+    async def _tell_stopped(self, saga_id: str, found: SagaEvents, signal: str, told: Json) -> bool:
+        """Tell it something that has it go on, if it has stopped. False: it has ended."""
+        if not await self._tell(saga_id, signal, told):
+            return False
+        if found.stopped is not None:
+            self._resumed[saga_id] = found.stopped_at
+        return True
 
     async def _tell(self, saga_id: str, signal: str, told: Json) -> bool:
         """False: it has ended, or was never there."""
@@ -314,12 +310,20 @@ def _runtime() -> Runtime:
     return Runtime(telemetry=TelemetryConfig(logging=None))
 
 
-def _stopped_step(described: WorkflowExecutionDescription) -> str | None:
-    """Why a step is tried again and again without being a failure of its own."""
+def _stopped_step(
+    described: WorkflowExecutionDescription, resumed_at: datetime | None
+) -> tuple[str, datetime] | tuple[None, None]:
+    """Why a step is tried again and again without being a failure of its own, and when it last was. None: none is, or
+    it is tried just now."""
     for each in described.raw_description.pending_activities:
+        failed_at = each.last_attempt_complete_time.ToDatetime(UTC)
+        if each.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+            continue
+        if resumed_at is not None and failed_at < resumed_at:
+            continue
         failure = each.last_failure
         if not failure.application_failure_info.type:
             failure = failure.cause  # of what the server cut short
         if failure.application_failure_info.type == TemporalTaskFailed.__name__:
-            return failure.message
-    return None
+            return failure.message, failed_at
+    return None, None

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from onefold._engines.journalled_attempts import settled, step_of
 from onefold._engines.temporal.recorded_saga import SLEEP, signal_name
-from onefold._engines.temporal.temporal_workflow import ACTION, CANCEL
+from onefold._engines.temporal.temporal_workflow import ACTION, CANCEL, RETRY
 from onefold._kernel.extras import missing_extra
 from onefold._saga.definition import Start
 from onefold._saga.saga_names import UNDO
@@ -19,13 +19,21 @@ from onefold._saga.saga_values import Json
 
 try:
     from temporalio.api.common.v1 import Payloads
-    from temporalio.api.enums.v1 import EventType
+    from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
     from temporalio.api.history.v1 import HistoryEvent
     from temporalio.converter import PayloadConverter
 except ModuleNotFoundError as error:
     raise missing_extra(error, "temporal") from None
 
 _SIGNAL: Final = signal_name("")
+#: Temporal itself has a task fail, and makes it again at once: for a signal that came while it was done, for example.
+_NOT_THE_CODES: Final = (
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_STICKY_TASK_QUEUE,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FAILOVER_CLOSE_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW,
+)
 _ENDS: Final = {
     EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED: "failed",
     EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TIMED_OUT: "timed out",
@@ -53,6 +61,9 @@ class SagaEvents:
     outcome: Json = None
     cancelled: bool = False
     stopped: str | None = None
+    stopped_at: datetime | None = None
+    resumed_at: datetime | None = None
+    """When a person last had it go on."""
     history: list[HistoryEntry] = field(default_factory=list)
 
     def judge(self) -> tuple[State, str | None]:
@@ -79,7 +90,9 @@ def _read(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], conv
         case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED:
             found.cancelled = True
         case EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
-            found.stopped = event.workflow_task_failed_event_attributes.failure.message
+            failed = event.workflow_task_failed_event_attributes
+            if failed.cause not in _NOT_THE_CODES:
+                found.stopped, found.stopped_at = failed.failure.message, at
         case EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
             found.stopped = None
         case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
@@ -101,13 +114,16 @@ def _read(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], conv
                 timer.ended_at = at
         case other:
             if (ended := _ENDS.get(other)) is not None:
-                found.stopped = f"its workflow {ended} in Temporal, and nothing was undone"
+                found.stopped, found.stopped_at = f"its workflow {ended} in Temporal, and nothing was undone", at
 
 
 def _read_signal(event: HistoryEvent, found: SagaEvents, begun: dict[int, _Event], converter: PayloadConverter) -> None:
     signal = event.workflow_execution_signaled_event_attributes
     at = event.event_time.ToDatetime(UTC)
     found.cancelled |= signal.signal_name == CANCEL
+    if signal.signal_name in (CANCEL, RETRY):
+        # From here on it goes on; where it fails again, Temporal has a new event.
+        found.stopped, found.resumed_at = None, at
     if signal.signal_name == ACTION:
         told = _value(signal.input, converter)
         begun[event.event_id] = _Event("action", told["action"], at, answer=told["actor"], ended_at=at)
