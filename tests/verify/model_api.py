@@ -75,6 +75,9 @@ class ModelApi:
     marks: bool = True
     answers_alike: bool = False
     expiry_s: float = 100.0
+    refuses_expired: bool = False
+    unique_items: bool = False
+    moved: bool = False
     now_s: float = 0.0
     rows: list[object] = field(default_factory=list)
     requests: list[ProbeRequest] = field(default_factory=list)
@@ -108,6 +111,10 @@ class ModelApi:
         item = self._item(request.body)
         if item is None:
             return self._refuse(400, "body-invalid")
+        if self.moved:
+            return ProbeAnswer(status=307, headers=(("location", b"/orders/"),))
+        if self.unique_items and item in self.rows:
+            return self._refuse(409, "item-exists")
         if key is None:
             if (
                 self.key_optional
@@ -129,6 +136,10 @@ class ModelApi:
     ) -> ProbeAnswer | Begun:
         kept = self.stored.get(scope)
         if kept is not None and self._has_expired(kept):
+            if self.refuses_expired:
+                if "runs and refuses" in self.defects:
+                    self.rows.append(item)
+                return self._refuse(410, "key-expired")
             kept = None
         if kept is None and principal is None:
             found = [one for at, one in self.stored.items() if at[1:] == scope[1:]]

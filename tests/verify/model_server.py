@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from pathlib import Path
-from time import sleep
 
 from onefold._verify.http_port import ProbeRequest
+from tests.support.patience import PATIENCE_S
 from tests.verify.model_api import Begun, ModelApi
-
-#: How long its work takes: long enough for requests that leave at the same time to meet.
-WORK_S = 0.02
 
 
 @contextmanager
-def serving(api: ModelApi, counter: Path | None = None) -> Iterator[str]:
-    """The address, while the block lasts."""
-    lock = threading.Lock()
+def serving(api: ModelApi, counter: Path | None = None, *, groups: Sequence[int] = ()) -> Iterator[str]:
+    """The address, while the block lasts. `groups`: so many requests, in the order in which they come, meet: none of
+    them is finished before all have begun."""
+    begun = threading.Condition()
+    ends = [end for size, end in zip(groups, accumulate(groups), strict=True) for _ in range(size)]
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             lines = tuple((name, value.encode("latin-1")) for name, value in self.headers.raw_items())
             own = tuple(line for line in lines if line[0].lower() not in ("host", "connection", "content-length"))
-            with lock:
+            with begun:
                 answer = api.begin(ProbeRequest(method="POST", url=self.path, headers=own, body=body))
-            if isinstance(answer, Begun):
-                sleep(WORK_S)
-                with lock:
+                begun.notify_all()
+                if isinstance(answer, Begun):
+                    end = ends[len(api.requests) - 1] if len(api.requests) <= len(ends) else 0
+                    begun.wait_for(lambda: len(api.requests) >= end, PATIENCE_S)
                     answer = api.finish(answer)
                     if counter is not None:
                         counter.write_text(f"{api.count()}\n")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from onefold._verify.answers import exchange
 from onefold._verify.catalogue import CHECKS
+from onefold._verify.credentials import Secrets
+from onefold._verify.http_port import NoAnswer, ProbeAnswer, ProbeRequest, Reply
+from onefold._verify.reports.text_report import text
 from tests.verify.model_api import DEFECTS, ModelApi
-from tests.verify.probes import names, probe
+from tests.verify.probes import ACME, names, probe
 
 
 def test_an_api_that_keeps_the_contract_passes_every_check() -> None:
@@ -16,11 +22,20 @@ def test_an_api_that_keeps_the_contract_passes_every_check() -> None:
     assert report.verdict == "passed"
 
 
-@pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize(("defect", "check"), DEFECTS.items())
+#: What answers alone cannot show.
+COUNTED_ONLY = {"runs and refuses"}
+
+
+@pytest.mark.parametrize(
+    ("defect", "check", "counted"),
+    [
+        (defect, check, counted)
+        for defect, check in DEFECTS.items()
+        for counted in (True, False)
+        if counted or defect not in COUNTED_ONLY
+    ],
+)
 def test_a_planted_defect_is_found_by_its_check_alone(defect: str, check: str, counted: bool) -> None:
-    if defect == "runs and refuses" and not counted:
-        pytest.skip("answers alone cannot show it")
     report = probe(ModelApi(frozenset({defect})), counted=counted)
     assert {finding.check: finding.seen for finding in report.of("failed")}.keys() == {check}
     [finding] = report.of("failed")
@@ -144,3 +159,65 @@ def test_a_canary_is_short() -> None:
     report = probe(ModelApi(), canary=True)
     assert names(report, "passed") == ["replay", "byte-identity", "mismatch", "parallel"]
     assert report.requests_max <= 20
+
+
+def test_an_expired_key_may_be_refused_and_must_not_run_then() -> None:
+    assert names(probe(ModelApi(refuses_expired=True)), "failed") == []
+    ill = ModelApi(frozenset({"runs and refuses"}), refuses_expired=True)
+    [finding] = probe(ill, only=("expiry",)).of("failed")
+    assert "ran none the less" in finding.seen
+
+
+def test_a_target_that_sends_requests_elsewhere_is_not_judged_by_its_redirects() -> None:
+    report = probe(ModelApi(moved=True))
+    assert report.verdict == "unusable"
+    assert "/orders/: give that address" in (report.unusable or "")
+
+
+def test_a_payload_that_can_be_sent_once_only_is_told_before_any_check_fails_by_it() -> None:
+    report = probe(ModelApi(unique_items=True), template='{"item": "book"}')
+    assert (report.verdict, len(report.of("failed"))) == ("unusable", 0)
+    assert "{{unique}}" in (report.unusable or "")
+
+
+class Late(ModelApi):
+    """What it is asked for happens when time goes by."""
+
+    happened = 0
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds)
+        if seconds:
+            self.happened = len(self.rows)
+
+    def count(self) -> int:
+        return self.happened
+
+
+def test_effects_that_come_later_are_counted_later() -> None:
+    assert names(probe(Late(), only=("key-parameters",), count_delay_s=5.0), "failed") == []
+    [finding] = probe(Late(), only=("key-parameters",)).of("failed")
+    assert "rose by 0" in finding.seen
+
+
+def test_credentials_are_hidden_before_a_text_is_cut() -> None:
+    """Half of one would be left at the end."""
+    request = ProbeRequest(method="POST", url="", headers=(), body=b"x" * 290 + b" sk-acme-secret")
+    answer = ProbeAnswer(status=200, body=request.body)
+    shown = exchange(request, answer, "Idempotency-Key", "first", Secrets([ACME]).hide_in)
+    assert "sk-acme" not in shown.sent + shown.came
+
+
+class Lost(ModelApi):
+    """Gone after some requests."""
+
+    def send(self, requests: Sequence[ProbeRequest], /) -> list[Reply]:
+        if len(self.requests) >= 7:
+            return [NoAnswer(reason="it cannot be reached", connected=False) for _ in requests]
+        return super().send(requests)
+
+
+def test_a_failure_before_the_target_was_lost_is_still_a_failure_and_both_are_said() -> None:
+    report = probe(Lost(frozenset({"answers once"})))
+    assert report.verdict == "failed"
+    assert "stopped before the last check: it cannot be reached" in text(report)

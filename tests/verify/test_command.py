@@ -52,14 +52,21 @@ def test_an_api_that_keeps_the_contract_passes_over_sockets_with_a_count(tmp_pat
     assert "skipped  expiry: give --expiry" in answer.stdout
 
 
+@pytest.mark.parametrize("planted", [True, False])
 @pytest.mark.parametrize(
-    ("defect", "check"), [("no lock", "parallel"), ("409 for another payload in flight", "mismatch-in-flight")]
+    ("defect", "check", "groups"),
+    [
+        ("no lock", "parallel", (1, 1, 1, 4)),
+        ("409 for another payload in flight", "mismatch-in-flight", (1, 1, 1, 2, 2, 2)),
+    ],
 )
-def test_what_happens_at_the_same_time_is_found_over_sockets(defect: str, check: str) -> None:
-    with serving(ModelApi(frozenset({defect}))) as url:
-        answer = verify(f"{url}/orders", "--only", "parallel", "--only", "mismatch-in-flight")
-    assert answer.returncode == 1
-    assert re.findall(r"^FAILED   ([\w-]+)", answer.stdout, re.MULTILINE) == [check]
+def test_what_happens_at_the_same_time_is_found_over_sockets(
+    defect: str, check: str, groups: tuple[int, ...], planted: bool
+) -> None:
+    with serving(ModelApi(frozenset({defect} if planted else ())), groups=groups) as url:
+        answer = verify(f"{url}/orders", "--only", check)
+    assert answer.returncode == int(planted), answer.stdout
+    assert re.findall(r"^FAILED   ([\w-]+)", answer.stdout, re.MULTILINE) == ([check] if planted else [])
 
 
 def test_raw_headers_reach_the_server_as_they_were_written() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +51,7 @@ _OPERATION = typer.Option(help="With --openapi: an operationId, or 'POST /orders
 _PROFILE = typer.Option(help="ietf or stripe.")
 _COUNT = typer.Option(help="A command that prints how often it has happened: the ground truth.")
 _COUNT_SHELL = typer.Option("--count-shell", help="Run --count and --publish by a shell.")
+_COUNT_DELAY = typer.Option(min=0, max=600, help="Seconds between an answer and its effect, where it comes later.")
 _PUBLISH = typer.Option(help="A command that publishes a message with the id {{id}}; for consumers.")
 _DELIVERIES = typer.Option(min=2, max=100, help="How often a message is published.")
 _DUPLICATES = typer.Option(min=2, max=64, help="Requests at the same time.")
@@ -89,6 +89,7 @@ def command(
     duplicates: Annotated[int, _DUPLICATES] = 8,
     expiry: Annotated[float | None, _EXPIRY] = None,
     timeout: Annotated[float, _TIMEOUT] = 30.0,
+    count_delay: Annotated[float, _COUNT_DELAY] = 0.0,
     key_optional: Annotated[bool, _KEY_OPTIONAL] = False,
     only: Annotated[list[str] | None, _ONLY] = None,
     skip: Annotated[list[str] | None, _SKIP] = None,
@@ -109,18 +110,18 @@ def command(
         _check_files(files.values())
         asked = _operation(openapi, operation)
         given = _target(url, asked, method, profile, _headers(header), _headers(other_header), other_url)
-        target = replace(
-            given, duplicates=duplicates, key_optional=key_optional, expiry_s=expiry, deliveries=deliveries
-        )
+        target = replace(given, duplicates=duplicates, deliveries=deliveries, key_optional=key_optional)
+        target = replace(target, expiry_s=expiry, count_delay_s=count_delay)
         _require_owned([target.url, target.other_url], own=own)
         template = _read_text(body) if body is not None or asked is None else asked.template
-        truth = _Truth(count, publish, shell=count_shell, timeout_s=timeout)
+        credentials = _credentials(target, [count, publish])
+        truth = _Truth(count, publish, credentials, shell=count_shell, timeout_s=timeout)
         checks = choose(target.profile, only=only or (), skip=skip or (), canary=canary, http=bool(target.url))
         run_id = f"v{secrets.token_hex(5)}"
         payloads = Payloads(template, run=run_id, other=_read_text(other_body))
         plan = _Plan(run_id, target, payloads, truth, *checks, timeout_s=timeout)
         if _announce(plan, dry_run=dry_run, ask=not (yes or canary)):
-            report = _probe(plan)
+            report = credentials.hide(_probe(plan))
             for write, file in files.items():
                 _write(file, write(report))
             _say_report(report, canary=canary)
@@ -132,16 +133,21 @@ def command(
 class _Truth:
     """The commands that were given."""
 
-    def __init__(self, count: str | None, publish: str | None, *, shell: bool, timeout_s: float) -> None:
+    def __init__(
+        self, count: str | None, publish: str | None, secrets: Secrets, *, shell: bool, timeout_s: float
+    ) -> None:
         if publish is not None and count is None:
             raise ConfigurationError("--publish needs --count: how often was the message handled?")
-        self.given = [command for command in (count, publish) if command is not None]
-        self._count = None if count is None else GroundTruth(count, "--count", shell=shell, timeout_s=timeout_s)
-        self._publish = None if publish is None else GroundTruth(publish, "--publish", shell=shell, timeout_s=timeout_s)
+        self.options = {name: text for name, text in (("--count", count), ("--publish", publish)) if text is not None}
+        self._secrets = secrets
+        self._commands = {
+            name: GroundTruth(text, name, shell=shell, timeout_s=timeout_s, hide=secrets.hide_in)
+            for name, text in self.options.items()
+        }
 
     def surround(self, port: HttpPort, run_id: str) -> Surroundings:
         """With what the checks need of the edge."""
-        count, publish = self._count, self._publish
+        count, publish = self._commands.get("--count"), self._commands.get("--publish")
         return Surroundings(
             port=port,
             # UUIDv7, because a route that refuses late retries takes no other keys.
@@ -149,6 +155,7 @@ class _Truth:
             wait=time.sleep,
             count=None if count is None else partial(count.count, {"run": run_id}),
             publish=None if publish is None else (lambda name: _publish(publish, run_id, name)),
+            hide=self._secrets.hide_in,
         )
 
 
@@ -260,12 +267,12 @@ def _check_files(files: Iterable[Path | None]) -> None:
 def _announce(plan: _Plan, *, dry_run: bool, ask: bool) -> bool:
     """Say what will be sent; whether to go on."""
     target = plan.target
-    if not target.url and not plan.truth.given:
+    if not target.url and not plan.truth.options:
         raise ConfigurationError("give the URL of a route, or --publish and --count for a consumer")
     sending = f"at most {plan.requests_max} requests ({target.method}), up to {target.duplicates} at once"
     if not plan.requests_max:
         sending = f"no requests; {target.deliveries + 1} messages"
-    commands = "".join(f"; runs {shlex.split(one)[0]!r}" for one in plan.truth.given)
+    commands = "".join(f"; runs the command of {option}" for option in plan.truth.options)
     line = (
         f"{plan.shown}: {len(plan.checks)} checks of the profile {target.profile.name}; sends {sending}, each with "
         f"keys of its own, and each may take effect{commands}; run {plan.run_id}"
@@ -277,7 +284,10 @@ def _announce(plan: _Plan, *, dry_run: bool, ask: bool) -> bool:
         return False
     say(harmless(line))
     if ask and sys.stdin.isatty():
-        confirm("Send them?", yes=False)
+        try:
+            confirm("Send them?", yes=False)
+        except typer.Abort:  # its exit code says that a check has failed
+            raise ConfigurationError("nothing was sent") from None
     return True
 
 
@@ -285,7 +295,7 @@ def _probe(plan: _Plan) -> ProbeReport:
     target = plan.target
     agent = f"onefold-verify/{onefold.__version__}"
     with open_port(timeout_s=plan.timeout_s, local=is_loopback(target.url), agent=agent) as port:
-        report = run(
+        return run(
             Probe(target, plan.payloads, plan.truth.surround(port, plan.run_id)),
             plan.checks,
             left_out=plan.left_out,
@@ -294,8 +304,14 @@ def _probe(plan: _Plan) -> ProbeReport:
             now=time.time,
             tell=_progress(),
         )
-    urls = [url for url in (target.url, target.other_url) if url]
-    return Secrets([target.headers, target.other_headers], urls=urls, commands=plan.truth.given).hide(report)
+
+
+def _credentials(target: Target, commands: Sequence[str | None]) -> Secrets:
+    return Secrets(
+        [target.headers, target.other_headers],
+        urls=filter(None, [target.url, target.other_url]),
+        commands=filter(None, commands),
+    )
 
 
 def _progress() -> Callable[[str], None]:

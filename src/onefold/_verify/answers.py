@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Final
 
 from onefold._verify.findings import Exchange
@@ -15,13 +16,15 @@ _HEADERS_SHOWN: Final = ("content-type", "location", "etag", "retry-after", MARK
 
 def same_answer(first: ProbeAnswer, second: ProbeAnswer) -> bool:
     """Status and content are the same. How the content is spelled is another question (`byte-identity`)."""
-    return first.status == second.status and _content(first) == _content(second)
+    if first.status != second.status:
+        return False
+    return first.body == second.body or _content(first) == _content(second)
 
 
 def _content(answer: ProbeAnswer) -> object:
     try:
         return json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer.body
 
 
@@ -30,25 +33,31 @@ def is_marked(answer: ProbeAnswer) -> bool:
     return (answer.header(MARK) or "").strip().lower() in ("true", "?1")
 
 
-def exchange(request: ProbeRequest, reply: Reply, key_header: str, note: str) -> Exchange:
-    """The two as a report shows them: without the credentials, and cut."""
+def exchange(
+    request: ProbeRequest, reply: Reply, key_header: str, note: str, hide: Callable[[str], str] = str
+) -> Exchange:
+    """The two as a report shows them. Credentials are hidden before the text is cut: half of one would be left."""
     keys = " ".join(
-        f"{key_header}: {_cut(value.decode('latin-1'))}" for name, value in request.headers if name == key_header
+        f"{key_header}: {cut(hide(value.decode('latin-1')))}" for name, value in request.headers if name == key_header
     )
-    sent = [f"{request.method} ({note})", keys or f"no {key_header}", _cut(request.body.decode("utf-8", "replace"))]
-    return Exchange(sent="  ".join(filter(None, sent)), came=_shown(reply))
+    body = cut(hide(request.body.decode("utf-8", "replace")))
+    sent = [f"{request.method} ({note})", keys or f"no {key_header}", body]
+    return Exchange(sent="  ".join(filter(None, sent)), came=_shown(reply, hide))
 
 
-def _shown(reply: Reply) -> str:
+def _shown(reply: Reply, hide: Callable[[str], str]) -> str:
     match reply:
         case NoAnswer():
             return f"no answer: {reply.reason}"
         case ProbeAnswer():
             headers = [f"{name}: {value}" for name in _HEADERS_SHOWN if (value := reply.header(name)) is not None]
             headers += [f"set-cookie: {line.partition('=')[0]}=..." for line in reply.header_lines("set-cookie")]
-            return "  ".join(filter(None, [str(reply.status), *headers, _cut(reply.body.decode("utf-8", "replace"))]))
+            return "  ".join(
+                filter(None, [str(reply.status), *headers, cut(hide(reply.body.decode("utf-8", "replace")))])
+            )
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """As much as a report shows, and nothing that moves a cursor."""
     plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return plain if len(plain) <= _SHOWN_MAX else f"{plain[:_SHOWN_MAX]}... ({len(plain)} characters)"

@@ -9,21 +9,23 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from onefold._verify.answers import cut
 from onefold._verify.findings import UnusableTarget
 from onefold.errors import ConfigurationError
 
 _NUMBER: Final = re.compile(r"^\s*(\d+)\s*$", re.MULTILINE)
-_SAID_MAX: Final = 300
 
 
 class GroundTruth:
     """A command that was given as `option`, e.g. --count."""
 
-    def __init__(self, command: str, option: str, *, shell: bool, timeout_s: float) -> None:
-        self._option, self._shell, self._timeout_s = option, shell, timeout_s
+    def __init__(
+        self, command: str, option: str, *, shell: bool, timeout_s: float, hide: Callable[[str], str] = str
+    ) -> None:
+        self._option, self._shell, self._timeout_s, self._hide = option, shell, timeout_s, hide
         try:
             self._words = [command] if shell else shlex.split(command)
         except ValueError as error:
@@ -38,7 +40,7 @@ class GroundTruth:
         if len(numbers) != 1:
             raise UnusableTarget(
                 f"{self._option} must print one number on a line of its own, and printed {len(numbers)}: "
-                f"{said[:_SAID_MAX].strip()!r}"
+                f"{cut(self._hide(said.strip()))!r}"
             )
         return int(numbers[0])
 
@@ -61,7 +63,7 @@ class GroundTruth:
         except subprocess.TimeoutExpired as error:
             raise UnusableTarget(f"{self._option} did not end within {self._timeout_s:g} s") from error
         if ran.returncode:
-            said = " ".join((ran.stderr or ran.stdout)[-_SAID_MAX:].split())
+            said = cut(self._hide(" ".join((ran.stderr or ran.stdout).split())))
             raise UnusableTarget(f"{self._option} failed with code {ran.returncode}: {said}")
         return ran.stdout
 

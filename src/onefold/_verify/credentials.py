@@ -71,7 +71,7 @@ class Secrets:
 def _parts(value: str) -> set[str]:
     """A header's value, the words in it that are no scheme, the values of its pairs, and what Basic encodes."""
     words = {word for word in re.split(r"[\s,;]+", value) if word.lower() not in _SCHEMES}
-    found = {value, *words, *(word.partition("=")[2] for word in words)}
+    found = {value, *words, *(word.partition("=")[2].strip('"') for word in words)}
     for word in words:
         try:
             decoded = b64decode(word, validate=True).decode()

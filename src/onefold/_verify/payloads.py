@@ -27,11 +27,12 @@ class Payloads:
                 _parse(name, self._render(text, 1))
         if template is not None and len(template) > BODY_BYTES_MAX:
             raise ConfigurationError(f"the payload has {len(template)} characters, at most {BODY_BYTES_MAX} are sent")
-        if other is not None and other == template and not self._distinct:
+        if other is not None and other == template and not self.distinct:
             raise ConfigurationError("the other payload is the payload itself: give one that differs from it")
 
     @property
-    def _distinct(self) -> bool:
+    def distinct(self) -> bool:
+        """Whether each fresh payload is another one."""
         return self._template is not None and any(mark in self._template for mark in _OWN)
 
     def fresh(self) -> bytes:
@@ -44,7 +45,7 @@ class Payloads:
         if self._other is not None:
             self._number += 1
             return self._render(self._other, self._number).encode()
-        if self._distinct:
+        if self.distinct:
             return self.fresh()
         if not body:
             return None

@@ -34,6 +34,8 @@ class Target:
     duplicates: int = 8
     key_optional: bool = False
     expiry_s: float | None = None
+    count_delay_s: float = 0.0
+    """How long after its answer a request may take effect: it is counted then."""
     deliveries: int = 3
     settle_s: float = 60.0
     """How long a message may take until it is handled."""
@@ -48,6 +50,8 @@ class Surroundings:
     wait: Callable[[float], None]
     count: Callable[[], int] | None = None
     publish: Callable[[str], None] | None = None
+    hide: Callable[[str], str] = str
+    """Takes credentials out of what is shown."""
 
 
 class Probe:
@@ -115,7 +119,7 @@ class Probe:
         self.requests += len(requests)
         replies = self.around.port.send(requests)
         for request, reply in zip(requests, replies, strict=True):
-            self._seen.append(exchange(request, reply, KEY_HEADER, note))
+            self._seen.append(exchange(request, reply, KEY_HEADER, note, self.around.hide))
         answers = [reply for reply in replies if isinstance(reply, ProbeAnswer)]
         for reply in replies:
             if isinstance(reply, NoAnswer):
@@ -160,8 +164,11 @@ class Probe:
         if self.around.count is None:
             yield
             return
+        # What was sent before may take effect as late.
+        self.around.wait(self.target.count_delay_s)
         before = self.around.count()
         yield
+        self.around.wait(self.target.count_delay_s)
         after = self.around.count()
         self._seen.append(Exchange(sent="the count command, before and after", came=f"{before}, {after}"))
         if after - before != expected:

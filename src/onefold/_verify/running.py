@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from onefold._verify.answers import same_answer
+from onefold._verify.answers import cut, same_answer
 from onefold._verify.catalogue import ProbeCheck
 from onefold._verify.findings import CheckFinding, NotApplicable, Outcome, ProbeReport, UnusableTarget, Violation
+from onefold._verify.http_port import ProbeAnswer
 from onefold._verify.probing import Probe
 
 #: Requests of `establish`.
 FIRST_REQUESTS: Final = 3
+
+#: Redirects that repeat the request elsewhere. (302 and 303 may be the answer itself: what was made is there.)
+_MOVED: Final = frozenset({301, 307, 308})
 
 
 def requests_max(checks: Sequence[ProbeCheck], duplicates: int) -> int:
@@ -29,23 +33,34 @@ def establish(probe: Probe) -> None:
     request = probe.new_request()
     try:
         first = probe.send(request, "a request with a new key")
+        _require_taken(probe, first)
         again = probe.send(probe.request(request.body, probe.profile.spell(probe.around.new_key())), "another key")
-        if not first.succeeded:
-            body = " ".join(first.body[:300].decode("utf-8", "replace").split())
+        if not again.succeeded and not probe.payloads.distinct:
             raise UnusableTarget(
-                f"a request with a new key was answered {first.status} {body}: check --body, --header and --method; "
-                "for an API that takes keys without quotes: --profile stripe"
+                f"the same payload with another key is answered {again.status}: write {{{{unique}}}} or {{{{n}}}} into "
+                "--body, so that each request is about something else"
             )
         probe.tells_apart = again.succeeded and not same_answer(first, again)
         other = probe.payloads.other(request.body)
         if other is not None:
-            answer = probe.send(
-                probe.request(other, probe.profile.spell(probe.around.new_key())), "another payload, with a new key"
-            )
+            new = probe.request(other, probe.profile.spell(probe.around.new_key()))
+            answer = probe.send(new, "another payload, with a new key")
             if not answer.succeeded:
                 probe.other_payload_refused = f"it is answered {answer.status}; give --other-body"
     except Violation as error:
         raise UnusableTarget(str(error)) from error
+
+
+def _require_taken(probe: Probe, first: ProbeAnswer) -> None:
+    if first.status in _MOVED:
+        where = cut(probe.around.hide(first.header("location") or "another address"))
+        raise UnusableTarget(f"a request was answered {first.status}, and sent on to {where}: give that address")
+    if not first.succeeded:
+        body = cut(probe.around.hide(first.body.decode("utf-8", "replace")))
+        raise UnusableTarget(
+            f"a request with a new key was answered {first.status} {body}: check --body, --header and --method; for an "
+            "API that takes keys without quotes: --profile stripe"
+        )
 
 
 def run(

@@ -24,6 +24,7 @@ def check_expiry(probe: Probe) -> str:
     probe.around.wait(expiry_s / 2 + _MARGIN_S)
     before = probe.around.count() if probe.around.count is not None else 0
     late = probe.send(request, f"retry after {expiry_s:g} s")
+    probe.around.wait(probe.target.count_delay_s)
     after = probe.around.count() if probe.around.count is not None else 0
     if late.status == 410:
         if after != before:

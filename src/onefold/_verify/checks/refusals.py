@@ -72,6 +72,6 @@ def _refusals(probe: Probe) -> dict[str, ProbeAnswer]:
 def _object(answer: ProbeAnswer) -> dict[str, Any]:
     try:
         body = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

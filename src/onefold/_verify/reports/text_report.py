@@ -30,6 +30,8 @@ def text(report: ProbeReport) -> str:
 
 def _lines(report: ProbeReport) -> Iterator[str]:
     yield verdict_line(report)
+    if report.verdict == "failed" and report.unusable is not None:
+        yield f"stopped before the last check: {report.unusable}"
     for finding in report.of("failed"):
         yield ""
         yield from _failure(finding)
