@@ -25,14 +25,14 @@ def pause_command(
     """Pause a consumer, wherever it runs and whenever it is started: what it has in hand is finished, its messages wait
     at the broker."""
     check_name(name)
-    with session(database) as place:
+    with session(database) as db:
         if not yes:
             known = [
-                *place.ask(list_consumers(place.dialect)),
-                *(each.consumer for each in place.ask(pauses(place.dialect))),
+                *db.ask(list_consumers(db.dialect)),
+                *(each.consumer for each in db.ask(pauses(db.dialect))),
             ]
             _refuse_unseen(name, known)
-        is_paused = place.ask(pause(place.dialect, name, actor_name(actor)))
+        is_paused = db.ask(pause(db.dialect, name, actor_name(actor)))
     if not is_paused:
         raise ConfigurationError(f"consumer {name!r} is paused already; `onefold consumers resume {name}` ends that")
     typer.echo(f"paused: {name}; its processes stop receiving within seconds, until: onefold consumers resume {name}")

@@ -45,9 +45,9 @@ def look(
     if context.invoked_subcommand is not None:
         return
     whose = _journal(database)
-    with session(whose) as place:
-        found = list(islice(_all(place, unresolved_only=not everything), limit))
-        summary = place.ask(counts(place.dialect))
+    with session(whose) as db:
+        found = list(islice(_all(db, unresolved_only=not everything), limit))
+        summary = db.ask(counts(db.dialect))
     if as_json:
         answer({**asdict(summary), "intents": [_describe(each) for each in found]})
     else:
@@ -63,8 +63,8 @@ def forget_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Forget an intent and its key. Its name is free then: the next call under it gets a new key."""
-    with session(_journal(database or context.obj)) as place:
-        found = place.ask(intent_of(place.dialect, name))
+    with session(_journal(database or context.obj)) as db:
+        found = db.ask(intent_of(db.dialect, name))
         if found is None:
             raise ConfigurationError(f"there is no intent {name!r} in the journal; `onefold intents --all` lists them")
         ended = "never answered" if found.status is None else f"answered with {found.status}"
@@ -75,7 +75,7 @@ def forget_command(
             ),
             yes=yes,
         )
-        gone = place.ask(forget(place.dialect, name))
+        gone = db.ask(forget(db.dialect, name))
     if as_json:
         answer({"forgotten": int(gone), **_describe(found)})
     else:
@@ -95,9 +95,9 @@ def _journal(database: str) -> str:
     return f"sqlite:///{file}"
 
 
-def _all(place: CommandSession, *, unresolved_only: bool) -> Iterator[IntentView]:
+def _all(db: CommandSession, *, unresolved_only: bool) -> Iterator[IntentView]:
     after: int | None = None
-    while page := place.ask(intents(place.dialect, unresolved_only, _PAGE, after)):
+    while page := db.ask(intents(db.dialect, unresolved_only, _PAGE, after)):
         yield from page
         after = page[-1].position
 

@@ -36,8 +36,8 @@ def list_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List what was begun and is not finished, the oldest first."""
-    with session(database) as place:
-        found = list(islice(_all(place, parked_only=parked), limit))
+    with session(database) as db:
+        found = list(islice(_all(db, parked_only=parked), limit))
     if as_json:
         answer([_describe(each) for each in found])
         return
@@ -56,8 +56,8 @@ def show_command(
     work_id: Annotated[str, _ID], database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False
 ) -> None:
     """Show one, with its steps and what they returned."""
-    with session(database) as place:
-        work, steps = place.ask(show_work(place.dialect, work_id))
+    with session(database) as db:
+        work, steps = db.ask(show_work(db.dialect, work_id))
     if as_json:
         answer({**_describe(work), "steps": [_describe_step(step) for step in steps]})
         return
@@ -82,8 +82,8 @@ def release_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Forget one, and all that is recorded of it: a retry begins from the start."""
-    with session(database) as place:
-        work, steps = place.ask(show_work(place.dialect, work_id))
+    with session(database) as db:
+        work, steps = db.ask(show_work(db.dialect, work_id))
         done = ", ".join(step.name for step in steps) or "nothing"
         confirm(
             harmless(
@@ -92,7 +92,7 @@ def release_command(
             ),
             yes=yes,
         )
-        place.ask(release(place.dialect, work_id, actor=actor_name(actor)))
+        db.ask(release(db.dialect, work_id, actor=actor_name(actor)))
     if as_json:
         answer({"released": work.id, "operation": work.operation})
     else:
@@ -121,12 +121,12 @@ def resume_command(
     if result and again:
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
     sealing = _sealing_of(target) if target else None
-    with session(database) as place:
-        work, steps = place.ask(show_work(place.dialect, work_id))
+    with session(database) as db:
+        work, steps = db.ask(show_work(db.dialect, work_id))
         stored = _outcome(work, steps, result, sealing) if result else None
         said = f" Its unknown call {'returned ' + result if result else 'is made again'}." if result or again else ""
         confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{said}\nLet {work.id} go on?"), yes=yes)
-        place.ask(resume(place.dialect, work_id, actor=actor_name(actor), result=stored, again=again))
+        db.ask(resume(db.dialect, work_id, actor=actor_name(actor), result=stored, again=again))
     if as_json:
         answer({"resumed": work.id, "operation": work.operation})
     else:
@@ -164,9 +164,9 @@ def _sealing_of(target: str) -> Sealing:
     return asyncio.run(look())
 
 
-def _all(place: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
+def _all(db: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
     last: WorkView | None = None
-    while page := place.ask(list_works(place.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
+    while page := db.ask(list_works(db.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
         yield from page
         last = page[-1]
 

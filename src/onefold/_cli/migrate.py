@@ -35,10 +35,10 @@ def command(
         return
     file = file_of(database)
     is_new = file is not None and not file.exists()
-    with open_session(database) as place:
-        known = MIGRATIONS[place.dialect]
-        applied = place.ask(migrate(place.dialect, known))
-        beyond = place.ask(newer(place.dialect, known))
+    with open_session(database) as db:
+        known = MIGRATIONS[db.dialect]
+        applied = db.ask(migrate(db.dialect, known))
+        beyond = db.ask(newer(db.dialect, known))
     if is_new and file is not None:
         typer.echo(f"created the SQLite file {str(file.absolute())!r}, which was not there")
     if applied:

@@ -181,8 +181,8 @@ def _how_many(ids: list[str] | None) -> str:
 
 
 def _act(database: str, verb: Callable[[str, Chosen], Flow[int]], chosen: Chosen, done: str, *, as_json: bool) -> None:
-    with session(database) as place:
-        count = place.ask(verb(place.dialect, chosen))
+    with session(database) as db:
+        count = db.ask(verb(db.dialect, chosen))
     named = None if chosen.ids is None else len(chosen.ids)
     if as_json:
         answer({done: count, "asked": named})

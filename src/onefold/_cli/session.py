@@ -46,11 +46,11 @@ def open_session(database: str) -> Iterator[CommandSession]:
 @contextmanager
 def session(database: str) -> Iterator[CommandSession]:
     """`open_session` for a database that must be there: no file is made."""
-    with open_session(require_database(database)) as place:
-        yield place
+    with open_session(require_database(database)) as db:
+        yield db
 
 
 def ask(database: str, question: Callable[[str], Flow[T]]) -> T:
     """The answer to one question, a function of the dialect."""
-    with session(database) as place:
-        return place.ask(question(place.dialect))
+    with session(database) as db:
+        return db.ask(question(db.dialect))

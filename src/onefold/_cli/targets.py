@@ -182,6 +182,6 @@ def _in_one_line(what: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         # In the application, where the error comes out of a library that it called.
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(os.getcwd())]
-        place = (own or frames)[-1]
+        frame = (own or frames)[-1]
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigurationError(f"{what}: {text} ({place.filename}, line {place.lineno})") from error
+        raise ConfigurationError(f"{what}: {text} ({frame.filename}, line {frame.lineno})") from error

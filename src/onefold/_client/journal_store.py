@@ -50,7 +50,7 @@ class JournalStore:
             from onefold._client.journal.flow import Journal
             from onefold.db._connect import dialect_of
 
-            self._journal = Journal(dialect_of(self._place()), retention_s=self._retention_s)
+            self._journal = Journal(dialect_of(self._location()), retention_s=self._retention_s)
         return self._journal
 
     def sync_database(self) -> Database[Any]:
@@ -74,8 +74,8 @@ class JournalStore:
         from onefold.db._connect import file_of, sync_database
 
         with self._lock:
-            place = self._place()
-            if not self.ready and isinstance(place, str | Path) and (file := file_of(place)) is not None:
+            location = self._location()
+            if not self.ready and isinstance(location, str | Path) and (file := file_of(location)) is not None:
                 database = sync_database(make_private(file))
                 try:
                     run(prepare(database.dialect), ThreadExecutor(database))
@@ -96,7 +96,7 @@ class JournalStore:
         if database is not None and self._is_ours():
             await database.close()
 
-    def _place(self) -> object:
+    def _location(self) -> object:
         if self._given is None:
             from onefold._client.journal.location import default_journal
 
@@ -107,14 +107,14 @@ class JournalStore:
         """The journal's file, where it is one that was named."""
         from onefold.db._connect import file_of
 
-        place = self._place()
-        return file_of(place) if isinstance(place, str | Path) else None
+        location = self._location()
+        return file_of(location) if isinstance(location, str | Path) else None
 
     def _open_sync(self, file: Path | None) -> Database[Any]:
         if file is None:
             from onefold.db._connect import sync_database
 
-            return sync_database(self._place())
+            return sync_database(self._location())
         from onefold.db.sqlite import SqliteDatabase
 
         return SqliteDatabase(file, busy_timeout_s=BUSY_S)
@@ -123,7 +123,7 @@ class JournalStore:
         if file is None:
             from onefold.db._connect import async_database
 
-            return async_database(self._place())
+            return async_database(self._location())
         from onefold.db.sqlite import async_sqlite
 
         return async_sqlite(file, busy_timeout_s=BUSY_S)

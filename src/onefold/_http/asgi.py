@@ -246,7 +246,7 @@ class _HeldResponse:
         guarded = self._guarded
         instead = await run_async(guarded.finish(response, kept=kept), guarded.executor)
         self._received.settle()
-        if guarded.place is not None:  # what follows the answer is not in flight any more
+        if guarded.quota_slot is not None:  # what follows the answer is not in flight any more
             guarded.leave_quota()
         guarded.sent = response.status if instead is None else 0
         if instead is not None:

@@ -63,9 +63,9 @@ class ViewRoutes:
         if values is None and "<" in host:  # the path stands for its own values, not for those of the host
             host = f"//{quote(asked.host)}"
         earlier = rule.rule if host else None
-        return Route(host + rule.rule, policy, values=values, place=request.mount, earlier=earlier)
+        return Route(host + rule.rule, policy, values=values, mount=request.mount, earlier=earlier)
 
-    def place(self, request: Request) -> str:
+    def mount_of(self, request: Request) -> str:
         """Where the application is mounted."""
         return request.mount
 

@@ -67,9 +67,9 @@ class GuardedRequest(Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
     __slots__ = (
-        "_ask", "_began", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token",
-        "entered", "executor", "followed_by", "operation", "over", "place", "policy", "raised", "request", "sent",
-        "steps", "stream_error", "tx", "work",
+        "_ask", "_began", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token", "entered",
+        "executor", "followed_by", "operation", "over", "policy", "quota_slot", "raised", "request", "sent", "steps",
+        "stream_error", "tx", "work",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +110,7 @@ class GuardedRequest(Generic[E]):
         self.stream_error: Exception | None = None
         self.over = False
         #: Its slot among the requests of its principal, where that has a quota. It is given back on every way out.
-        self.place: QuotaSlot | None = None
+        self.quota_slot: QuotaSlot | None = None
         #: The status of the application's own answer, once that goes out; 0 when another does in its place, or none.
         self.sent: int | None = None
         #: Background tasks of before its final status was known, which run after the response: see `background`.
@@ -131,7 +131,7 @@ class GuardedRequest(Generic[E]):
                 self.work.interrupt(self.executor)
         assert self._token is not None
         current_request.reset(self._token)
-        if self.place is not None:
+        if self.quota_slot is not None:
             self.leave_quota()
         # It knows the scope, and tracebacks lead to it: circles for the garbage collector.
         cast("MutableMapping[str, Any]", self.request.source).pop(GUARDED, None)
@@ -140,9 +140,9 @@ class GuardedRequest(Generic[E]):
     def leave_quota(self) -> None:
         """The request is not in flight any more. Its record is stored once COMMIT was answered, whatever interrupts
         what comes after that (a hook)."""
-        if self.place is not None:
-            self.place.recorded = self.keyed and self.tx.settled
-            self.place.leave()
+        if self.quota_slot is not None:
+            self.quota_slot.recorded = self.keyed and self.tx.settled
+            self.quota_slot.leave()
 
     @property
     def shared(self) -> RequestGuard:
@@ -186,7 +186,7 @@ class GuardedRequest(Generic[E]):
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
             if self.policy.quota is not None and isinstance(claim, Run):
-                self.place = await take_slot_or_release(
+                self.quota_slot = await take_slot_or_release(
                     self._store, self._ask, claim, self.policy.quota, principal, self.keyed
                 )
         except OnefoldError as error:
@@ -217,7 +217,7 @@ class GuardedRequest(Generic[E]):
         """The route runs without its store, because it says so; its principal's requests are counted all the same."""
         if self.policy.quota is not None:
             try:
-                self.place = await take_slot(self.policy.quota, principal, may_record=False)
+                self.quota_slot = await take_slot(self.policy.quota, principal, may_record=False)
             except TooManyRequests as refused:
                 return self._refuse(refused)
         self._emit_claimed("unprotected")

@@ -58,7 +58,7 @@ class Routes(Protocol):
     """Whatever knows an application's idempotent routes."""
 
     def resolve(self, request: Request) -> Route | None: ...
-    def place(self, request: Request) -> str: ...
+    def mount_of(self, request: Request) -> str: ...
     def operations(self) -> dict[str, Policy]: ...
 
 
@@ -267,7 +267,11 @@ class Layer:
             from onefold._http.status_pages import Pages
 
             pages = Pages(
-                guard=guard, operations=routes.operations, place=routes.place, base=self._pages, others=self._others
+                guard=guard,
+                operations=routes.operations,
+                mount_of=routes.mount_of,
+                base=self._pages,
+                others=self._others,
             )
         return {
             "guard": guard,

@@ -5,7 +5,7 @@ does not change it. The template begins with where the application is that has t
 its mount. Two applications on one database may have the same routes, and must not answer each other's retries.
 
 A route that moves keeps its keys by an `operation` of its own. onefold 0.1 had the names of parameters in it, and no
-place, and a deploy may have been before an `operation` was given: while `earlier_records` is on, keys stored under
+mount, and a deploy may have been before an `operation` was given: while `earlier_records` is on, keys stored under
 those names are found, and requests that run under them are seen. The names of parameters that 0.1 had are today's, and
 those of the `operation`, if that is a template.
 """
@@ -53,13 +53,13 @@ NAMING = Naming()
 
 
 @lru_cache(maxsize=1024)
-def operations_of(method: str, template: str, given: str | None, placed: bool = False) -> tuple[str, ...]:
+def operations_of(method: str, template: str, given: str | None, mounted: bool = False) -> tuple[str, ...]:
     """The operation of a route, and then what it may have been called before.
 
-    A `placed` template has a place in it that onefold 0.1 did not name, so that is none of its names.
+    A `mounted` template has a mount in it that onefold 0.1 did not name, so that is none of its names.
     """
     nameless, automatic = (f"{method} {_without_names(name)}" for name in (given or template, template))
-    if placed:
+    if mounted:
         return tuple(dict.fromkeys((nameless, automatic)))
     before = [f"{method} {template}", automatic]
     if given is not None:
@@ -73,15 +73,15 @@ def _without_names(template: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _as_given(unplaced: str, given: str | None) -> str:
+def _as_given(unmounted: str, given: str | None) -> str:
     """The template as onefold 0.1 had it: with the names of parameters that are given, if they are."""
     nameless = _without_names(given or "")
-    return given if given and given != nameless == _without_names(unplaced) else unplaced
+    return given if given and given != nameless == _without_names(unmounted) else unmounted
 
 
 def scopes_of(principal: str, method: str, route: Route, naming: Naming) -> tuple[Scope, ...]:
     """The scope of a request, and then those it may have been stored under before."""
-    operations = operations_of(method, route.name, route.policy.operation, route.unplaced is not None)
+    operations = operations_of(method, route.name, route.policy.operation, route.unmounted is not None)
     if len(operations) == 1 or not naming.earlier_records:
         return (Scope(principal, operations[0]),)
     return tuple([Scope(principal, operation) for operation in operations])
@@ -93,8 +93,8 @@ def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:
     Not in WSGI, where the prefix may be a proxy's, and a given operation is what keeps keys when that changes.
     """
     values = route.values if route.pattern is None else route.parameters(request)
-    if route.place and values is not None and route.policy.operation is not None and "root_path" in request.source:
-        return (route.place, *values)
+    if route.mount and values is not None and route.policy.operation is not None and "root_path" in request.source:
+        return (route.mount, *values)
     return values
 
 
@@ -114,16 +114,16 @@ def ask_of(
         scopes[other.digest(key)] = other
     plain = hash_asked(asked, form, ours=ours, key=secret)
     earlier = tuple(scopes)[1:]
-    unplaced = first = automatic = None
-    tells_places = False
+    unmounted = first = automatic = None
+    tells_mounts = False
     if naming.earlier_records:
-        if route.unplaced is not None:
-            name = _as_given(route.unplaced, policy.operation)
-            unplaced = Scope(principal, f"{request.method} {name}").digest(key)
+        if route.unmounted is not None:
+            name = _as_given(route.unmounted, policy.operation)
+            unmounted = Scope(principal, f"{request.method} {name}").digest(key)
             # In the path that onefold 0.1 compared is the mount, where the framework leaves it there, but never the
             # host.
-            tells_places = route.earlier is None and "//" not in route.place and request.path_below_root != request.path
-        first = unplaced or (earlier[0] if earlier else digest)
+            tells_mounts = route.earlier is None and "//" not in route.mount and request.path_below_root != request.path
+        first = unmounted or (earlier[0] if earlier else digest)
         if before and policy.operation is not None:  # a deploy before it was given
             automatic = before[-1].fingerprint_key(key)
     printed = plain
@@ -147,8 +147,8 @@ def ask_of(
         policy.retention_s,
         key_ms,
         earlier=earlier,
-        unplaced=unplaced,
-        tells_places=tells_places,
+        unmounted=unmounted,
+        tells_mounts=tells_mounts,
         make_request_locks=partial(
             _request_locks, asked, form, plain, ours=ours, secret=secret, earlier=first, automatic=automatic
         ),

@@ -189,12 +189,12 @@ class Settings(TypedDict, total=False):
 PARAMETER_GROUP = "onefold_"
 
 
-def place_template(place: str, template: str) -> str:
-    """A template below the place of its application. A host of its own stands before both."""
-    if place and template.startswith("//") and not place.startswith("//"):
+def mount_template(mount: str, template: str) -> str:
+    """A template below the mount of its application. A host of its own stands before both."""
+    if mount and template.startswith("//") and not mount.startswith("//"):
         host, _, path = template[2:].partition("/")
-        return f"//{host}{place}/{path}"
-    return place + template
+        return f"//{host}{mount}/{path}"
+    return mount + template
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +207,19 @@ class Route:
     """With a group named PARAMETER_GROUP and a number for each parameter."""
     values: tuple[str, ...] | None = None
     """Of the path at hand, where they are known already: a framework has found them, or there are none."""
-    place: str = ""
+    mount: str = ""
     """Where the application is that has the route: the prefix of its mount, after its host, if it is mounted at one."""
     earlier: str | None = None
     """The template as onefold 0.1 had it, where that had no host in it."""
 
     name: str = field(init=False)
     """What people and operations call it: `//host/prefix/template`."""
-    unplaced: str | None = field(init=False)
-    """The template as onefold 0.1 had it, if it had the same one for routes of other places."""
+    unmounted: str | None = field(init=False)
+    """The template as onefold 0.1 had it, if it had the same one for routes of other mounts."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", place_template(self.place, self.template))
-        object.__setattr__(self, "unplaced", self.earlier or (self.template if self.place else None))
+        object.__setattr__(self, "name", mount_template(self.mount, self.template))
+        object.__setattr__(self, "unmounted", self.earlier or (self.template if self.mount else None))
 
     def parameters(self, request: Request) -> tuple[str, ...] | None:
         """The values in its path, in their order. None: they are not known, the path stands for them."""

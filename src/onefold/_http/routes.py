@@ -57,10 +57,10 @@ class RouteTable:
             if not (methods is None or request.method in methods) or not pattern.fullmatch(path):
                 continue
             if host is None or host.holds(request):
-                return route if route is None or not (place := request.mount) else replace(route, place=place)
+                return route if route is None or not (mount := request.mount) else replace(route, mount=mount)
         return None
 
-    def place(self, request: Request) -> str:
+    def mount_of(self, request: Request) -> str:
         """Where the application is mounted."""
         return request.mount
 

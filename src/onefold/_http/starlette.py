@@ -59,9 +59,11 @@ class ApplicationRoutes:
                 note_exceptions(mounted)
         route = self._table.resolve(request)
         # Below a mount only there is a router around that of the application.
-        return route if route is None or "router" not in request.source else replace(route, place=self.place(request))
+        return (
+            route if route is None or "router" not in request.source else replace(route, mount=self.mount_of(request))
+        )
 
-    def place(self, request: Request) -> str:
+    def mount_of(self, request: Request) -> str:
         """Where the application is mounted: the hosts above it, and the prefix."""
         router = request.source.get("router")
         if router is None or router is getattr(self._app, "router", None):

@@ -18,7 +18,7 @@ from onefold._http.problems import TYPE_PREFIX
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import HEADER, RequestGuard
 from onefold._http.request_identity import scopes_of
-from onefold._http.route_policy import Policy, Route, place_template
+from onefold._http.route_policy import Policy, Route, mount_template
 from onefold._idempotency.model import Status
 from onefold._kernel.effects import Flow
 from onefold.errors import KeyMissing, OnefoldError
@@ -76,7 +76,7 @@ class Pages:
 
     guard: RequestGuard
     operations: Operations
-    place: Callable[[Request], str]
+    mount_of: Callable[[Request], str]
     """Where the application is mounted, as far as its operations are named by it."""
     base: str = "/onefold"
     others: Policy | None = None
@@ -94,15 +94,15 @@ class Pages:
             case _:
                 return None
 
-    def _templates(self, place: str) -> dict[str, str]:
+    def _templates(self, mount: str) -> dict[str, str]:
         """The application's own names of its operations, by those they have where it is mounted."""
         split = [operation.split(" ", 1) for operation in self.operations()]
-        return {f"{method} {place_template(place, template)}": f"{method} {template}" for method, template in split}
+        return {f"{method} {mount_template(mount, template)}": f"{method} {template}" for method, template in split}
 
     async def _specification(self, request: Request) -> Response:
         operations = self.operations()
-        placed = {name: operations[own] for name, own in self._templates(self.place(request)).items()}
-        return _whole(200, b"text/html; charset=utf-8", specification(placed).encode())
+        mounted = {name: operations[own] for name, own in self._templates(self.mount_of(request)).items()}
+        return _whole(200, b"text/html; charset=utf-8", specification(mounted).encode())
 
     async def _status(self, request: Request) -> Response:
         """`GET {base}/status?operation=POST /payments` with the Idempotency-Key header of the request in question.
@@ -110,8 +110,8 @@ class Pages:
         Who asks is settled first: a caller who may not see the answer learns nothing here, not even whether there is
         such an operation.
         """
-        operations, place = self.operations(), self.place(request)
-        templates = self._templates(place)
+        operations, mount = self.operations(), self.mount_of(request)
+        templates = self._templates(mount)
         operation = parse_qs(request.query.decode("latin-1")).get("operation", [""])[0]
         # As the specification names it; or as the application itself does, wherever it is mounted.
         own = templates.get(operation, operation)
@@ -129,7 +129,7 @@ class Pages:
                 raise KeyMissing("Send the Idempotency-Key header of the request you are asking about.")
             key, _ = self.guard.read_key(lines, policy)
             method, template = own.split(" ", 1)
-            route = Route(template, policy, place=place)
+            route = Route(template, policy, mount=mount)
             found = Status("unknown")
             for scope in scopes_of(principal, method, route, self.guard.naming):
                 found = await self.guard.store_of(policy).status(scope.digest(key))

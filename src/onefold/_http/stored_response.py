@@ -92,7 +92,7 @@ class Reading(NamedTuple):
 
     def head(self, record: Record) -> bytes:
         """The stored headers, or UnreadableAnswer."""
-        return self._open(record, record.headers, place=_HEADERS)
+        return self._open(record, record.headers, part=_HEADERS)
 
     def body(self, record: Record, body: bytes) -> bytes:
         """The stored body, or UnreadableAnswer. It opens with its own headers only."""
@@ -100,9 +100,9 @@ class Reading(NamedTuple):
             raise UnreadableAnswer(
                 f"the headers and the body of an answer of {record.operation} are stored differently"
             )
-        return self._open(record, body, place=_BODY, beside=record.headers)
+        return self._open(record, body, part=_BODY, beside=record.headers)
 
-    def _open(self, record: Record, closed: bytes, *, place: bytes, beside: bytes = b"") -> bytes:
+    def _open(self, record: Record, closed: bytes, *, part: bytes, beside: bytes = b"") -> bytes:
         tag, content = closed[:1], closed[1:]
         if tag == _PLAIN:
             if self.sealer is not None and not self.unsealed:
@@ -117,10 +117,10 @@ class Reading(NamedTuple):
             raise UnreadableAnswer("a stored answer is sealed and this process has no keys; pass sealer=Keyring(...)")
         if tag == _SEALED:
             context = _context(record.digest, record.operation, record.status, record.body is not None)
-            return self.sealer.unseal(content, context + beside + place)
+            return self.sealer.unseal(content, context + beside + part)
         if not self.earlier or record.version > 1:
             raise UnreadableAnswer("a stored answer was sealed by onefold 0.1; earlier_records=True reads it")
-        return self.sealer.unseal(content, record.digest + place)
+        return self.sealer.unseal(content, record.digest + part)
 
 
 READING = Reading()

@@ -107,9 +107,9 @@ class Ask(NamedTuple):
     """When the key was generated (UUIDv7), for routes that refuse late retries; None lets expired keys run anew."""
     earlier: tuple[bytes, ...] = ()
     """What a release or deploy before calls the same intent: three at most. A settle leaves a signpost at the first."""
-    unplaced: bytes | None = None
+    unmounted: bytes | None = None
     """What onefold 0.1 calls the intent, and calls those of other mounts and hosts too: looked at, never written."""
-    tells_places: bool = False
+    tells_mounts: bool = False
     """Whether such a record can be told from another mount's; where not, it is neither replayed nor run again."""
     make_request_locks: Callable[[], tuple[int, ...]] | None = None
     """Gives `request_locks`, which a replay does without; None: the fingerprint is the only one."""
@@ -130,7 +130,7 @@ class Ask(NamedTuple):
     def digests(self) -> tuple[bytes, ...]:
         """All that the intent may be stored under."""
         own = (self.digest, *self.earlier)
-        return own if self.unplaced is None else (*own, self.unplaced)
+        return own if self.unmounted is None else (*own, self.unmounted)
 
     @property
     def refuses_late(self) -> bool:

@@ -84,11 +84,11 @@ def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | In
                 f"a record of {ask.operation} was written by a newer onefold (schema version {record.version}, this "
                 f"one reads up to {SCHEMA_VERSION}); finish the roll-out, or roll back the newer release"
             )
-    if ask.unplaced is not None:
-        shared = [record for record in records if record.digest == ask.unplaced]
-        records = [record for record in records if record.digest != ask.unplaced]
+    if ask.unmounted is not None:
+        shared = [record for record in records if record.digest == ask.unmounted]
+        records = [record for record in records if record.digest != ask.unmounted]
         if not records:
-            return _judge_unplaced(ask, shared)
+            return _judge_unmounted(ask, shared)
     done = [record for record in records if not record.is_signpost]
     if not done:
         # Only a signpost: a deploy with another `operation` has done it, and only its processes can say how it ended.
@@ -98,7 +98,7 @@ def judge_records(ask: Ask, records: Sequence[Record]) -> Replay | Mismatch | In
     return Replay(found) if same else Mismatch()
 
 
-def _judge_unplaced(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
+def _judge_unmounted(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | None:
     """What a record of onefold 0.1 means that may be of another mount or host. None: it is another's, or there is none.
 
     Where nothing in it tells, the answer may be another application's and the effect may be this one's: the request
@@ -106,7 +106,7 @@ def _judge_unplaced(ask: Ask, records: Sequence[Record]) -> Replay | InFlight | 
     """
     for record in records:
         if record.version == 1 and ask.same is not None and ask.same(record):
-            return Replay(record) if ask.tells_places else InFlight()
+            return Replay(record) if ask.tells_mounts else InFlight()
     return None
 
 

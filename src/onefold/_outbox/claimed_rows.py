@@ -146,13 +146,13 @@ def rounds(rows: Sequence[ClaimedRow]) -> list[list[ClaimedRow]]:
     found: list[list[ClaimedRow]] = []
     seen: dict[bytes, int] = {}
     for row in rows:
-        place = 0
+        index = 0
         if row.stream is not None:
-            place = seen.get(row.stream, 0)
-            seen[row.stream] = place + 1
-        if place == len(found):
+            index = seen.get(row.stream, 0)
+            seen[row.stream] = index + 1
+        if index == len(found):
             found.append([])
-        found[place].append(row)
+        found[index].append(row)
     return found
 
 

@@ -38,14 +38,14 @@ def discard_command(
     if bool(ids) == filtered or (force and filtered):
         raise typer.BadParameter("say which: either ids, or --topic, --reason, --since, --until (without --force)")
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
-    with session(database) as place:
-        whose = consumer_of(place, consumer)
+    with session(database) as db:
+        whose = consumer_of(db, consumer)
         confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
         if ids:
-            count = place.ask(discard(place.dialect, whose, tuple(ids), actor=actor_name(actor), force=force))
+            count = db.ask(discard(db.dialect, whose, tuple(ids), actor=actor_name(actor), force=force))
         else:
             chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
-            count = place.ask(discard_all(place.dialect, chosen, actor=actor_name(actor)))
+            count = db.ask(discard_all(db.dialect, chosen, actor=actor_name(actor)))
     _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)
@@ -99,10 +99,10 @@ def _move(
     yes: bool,
     as_json: bool,
 ) -> None:
-    with session(database) as place:
-        whose = consumer_of(place, consumer)
+    with session(database) as db:
+        whose = consumer_of(db, consumer)
         confirm(question.format(id=message_id, consumer=whose), yes=yes)
-        place.ask(verb(place.dialect, whose, message_id, actor=actor_name(actor)))
+        db.ask(verb(db.dialect, whose, message_id, actor=actor_name(actor)))
     if as_json:
         answer({"consumer": whose, done: message_id})
     else:

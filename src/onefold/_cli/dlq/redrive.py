@@ -41,9 +41,9 @@ def redrive_command(
 ) -> None:
     """Redrive dead letters: try them again, in the order of their keys."""
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
-    with session(database) as place:
+    with session(database) as db:
         chosen = Filter(
-            consumer=consumer_of(place, consumer),
+            consumer=consumer_of(db, consumer),
             topic=topic or None,
             reason=reason or None,
             since=begin,
@@ -52,14 +52,14 @@ def redrive_command(
         )
         age_s = days_max * DAY_S
         if dry_run:
-            _print_preview(chosen.consumer, place.ask(preview(place.dialect, chosen, dead_letter_s=age_s)), as_json)
+            _print_preview(chosen.consumer, db.ask(preview(db.dialect, chosen, dead_letter_s=age_s)), as_json)
             return
         started = redrive(
-            place.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s
+            db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s
         )
-        job = place.ask(started)
+        job = db.ask(started)
         if wait and job.failed_messages:
-            job = _waited(place, job)
+            job = _waited(db, job)
     _print_job(job, as_json=as_json)
     if not job.failed_messages or (wait and job.dead):
         raise typer.Exit(1)
@@ -71,13 +71,13 @@ def jobs_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List redrives, the newest first, and how they stand."""
-    with session(database) as place:
+    with session(database) as db:
         # Every job has a line in the audit; other lines are in between.
-        lines = place.ask(list_audit(place.dialect, limit=10_000))
+        lines = db.ask(list_audit(db.dialect, limit=10_000))
         begun = [line for line in lines if line["action"] == "redrive"][:limit]
         found = [
             {
-                **_job(place.ask(job_of(place.dialect, line["details"]["job"]))),
+                **_job(db.ask(job_of(db.dialect, line["details"]["job"]))),
                 "actor": line["actor"],
                 "started": moment(line["at_ms"]),
             }
@@ -105,7 +105,7 @@ def cancel_command(
     _print_job(job, as_json=as_json)
 
 
-def _waited(place: CommandSession, job: Job) -> Job:
+def _waited(db: CommandSession, job: Job) -> Job:
     say(
         f"redrive {job.id} of {job.failed_messages} messages; stop waiting with Ctrl-C, stop it with "
         "`onefold dlq cancel`"
@@ -113,7 +113,7 @@ def _waited(place: CommandSession, job: Job) -> Job:
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("redriven", total=job.failed_messages)
         while True:
-            job = place.ask(job_of(place.dialect, job.id))
+            job = db.ask(job_of(db.dialect, job.id))
             progress.update(bar, completed=job.failed_messages - job.waiting)
             if job.cancelled or not job.waiting:
                 return job

@@ -56,13 +56,13 @@ def list_command(
     """List dead letters: messages that are not tried again until a person says so."""
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     found: list[dict[str, Any]] = []
-    with session(database) as place:
-        for name in [consumer] if consumer else consumers_with_failed_messages(place):
+    with session(database) as db:
+        for name in [consumer] if consumer else consumers_with_failed_messages(db):
             chosen = Filter(consumer=name, topic=topic or None, reason=reason or None, since=begin, until=end)
             if len(found) < limit:
-                fit = place.ask(list_summaries(place.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
+                fit = db.ask(list_summaries(db.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
                 found += [_summary(name, failed_message) for failed_message in fit]
-        waiting = 0 if state is not State.DEAD or as_json else _waiting(place, consumer, topic)
+        waiting = 0 if state is not State.DEAD or as_json else _waiting(db, consumer, topic)
     if as_json:
         answer(found)
         return
@@ -77,11 +77,11 @@ def list_command(
         )
 
 
-def _waiting(place: CommandSession, consumer: str, topic: str) -> int:
+def _waiting(db: CommandSession, consumer: str, topic: str) -> int:
     """Messages that failed and are not dead: they are tried again by themselves, or when their key goes on."""
     return sum(
         tally.failed_messages
-        for tally in place.ask(count_failed(place.dialect))
+        for tally in db.ask(count_failed(db.dialect))
         if tally.state == "waiting" and consumer in ("", tally.consumer) and topic in ("", tally.topic)
     )
 
@@ -93,12 +93,12 @@ def show_command(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show one failed message: its headers, its data, and what became of it each time."""
-    with session(database) as place:
-        names = [consumer] if consumer else consumers_with_failed_messages(place)
+    with session(database) as db:
+        names = [consumer] if consumer else consumers_with_failed_messages(db)
         found = [
             (name, failed_message)
             for name in names
-            if (failed_message := failed_message_of(place, name, message_id)) is not None
+            if (failed_message := failed_message_of(db, name, message_id)) is not None
         ]
     if not found:
         raise ConfigurationError(

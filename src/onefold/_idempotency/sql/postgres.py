@@ -221,7 +221,7 @@ def _settle(*, dated: bool, signposted: bool, reserved: bool) -> str:
 
 def _among(sql: str, ask: Ask, *values: Value) -> Statement:
     """The statement for all names of an intent; most have one only."""
-    if not ask.earlier and ask.unplaced is None:
+    if not ask.earlier and ask.unmounted is None:
         return Statement(sql, (ask.digest, *values))
     digest, *others = ask.digests
     return Statement(_for_names(sql, 1 + len(others), 2 + len(values)), (digest, *values, *others))

@@ -161,7 +161,7 @@ def _lock(numbers: int) -> str:
 
 def _among(sql: str, ask: Ask, *values: Value) -> Statement:
     """The statement for all names of an intent; most have one only."""
-    if not ask.earlier and ask.unplaced is None:
+    if not ask.earlier and ask.unmounted is None:
         return Statement(sql, (ask.digest, *values), brief=True)
     named = _for_names(sql, len(ask.digests), 2 + len(values))
     return Statement(named, (ask.digest, *values, *ask.digests[1:]), brief=True)

@@ -19,7 +19,7 @@ from werkzeug.test import Client
 
 from onefold import AsyncOnefold, Onefold
 from onefold._http.request_identity import operations_of
-from onefold._http.route_policy import place_template
+from onefold._http.route_policy import mount_template
 from onefold._idempotency.fingerprint import Asked, canonical_json, earlier_fingerprint
 from onefold._idempotency.model import Scope
 from tests.http.stages import account_of, calling, replayed
@@ -212,7 +212,7 @@ def test_flask_views_at_hosts_do_not_answer_each_others_retries(
 
 
 @pytest.mark.parametrize(
-    ("place", "template", "name"),
+    ("mount", "template", "name"),
     [
         ("", "/pay", "/pay"),
         ("/eu", "/pay", "/eu/pay"),
@@ -221,14 +221,14 @@ def test_flask_views_at_hosts_do_not_answer_each_others_retries(
         ("/eu", "//<tenant>.*/pay", "//<tenant>.*/eu/pay"),
     ],
 )
-def test_names_begin_with_the_host_and_the_prefix(place: str, template: str, name: str) -> None:
-    assert place_template(place, template) == name
+def test_names_begin_with_the_host_and_the_prefix(mount: str, template: str, name: str) -> None:
+    assert mount_template(mount, template) == name
 
 
 def test_the_operations_of_a_place() -> None:
-    assert operations_of("POST", "/eu/o/{id}", None, placed=True) == ("POST /eu/o/{}",)
-    assert operations_of("POST", "/eu/o/{id}", "pay", placed=True) == ("POST pay", "POST /eu/o/{}")
-    assert operations_of("POST", "//<tenant>.*/pay", None, placed=True) == ("POST //{}.*/pay",)
+    assert operations_of("POST", "/eu/o/{id}", None, mounted=True) == ("POST /eu/o/{}",)
+    assert operations_of("POST", "/eu/o/{id}", "pay", mounted=True) == ("POST pay", "POST /eu/o/{}")
+    assert operations_of("POST", "//<tenant>.*/pay", None, mounted=True) == ("POST //{}.*/pay",)
 
 
 def store_as_0_1(path: Path, asked_path: str, operation: str = "POST /pay") -> None:
