@@ -8,7 +8,9 @@ from onefold._kernel.telemetry.consumer_events import (
     Dropped,
     Duplicate,
     Failed,
+    FailedMessagesMeasured,
     Handled,
+    LedgerReaped,
     Parked,
     Redriven,
 )
@@ -18,9 +20,12 @@ from onefold._kernel.telemetry.relay_events import (
     DestinationPaused,
     DestinationResumed,
     Forgotten,
+    LeaseLost,
+    OutboxMeasured,
     Relayed,
     RelayPaused,
     RelayResumed,
+    RelaysExpired,
     SetAside,
 )
 from onefold._kernel.telemetry.request_events import (
@@ -33,7 +38,7 @@ from onefold._kernel.telemetry.request_events import (
     WorkCompleted,
     WorkGivenUp,
 )
-from onefold._kernel.telemetry.shedding_events import LimitMoved, Shed
+from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed
 
 __all__ = [
     "AttemptEnded",
@@ -50,16 +55,22 @@ __all__ = [
     "Duplicate",
     "Event",
     "Failed",
+    "FailedMessagesMeasured",
     "Forgotten",
     "Handled",
+    "LeaseLost",
+    "LedgerReaped",
     "LimitMoved",
     "Listener",
+    "OutboxMeasured",
     "Parked",
+    "Queued",
     "Reaped",
     "Redriven",
     "RelayPaused",
     "RelayResumed",
     "Relayed",
+    "RelaysExpired",
     "Released",
     "RetryPlanned",
     "SetAside",

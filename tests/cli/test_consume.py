@@ -156,7 +156,7 @@ def test_what_it_finds_and_does_can_be_read_as_json(shop: Shop) -> None:
         until(lambda: shop.rows("SELECT 1 FROM onefold_subscription"))
         shop.place("a")
         relayed(shop)
-        consume.until_said('{"event": "Handled", "consumer": "ship", "topic": "order.placed"}')
+        consume.until_said('{"event": "Handled", "consumer": "ship", "topic": "order.placed",')
 
 
 @pytest.mark.parametrize("target", ["once", "Nested.once", "fastapi_app", "flask_app", "sync_one", "async_one"])

@@ -124,7 +124,7 @@ async def test_a_reaper_that_fails_stops_no_handler_and_is_logged_once_a_time(
 ) -> None:
     tried = asyncio.Event()
 
-    async def failing(*_: Any) -> int:
+    async def failing(*_: Any, **__: Any) -> int:
         tried.set()
         raise StoreError("canceling statement due to statement timeout")
 

@@ -332,7 +332,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         """What forgets old ledger rows, when it is time to. Consumers that have a worker leave it to that."""
         if any(declared.name == consumer for declared in self._consumers):
             return None
-        return self._ledger.due(consumer, retention_s)
+        return self._ledger.due(consumer, retention_s, self._layer.listener)
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
         return OwnedTransaction(executor, self._outbox.new_buffer, self._sessions, development=self._development)

@@ -16,7 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold._kernel.redaction import redact
+from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
 from onefold._kernel.telemetry.every_event import Event
+from onefold._kernel.telemetry.relay_events import OutboxMeasured
 from onefold.brokers._connect import BrokerGiven
 
 #: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.
@@ -42,7 +44,9 @@ def answer(value: object) -> None:
 
 
 def tell_as_json(event: Event) -> None:
-    """What a worker tells, as a line of JSON."""
+    """What a worker tells, as a line of JSON; not what waits, which is told every few seconds."""
+    if isinstance(event, OutboxMeasured | FailedMessagesMeasured):
+        return
     typer.echo(json.dumps({"event": type(event).__name__, **asdict(event)}, default=str))
 
 

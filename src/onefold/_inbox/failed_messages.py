@@ -148,6 +148,16 @@ async def count_failed(dialect: str) -> list[Tally]:
     return await with_connection(work)
 
 
+async def measure_failed(dialect: str, consumer: str, count_max: int) -> tuple[int, int, int]:
+    """How many failed messages of a consumer wait for an attempt, are parked, and are dead; each at most so many."""
+
+    async def work() -> tuple[int, int, int]:
+        [(waiting, parked, dead)] = await Fetch(STATEMENTS[dialect].count_some(consumer, count_max))
+        return waiting, parked, dead
+
+    return await with_connection(work)
+
+
 def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
     """What could not be read when it came is read again for its consumer, which may know more by now."""
     stored = stored_from_row(*row[:_CONTENT])

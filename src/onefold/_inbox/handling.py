@@ -38,7 +38,7 @@ from onefold._inbox.stored_message import (
 )
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
-from onefold._kernel.clock import milliseconds, wall_ms
+from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
 from onefold._kernel.owned_transaction import OwnedTransaction
@@ -155,7 +155,10 @@ class Inbox:
                 failed_message = renamed
             if problem is not None:
                 return self.report(await with_connection(lambda: self._refuse(failed_message, problem)))
-            return self.report(await self._attempt(failed_message, tx))
+            event = await self._attempt(failed_message, tx)
+            if failed_message.redrive is not None and isinstance(event, Handled | Failed | DeadLettered):
+                event = replace(event, redriven=True)
+            return self.report(event)
         except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
             self.unfinished.add(failed_message.row_id)
             raise
@@ -194,6 +197,7 @@ class Inbox:
         )  # fmt: skip
 
     async def _attempt(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
+        began = monotonic_s()
         opened = await checkout(lambda: self._open(stored))
         if isinstance(opened, _IdConflict):
             await Release()
@@ -205,7 +209,7 @@ class Inbox:
         if error is None:
             if self.behind and stored.stream is not None and not isinstance(stored, FailedMessage):
                 self.behind.discard(stored.stream)
-            return Handled(self._name, stored.topic)
+            return Handled(self._name, stored.topic, monotonic_s() - began)
         return await with_connection(lambda: self._fail(stored, error))
 
     async def _attempt_apart(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:

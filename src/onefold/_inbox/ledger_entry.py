@@ -31,7 +31,7 @@ from onefold._kernel.effects import (
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.messages import Delivery, Message
 from onefold._kernel.telemetry import Listener, tell
-from onefold._kernel.telemetry.consumer_events import DeadLettered
+from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Handled
 from onefold._policy.ranges import require
 from onefold.errors import ConfigurationError
 
@@ -75,6 +75,7 @@ class LedgerEntry:
         new = await checkout(self._claim)
         if not new:
             await rollback_and_release()
+            tell(self._listener, Duplicate(self._consumer, self._topic))
         return new
 
     async def commit(self, also: tuple[Statement, ...]) -> None:
@@ -84,6 +85,12 @@ class LedgerEntry:
             await Discard()
             rethrow(error)
         await ReleaseCommitted()
+        tell(self._listener, Handled(self._consumer, self._topic))
+
+    @property
+    def _topic(self) -> str:
+        given = self._delivery
+        return given.origin.topic or UNKNOWN_TOPIC if given.message is None else given.message.topic
 
     async def rollback(self, error: Exception) -> None:
         """Should the dead letter not be written, that is what is raised: the message must come again."""

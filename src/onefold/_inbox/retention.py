@@ -6,9 +6,19 @@ from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Statement
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import LedgerReaped
 
 
-async def reap(dialect: str, consumer: str, retention_s: float, *, limit: int = 1000, batches_max: int = 1000) -> int:
+async def reap(
+    dialect: str,
+    consumer: str,
+    retention_s: float,
+    *,
+    limit: int = 1000,
+    batches_max: int = 1000,
+    listener: Listener | None = None,
+) -> int:
     """Delete the consumer's ledger rows that are past their retention, `limit` at a time; how many."""
     statement = STATEMENTS[dialect].reap(consumer, milliseconds(retention_s), limit)
     reaped = 0
@@ -17,6 +27,8 @@ async def reap(dialect: str, consumer: str, retention_s: float, *, limit: int = 
         reaped += gone
         if gone < limit:
             break
+    if reaped:
+        tell(listener, LedgerReaped(consumer, reaped))
     return reaped
 
 

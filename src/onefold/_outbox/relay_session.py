@@ -71,9 +71,10 @@ TOURS_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalanced:
-    """How many buckets are ours, and which events became dead letters (id and topic): relays died with them."""
+    """How many buckets are ours, how many relays had died, and which events became dead letters (id and topic)."""
 
     buckets: int
+    expired: int = 0
     set_aside: tuple[tuple[str, str], ...] = ()
 
 
@@ -93,6 +94,7 @@ class Sent:
     more: bool = False
     """More may wait to be claimed."""
     confirmed: list[int] = field(default_factory=list)
+    destinations: dict[str, tuple[int, int]] = field(default_factory=dict)  # how many each confirmed, and refused
     failures: list[Failure] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
     paused: dict[str, BrokerUnavailable] = field(default_factory=dict)
@@ -103,6 +105,10 @@ class Sent:
     """Nothing waits any more, not for those that were paused either."""
     outage: BrokerUnavailable | None = None
     """Nothing was confirmed: the broker is away, and no attempt is counted."""
+
+    def count(self, destination: str, *, confirmed: int = 0, refused: int = 0) -> None:
+        before = self.destinations.get(destination, (0, 0))
+        self.destinations[destination] = (before[0] + confirmed, before[1] + refused)
 
 
 class RelaySession:
@@ -195,12 +201,13 @@ class RelaySession:
             await Batch((Boundary.ROLLBACK,))
             self.expired = True
             return None
-        tried = [position for (trying,) in await Fetch(self._sql.expire_dead()) for position in json.loads(trying)]
+        expired = await Fetch(self._sql.expire_dead())
+        tried = [position for (trying,) in expired for position in json.loads(trying)]
         aside = await self._sql.suspect(tried) if tried else []
         share, held = await self._share(leaving=False)
         await Batch((*share, Boundary.COMMIT))
         self._leased_at = now
-        return Rebalanced(buckets=held, set_aside=tuple((id_, topic) for id_, topic in aside))
+        return Rebalanced(buckets=held, expired=len(expired), set_aside=tuple((id_, topic) for id_, topic in aside))
 
     async def _share(self, *, leaving: bool) -> tuple[tuple[Step, ...], int]:
         """What hands buckets over, and how many are ours after that."""
@@ -316,6 +323,7 @@ class RelaySession:
                 match confirm:
                     case None:
                         sent.confirmed.append(row.position)
+                        sent.count(row.destination, confirmed=1)
                         if row.destination not in open_:
                             open_.add(row.destination)
                             if self._destinations.note_confirmed(row.destination):
@@ -361,6 +369,7 @@ class RelaySession:
         if dead:
             id_, topic = (message.id, message.topic) if isinstance(message, Message) else (f"row {row.position}", "?")
             sent.dead.append(Dead(id_, topic, str(error)))
+        sent.count(row.destination, refused=1)
         wait_ms = None if dead else round(wait_s * 1000)
         sent.failures.append(Failure(row.position, shorten(error), wait_ms, int(counted)))
 

@@ -13,6 +13,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.topics import refuse_patterns
+from onefold._worker.backlog_measuring import measure_consumer, measuring
 from onefold._worker.backoff_timer import BackoffTimer, pause
 from onefold._worker.cancellation import Interrupted, either, resist
 from onefold._worker.consumer_worker import ConsumerWorker
@@ -41,6 +42,9 @@ class ConsumerRunner:
             if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
                 refuse_patterns(type(broker).__name__, consumer.name, consumer.topics)
         self._broker = broker
+        self._database = database
+        self._listener = listener
+        self._looks = [partial(measure_consumer, each.name) for each in consumers]
         self._grace_s = grace_s
         self._gates = [
             PauseGate(
@@ -54,7 +58,7 @@ class ConsumerRunner:
         called once each consumer has its subscription, or has met what keeps it from having one: it goes on trying."""
         opened = asyncio.Event()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with measuring(self._database, self._listener, *self._looks), asyncio.TaskGroup() as group:
                 group.create_task(self._open(stop, opened))
                 for gate in self._gates:
                     group.create_task(gate.run(stop, self._grace_s, opened))

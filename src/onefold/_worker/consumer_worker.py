@@ -285,5 +285,6 @@ class ConsumerWorker:
         tell(self._listener, event)
 
     async def _reap(self, stop: asyncio.Event) -> None:
-        await self._runner.run(reap(self._database.dialect, self.consumer.name, self.consumer.retention_s))
+        name, retention_s = self.consumer.name, self.consumer.retention_s
+        await self._runner.run(reap(self._database.dialect, name, retention_s, listener=self._listener))
         await pause(stop, REAP_EVERY_S)

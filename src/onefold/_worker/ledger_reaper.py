@@ -12,6 +12,7 @@ import time
 from typing import Final
 
 from onefold._kernel.effects import Flow
+from onefold._kernel.telemetry import Listener
 from onefold._policy.ranges import require
 from onefold.errors import OnefoldError
 
@@ -37,18 +38,19 @@ class LedgerReaper:
         """Refuse a retention that is none."""
         require(f"consumer {consumer!r}: retention_s", retention_s, least=1, most=3650 * DAY_S)
 
-    def due(self, consumer: str, retention_s: float) -> Flow[None] | None:
+    def due(self, consumer: str, retention_s: float, listener: Listener | None = None) -> Flow[None] | None:
         """What forgets, when it is time to: with the first message here, and then every EVERY_S."""
         now = time.monotonic()
         if now < self._next_at.get(consumer, now):
             return None
         self._next_at[consumer] = now + EVERY_S
-        return self._forget(consumer, retention_s)
+        return self._forget(consumer, retention_s, listener)
 
-    async def _forget(self, consumer: str, retention_s: float) -> None:
+    async def _forget(self, consumer: str, retention_s: float, listener: Listener | None) -> None:
         from onefold._inbox.retention import reap
 
         try:
-            await reap(self._dialect, consumer, retention_s, limit=BATCH_ROWS, batches_max=BATCHES_MAX)
+            limits = {"limit": BATCH_ROWS, "batches_max": BATCHES_MAX}
+            await reap(self._dialect, consumer, retention_s, **limits, listener=listener)
         except OnefoldError as error:  # the message is handled, whatever becomes of old rows
             _log.warning("consumer %r: ledger rows past their retention could not be deleted: %s", consumer, error)

@@ -26,9 +26,11 @@ from onefold._kernel.telemetry.relay_events import (
     DestinationPaused,
     DestinationResumed,
     Forgotten,
+    LeaseLost,
     Relayed,
     RelayPaused,
     RelayResumed,
+    RelaysExpired,
     SetAside,
 )
 from onefold._kernel.wakeup_signals import Signal
@@ -40,6 +42,7 @@ from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
+from onefold._worker.backlog_measuring import measure_outbox, measuring
 from onefold._worker.cancellation import Interrupted, resist
 from onefold._worker.wakeup import listening
 from onefold.errors import BrokerUnavailable, OnefoldError, ProgrammerError
@@ -175,12 +178,13 @@ class Relay:
         """
         stopping = asyncio.create_task(self._stop_with(stop))
         try:
-            await self._until_open(stop)
-            if self._listens:
-                async with listening(self._database, self.signal.set, sender=self._sender):
+            async with measuring(self._database, self._listener, measure_outbox):
+                await self._until_open(stop)
+                if self._listens:
+                    async with listening(self._database, self.signal.set, sender=self._sender):
+                        await self._live(stop)
+                else:
                     await self._live(stop)
-            else:
-                await self._live(stop)
         finally:
             stopping.cancel()
             await self._broker.close()
@@ -268,7 +272,7 @@ class Relay:
 
     def _report(self, sent: Sent) -> None:
         if sent.confirmed or sent.failures:
-            tell(self._listener, Relayed(len(sent.confirmed), len(sent.failures)))
+            tell(self._listener, Relayed(len(sent.confirmed), len(sent.failures), sent.destinations))
         for id_, topic, error in sent.dead:
             tell(self._listener, SetAside(id_, topic, error))
         for name, unavailable in sent.paused.items():
@@ -288,11 +292,14 @@ class Relay:
             former, self._entered = self._session, False
             self._session = self._new_session(former)
             _log.warning("relay %s has lost its lease: it goes on as relay %s", former.relay, self._session.relay)
+            tell(self._listener, LeaseLost(former.relay))
             rebalanced = await self._run(self._session.enter())
         self._entered = True
         if rebalanced.buckets != self._buckets:
             self._buckets = rebalanced.buckets
             tell(self._listener, BucketsHeld(self._session.relay, rebalanced.buckets))
+        if rebalanced.expired:
+            tell(self._listener, RelaysExpired(rebalanced.expired))
         for id_, topic in rebalanced.set_aside:
             _log.error("event %s on %r is a dead letter (%s); see `onefold outbox list`", id_, topic, DIED_OF)
             tell(self._listener, SetAside(id_, topic, DIED_OF))

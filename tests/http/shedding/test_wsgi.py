@@ -80,7 +80,7 @@ def test_the_queue_is_bounded_the_most_important_enter_first_and_the_displaced_a
     works.let_go("/running", "/high", "/normal")
     assert [future.result(PATIENCE_S).status for future in (running, high, normal)] == [200] * 3
     assert works.ran == ["/running", "/high", "/normal"]
-    assert told == [Shed("displaced", -1), Shed("queue full", -1)]
+    assert [event for event in told if isinstance(event, Shed)] == [Shed("displaced", -1), Shed("queue full", -1)]
 
 
 def test_exempt_paths_pass_however_full_it_is() -> None:
@@ -199,7 +199,7 @@ def test_work_that_is_too_late_is_not_done() -> None:
     works.let_go("/running")
     assert running.result(PATIENCE_S).status == 200
     assert works.ran == ["/running"]
-    assert told == [Shed("deadline", 0)] * 2
+    assert [event for event in told if isinstance(event, Shed)] == [Shed("deadline", 0)] * 2
 
 
 def test_nobody_waits_for_ever_behind_handlers_that_hang() -> None:
@@ -208,7 +208,7 @@ def test_nobody_waits_for_ever_behind_handlers_that_hang() -> None:
     [running] = asking_threads(app, "/running")
     works.arrival()
     assert ask_thread(app, "/late").problem == "overloaded"
-    assert told == [Shed("waited too long", 0)]
+    assert [event for event in told if isinstance(event, Shed)] == [Shed("waited too long", 0)]
     works.let_go("/running")
     running.result(PATIENCE_S)
 

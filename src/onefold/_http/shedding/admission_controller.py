@@ -17,7 +17,7 @@ from onefold._http.request import Request, Response
 from onefold._http.shedding.admission_queue import AdmissionQueue, Ticket, Verdict
 from onefold._http.shedding.settings import LEVELS, Shedding
 from onefold._kernel.telemetry import Listener, tell
-from onefold._kernel.telemetry.shedding_events import LimitMoved, Shed, ShedReason
+from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed, ShedReason
 from onefold._policy.limiter import Limiter
 from onefold._policy.shedder import Shedder
 from onefold.errors import CallerError, DeadlinePassed, Overloaded, ProgrammerError, TooManyRequests
@@ -62,6 +62,7 @@ class AdmissionController:
         self._exempt = frozenset(path for path in settings.exempt if not path.endswith("/*"))
         self._exempt_below = tuple(path.removesuffix("*") for path in settings.exempt if path.endswith("/*"))
         self._limit = self.queue.limit
+        tell(listener, LimitMoved(self._limit))
 
     def exempts(self, path: str) -> bool:
         """Whether requests for this path always pass."""
@@ -88,6 +89,12 @@ class AdmissionController:
         spread = self._latest_s - self._soonest_s + 1
         retry_after_s = self._soonest_s + min(spread - 1, int(self._draw() * spread))
         return problem(kind(_DETAILS[verdict], retry_after_s=retry_after_s))
+
+    def report_wait(self, ticket: Ticket) -> None:
+        """Tell the listener how long a request was in the queue."""
+        if self._listener is not None:
+            waited_s = self.clock() - ticket.arrived_at
+            tell(self._listener, Queued(waited_s, ticket.priority, ticket.verdict == "enter"))
 
     def place(self, entered_at: float, deadline: float | None) -> Admission:
         """For a request that may run now."""

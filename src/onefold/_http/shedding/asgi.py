@@ -62,6 +62,7 @@ class SheddingMiddleware:
             return await self._run(_WatchedResponse(admission.place(now, deadline), send, deadline), scope, receive)
         line = _QueuedRequest(admission, ticket, receive, scope.get(GUARDED))
         verdict = await line.verdict()
+        admission.report_wait(ticket)
         if verdict == "gone":
             return None
         if verdict != "enter":

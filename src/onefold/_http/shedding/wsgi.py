@@ -47,6 +47,7 @@ class SheddingMiddleware:
         ticket = admission.queue.arrive(now, priority=priority, deadline=deadline)
         if ticket is not None:
             verdict, aside = self._verdict(ticket, environ.get(GUARDED))
+            admission.report_wait(ticket)
             if verdict != "enter":
                 return send_whole(admission.refusal(verdict, priority), start_response)
             place = admission.place(admission.clock(), deadline)

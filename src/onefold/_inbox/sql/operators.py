@@ -118,6 +118,13 @@ class OperatorStatements:
             SELECT consumer, topic, state, count(*), {d.epoch_ms("min(created_at)")} FROM onefold_letter
             GROUP BY consumer, topic, state ORDER BY consumer, topic, state LIMIT 1000
         """)
+        # Each by an index of its own, and no further than asked for.
+        some = "SELECT 1 FROM onefold_letter WHERE consumer = $1::text AND state ="
+        self._count_some = d.text(f"""
+            SELECT (SELECT count(*) FROM ({some} 'waiting' AND due_at IS NOT NULL LIMIT $2::int) AS due),
+                   (SELECT count(*) FROM ({some} 'waiting' AND due_at IS NULL LIMIT $2::int) AS parked),
+                   (SELECT count(*) FROM ({some} 'dead' LIMIT $2::int) AS dead)
+        """)
 
     def _prepare_pauses(self, d: Dialect) -> None:
         self._pause = d.text("""
@@ -188,6 +195,10 @@ class OperatorStatements:
         self, consumer: str, state: str | None, topic: str | None, after: str | None, limit: int
     ) -> Statement:
         return Statement(self._list_failed, (consumer, state, topic, after, limit))
+
+    def count_some(self, consumer: str, limit: int) -> Statement:
+        """Waiting, parked and dead, each at most so many."""
+        return Statement(self._count_some, (consumer, limit))
 
     def counts(self) -> Statement:
         return Statement(self._counts)

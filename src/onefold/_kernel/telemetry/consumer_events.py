@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """A message was handled: its rows, its events and its ledger row are committed."""
+    """A message was handled: its rows, its events and its ledger row are committed. `elapsed_s` is how long its
+    transaction took, and None where many messages shared one. `redriven`: it had been a dead letter."""
 
     consumer: str
     topic: str
+    elapsed_s: float | None = field(default=None, compare=False)
+    redriven: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Failed:
     reason: str
     failed: int
     id: str = ""
+    redriven: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class DeadLettered:
     topic: str
     reason: str
     id: str = ""
+    redriven: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +89,26 @@ class ConsumerResumed:
     consumer: str
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerReaped:
+    """Ledger rows past their retention were deleted: their messages would be handled again."""
+
+    consumer: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessagesMeasured:
+    """How many failed messages a consumer has now: waiting for their next attempt, parked behind a gap in their stream,
+    dead. Counted up to 10,000. Each process that runs the consumer tells it now and then."""
+
+    consumer: str
+    waiting: int
+    parked: int
+    dead: int
+
+
 InboxEvent: TypeAlias = Handled | Duplicate | Dropped | Parked | Failed | DeadLettered
-ConsumerEvent: TypeAlias = InboxEvent | Redriven | ConsumerPaused | ConsumerResumed
+ConsumerEvent: TypeAlias = (
+    InboxEvent | Redriven | ConsumerPaused | ConsumerResumed | LedgerReaped | FailedMessagesMeasured
+)

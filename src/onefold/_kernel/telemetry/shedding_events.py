@@ -18,9 +18,18 @@ class Shed:
 
 @dataclass(frozen=True, slots=True)
 class LimitMoved:
-    """So many requests may run at once from now on."""
+    """So many requests may run at once from now on. Told at the start, too."""
 
     limit: int
 
 
-SheddingEvent: TypeAlias = Shed | LimitMoved
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request waited for its turn, in vain or not."""
+
+    waited_s: float
+    priority: int
+    entered: bool
+
+
+SheddingEvent: TypeAlias = Shed | LimitMoved | Queued

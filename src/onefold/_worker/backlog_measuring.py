@@ -1,0 +1,86 @@
+"""What waits, told to listeners now and then: numbers that no event moves, read from the database.
+
+A look is a few bounded reads, which cost the same however much waits. It does not depend on the broker: a backlog is
+what one wants to see when that is away. While the database is away the last numbers stay, and the worker says that it
+pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from onefold._inbox.failed_messages import measure_failed
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import TaskExecutor
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
+from onefold._kernel.telemetry.every_event import Event
+from onefold._kernel.telemetry.relay_events import OutboxMeasured
+from onefold._outbox.status_report import Chosen, list_stopped, report
+from onefold.errors import StoreError
+
+#: Scrapes are rarely more frequent.
+EVERY_S: Final = 15.0
+COUNT_MAX: Final = 10_000
+STOPPED_MAX: Final = 1000
+
+_log = logging.getLogger("onefold.worker")
+
+
+async def measure_outbox(dialect: str) -> OutboxMeasured:
+    """What is in the outbox."""
+    found = await report(dialect, count_max=COUNT_MAX, stopped_max=STOPPED_MAX)
+    dead = await list_stopped(dialect, Chosen(dead=True), limit=STOPPED_MAX)
+    pending: dict[str, int] = {}
+    for each in found.pending:
+        name = each.destination or each.topic
+        pending[name] = pending.get(name, 0) + each.waiting
+    return OutboxMeasured(
+        pending=pending,
+        oldest_s=max(0.0, found.oldest_s or 0.0),
+        delayed=found.delayed,
+        retrying=sum(stopped.next_try_s is not None for stopped in found.stopped),
+        dead=len(dead),
+        relays=sum(relay.lease_left_s > 0 for relay in found.relays),
+    )
+
+
+async def measure_consumer(consumer: str, dialect: str) -> FailedMessagesMeasured:
+    """How many failed messages a consumer has."""
+    return FailedMessagesMeasured(consumer, *await measure_failed(dialect, consumer, COUNT_MAX))
+
+
+@asynccontextmanager
+async def measuring(
+    database: AsyncDatabase[Any], listener: Listener | None, *looks: Callable[[str], Flow[Event]]
+) -> AsyncIterator[None]:
+    """Look, and tell, for as long as the block lasts; not where nothing listens."""
+    if listener is None:
+        yield
+        return
+    task = asyncio.create_task(_measure(database, listener, looks))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _measure(
+    database: AsyncDatabase[Any], listener: Listener, looks: tuple[Callable[[str], Flow[Event]], ...]
+) -> None:
+    while True:
+        for look in looks:
+            try:
+                tell(listener, await run_async(look(database.dialect), TaskExecutor(database)))
+            except StoreError:
+                pass
+            except Exception:
+                _log.warning("what waits could not be measured; it is tried again in %g s", EVERY_S, exc_info=True)
+        await asyncio.sleep(EVERY_S)
