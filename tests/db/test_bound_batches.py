@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -30,6 +30,25 @@ def test_a_session_that_knows_the_statements_is_sent_none_of_them() -> None:
     assert b"INSERT" in messages
     assert b"INSERT" not in messages_again
     assert (list(new_again), end_again.name, end_again.sql) == ([], end.name, "COMMIT")
+
+
+def test_batches_of_one_shape_are_written_with_their_own_values_whatever_was_kept_of_the_first() -> None:
+    binder = Binder("mark")
+    for handed_out in (False, True):
+        for schema in ("shop", "bank"):
+            known = set(binder.bind((INSERT, Boundary.COMMIT), ("RESET ALL",), set(), schema, handed_out=handed_out)[1])
+            for values in ((b"a",), (b"bb",), (None,)):
+                steps = (Boundary.SAVEPOINT, INSERT._replace(values=values), Boundary.COMMIT)
+                afresh = Binder("mark")
+                new = set(afresh.bind(steps, ("RESET ALL",), set(), schema, handed_out=handed_out)[1])
+                plain = afresh._write((*_wrapped(steps, handed_out), "RESET ALL"), known | new, schema)
+                for _ in range(2):
+                    bound = binder.bind(steps, ("RESET ALL",), known | new, schema, handed_out=handed_out)
+                    assert (bound[0], set(bound[1]), bound[2]) == (plain[0], set(), plain[2])
+
+
+def _wrapped(steps: tuple[Step, ...], handed_out: bool) -> Sequence[Step]:
+    return _postgres.as_ourselves(steps) if handed_out else steps
 
 
 def test_a_statement_that_stands_in_a_batch_many_times_is_parsed_once() -> None:

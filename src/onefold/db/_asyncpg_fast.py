@@ -253,8 +253,6 @@ class FastConnection:
             self._executed = True
         last = steps[-1]
         binds = has_secrets(steps)
-        if not self._pure:
-            steps = as_ourselves(steps)
         ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
         purifies = ends and not self._pure and session.resets_as_usual
         new: set[str] = set()
@@ -284,6 +282,8 @@ class FastConnection:
 
     def _send(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
         """As one simple query, with the values in it."""
+        if not self._pure:
+            steps = as_ourselves(steps)
         if self._prepares:
             query, unknown = self._pool.preparer.query((*steps, *reset.first), self._session.prepared, self.schema)
             if unknown:
@@ -295,16 +295,16 @@ class FastConnection:
     def _send_bound(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
         """With the values beside the text. asyncpg can send no two statements at once, but it can send one for many
         arguments, which it asks for when it is free to send: then our messages go out in front of its last one."""
-        connection, session, schema = self._connection, self._session, self.schema
+        connection, session, is_theirs = self._connection, self._session, not self._pure
         if not self._prepares or len(steps) == 1:
-            return self._send_one_by_one(steps, reset)
-        messages, unknown, last = self._pool.binder.bind(steps, reset.each, session.prepared, schema)
+            return self._send_one_by_one(as_ourselves(steps) if is_theirs else steps, reset)
+        bind = self._pool.binder.bind
+        messages, unknown, last = bind(steps, reset.each, session.prepared, self.schema, handed_out=is_theirs)
         if unknown:
             new.update(unknown)
-        end = session.end(connection, last.name, last.sql)
-        self._sent = connection._protocol.queries_count + 1
-        arguments = _after(connection._transport, messages)
-        sent: Awaitable[str] = connection._protocol.bind_execute_many(end, arguments, "", None, False)
+        end, protocol = session.end(connection, last.name, last.sql), connection._protocol
+        args, self._sent = _after(connection._transport, messages), protocol.queries_count + 1
+        sent: Awaitable[str] = protocol.bind_execute_many(end, args, "", None, False)
         return sent
 
     async def _send_one_by_one(self, steps: Sequence[Step], reset: SessionReset) -> str:

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import Boundary, Statement, Step, Value
-from onefold.db._postgres import crossing, qualify_tables
+from onefold.db._postgres import as_ourselves, crossing, qualify_tables
 from onefold.errors import StatementRefused
 
 _INT16: Final = Struct("!h").pack
@@ -29,6 +29,10 @@ _COUNT_BYTES: Final = 2
 
 #: Beyond, they are named anew. A release of onefold has far fewer.
 STATEMENTS_MAX: Final = 1000
+
+#: Batches that are written once for all. Those with many events come in too many shapes to be kept.
+_PLANNED_STEPS_MAX: Final = 12
+_PLANS_MAX: Final = 100
 
 
 def has_secrets(steps: Sequence[Step]) -> bool:
@@ -66,47 +70,117 @@ def _text(value: str) -> bytes:
 class Binder:
     """Writes batches for the sessions of one database. A statement is parsed once in a session, under a name."""
 
-    __slots__ = ("_mark", "_named")
+    __slots__ = ("_mark", "_named", "_plans")
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         #: By their texts: batches come in as many shapes as there are numbers of events, but have few of these.
         self._named: dict[tuple[str | None, str | Step], NamedStatement] = {}
+        #: By the texts of the steps, where they come again and again.
+        self._plans: dict[tuple[object, ...], _BatchPlan] = {}
 
     def bind(
-        self, steps: Sequence[Step], after: tuple[Step | str, ...], prepared: set[str], schema: str | None
+        self,
+        steps: Sequence[Step],
+        after: tuple[Step | str, ...],
+        prepared: set[str],
+        schema: str | None,
+        *,
+        handed_out: bool = False,
     ) -> tuple[bytes, Collection[str], NamedStatement]:
-        """The steps, and what follows each time, for a session that has `prepared` some: the messages of all but the
-        last one, the names of the statements that they parse first, and the last one, which has no values and is sent
-        by the driver itself."""
-        named = self._named
+        """The steps (`as_ourselves`, where the connection was `handed_out`), and what follows each time, for a session
+        that has `prepared` some: the messages of all but the last one, the names of the statements that they parse
+        first, and the last one, which has no values and is sent by the driver itself."""
+        shape: tuple[object, ...] = (schema, handed_out, after)
+        given: list[tuple[Value, ...]] = []
+        for step in steps:  # without a call for each: every request comes by here
+            if type(step) is Statement:
+                shape += (step.sql,)
+                if step.values:
+                    given += (step.values,)
+            else:
+                shape += (step,)
+        plan: _BatchPlan | None
+        try:
+            plan = self._plans[shape]
+        except KeyError:
+            plan = self._plan(shape, steps, after, schema, handed_out=handed_out)
+        if plan is None or not plan.names <= prepared:
+            whole = as_ourselves(steps) if handed_out else steps
+            return self._write((*whole, *after), prepared, schema)
+        messages = b""
+        for (front, head), values in zip(plan.before, given, strict=True):
+            messages += front + _bind(head, values)
+        return messages + plan.behind, (), plan.last
+
+    def _plan(
+        self,
+        shape: tuple[object, ...],
+        steps: Sequence[Step],
+        after: tuple[Step | str, ...],
+        schema: str | None,
+        *,
+        handed_out: bool,
+    ) -> _BatchPlan | None:
+        if len(steps) > _PLANNED_STEPS_MAX:
+            return None
+        if len(self._plans) >= _PLANS_MAX:
+            self._plans.clear()
+        whole = (*(as_ourselves(steps) if handed_out else steps), *after)
+        plan = self._plans[shape] = _plan([(self._find(step, schema), _values(step)) for step in whole])
+        return plan
+
+    def _write(
+        self, steps: Sequence[Step | str], prepared: set[str], schema: str | None
+    ) -> tuple[bytes, Collection[str], NamedStatement]:
         parts: list[bytes] = []
         new: set[str] = set()
-        text: Step | str
-        for step in (*steps, *after):
-            match step:
-                case Statement():
-                    text, values = step.sql, step.values
-                case _:
-                    text, values = step, ()
-            try:
-                it = named[schema, text]
-            except KeyError:
-                it = self._name(step, text, schema)
+        for step in steps:
+            it, values = self._find(step, schema), _values(step)
             # Each statement is parsed right before it is first executed: a ROLLBACK must come first that makes an
             # aborted transaction take others again.
             if it.name not in prepared and it.name not in new:
                 new.add(it.name)
                 parts.append(it.parse)
-            parts += (_bind(it.head, values) if values else it.head,)
+            parts.append(_bind(it.head, values) if values else it.head)
         del parts[-1]
         return b"".join(parts), new, it
 
-    def _name(self, step: Step | str, text: Step | str, schema: str | None) -> NamedStatement:
-        if len(self._named) >= STATEMENTS_MAX:
-            self._named.clear()
-        it = self._named[schema, text] = name_statement(step, self._mark, schema)
-        return it
+    def _find(self, step: Step | str, schema: str | None) -> NamedStatement:
+        text = step.sql if isinstance(step, Statement) else step
+        try:
+            return self._named[schema, text]
+        except KeyError:
+            if len(self._named) >= STATEMENTS_MAX:
+                self._named.clear()
+            it = self._named[schema, text] = name_statement(step, self._mark, schema)
+            return it
+
+
+class _BatchPlan(NamedTuple):
+    """The messages of batches of one shape, in a session that has all their statements."""
+
+    names: frozenset[str]
+    before: tuple[tuple[bytes, bytes], ...]
+    """For each statement with values: what goes in front of it, and its head."""
+    behind: bytes
+    last: NamedStatement
+
+
+def _plan(steps: Sequence[tuple[NamedStatement, tuple[Value, ...]]]) -> _BatchPlan:
+    before: list[tuple[bytes, bytes]] = []
+    constant = b""
+    for it, values in steps[:-1]:
+        if values:
+            before.append((constant, it.head))
+            constant = b""
+        else:
+            constant += it.head
+    return _BatchPlan(frozenset(it.name for it, _ in steps), tuple(before), constant, steps[-1][0])
+
+
+def _values(step: Step | str) -> tuple[Value, ...]:
+    return step.values if isinstance(step, Statement) else ()
 
 
 class NamedStatement(NamedTuple):
