@@ -116,8 +116,8 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         why="a double click, or a proxy that retries early, runs the request twice: look-up and insert are apart",
         advice="claim the key atomically (a unique index, a lock) before the work begins",
         run=parallel.check_parallel,
-        requests=1,
-        together=1,
+        requests=parallel.ROUNDS,
+        together=parallel.ROUNDS,
         canary=True,
     ),
     ProbeCheck(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib import import_module
 from ipaddress import ip_address
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import httpx
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
+
+#: How long requests wait for each other. A server that takes few connections would let the others wait for ever.
+_MEET_S_MAX: Final = 5.0
 
 
 def require_httpx() -> None:
@@ -64,31 +67,47 @@ class HttpxPort:
 
     def send(self, requests: Sequence[ProbeRequest], /) -> list[Reply]:
         if len(requests) == 1:
-            return [self._send(requests[0])]
+            return [self._send(requests[0], None)]
         start = Barrier(len(requests))
-
-        def send_at_once(request: ProbeRequest) -> Reply:
-            start.wait()
-            return self._send(request)
-
         with ThreadPoolExecutor(len(requests)) as threads:
-            return list(threads.map(send_at_once, requests))
+            return list(threads.map(lambda request: self._send(request, start), requests))
 
-    def _send(self, request: ProbeRequest) -> Reply:
+    def _send(self, request: ProbeRequest, start: Barrier | None) -> Reply:
+        """With a barrier all but the last byte leaves, and the last one with those of the other requests: connecting
+        takes them different times, and many a window is shorter than that."""
         import httpx
 
         headers = [(name.encode(), value) for name, value in request.headers]
+        content: bytes | Iterator[bytes] = request.body
+        if start is not None and request.body:
+            headers.append((b"Content-Length", str(len(request.body)).encode()))
+            content = _held_back(request.body, start)
+        elif start is not None:
+            _meet(start)
         try:
-            with self._client.stream(request.method, request.url, headers=headers, content=request.body) as response:
+            with self._client.stream(request.method, request.url, headers=headers, content=content) as response:
                 body = _read(response)
                 if body is None:
                     return NoAnswer(reason=f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
                 lines = tuple((name.decode("latin-1").lower(), value) for name, value in response.headers.raw)
                 return ProbeAnswer(status=response.status_code, headers=lines, body=body)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return NoAnswer(reason=f"it cannot be reached: {error}", connected=False)
         except httpx.HTTPError as error:
+            if start is not None:
+                start.abort()  # the others do not wait for this one
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                return NoAnswer(reason=f"it cannot be reached: {error}", connected=False)
             return NoAnswer(reason=f"{type(error).__name__}: {error}")
+
+
+def _held_back(body: bytes, start: Barrier) -> Iterator[bytes]:
+    yield body[:-1]
+    _meet(start)
+    yield body[-1:]
+
+
+def _meet(start: Barrier) -> None:
+    with suppress(BrokenBarrierError):
+        start.wait(_MEET_S_MAX)
 
 
 def _read(response: httpx.Response) -> bytes | None:
