@@ -67,6 +67,7 @@ def test_what_happens_at_the_same_time_is_found_over_sockets(
         answer = verify(f"{url}/orders", "--only", check)
     assert answer.returncode == int(planted), answer.stdout
     assert re.findall(r"^FAILED   ([\w-]+)", answer.stdout, re.MULTILINE) == ([check] if planted else [])
+    assert answer.stdout.count("  sent  ") <= 4 * planted, "of the round that failed, and each request once"
 
 
 def test_raw_headers_reach_the_server_as_they_were_written() -> None:
@@ -218,6 +219,7 @@ def test_a_canary_says_one_line_and_fails_with_all_of_it() -> None:
         (["http://127.0.0.1:1/", "--body", '{"a": {{m}}}'], "is not JSON"),
         (["http://127.0.0.1:1/", "--body", "@nowhere.json"], "nowhere.json cannot be read"),
         (["http://127.0.0.1:1/", "--header", "s3cret"], "is written 'Name: value'"),
+        (["http://127.0.0.1:1/", "--header", "X-Name: s3cret\u0142"], "in ASCII"),
         (["http://127.0.0.1:1/", "--header", "Idempotency-Key: k"], "cannot be given"),
         (["http://127.0.0.1:1/", "--count", "cat 'x"], "cannot be split"),
         (["http://127.0.0.1:1/", "--openapi", "x.json"], "belong together"),

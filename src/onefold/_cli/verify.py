@@ -220,12 +220,16 @@ def _headers(given: Sequence[str] | None) -> HeaderLines:
     lines = []
     for line in given or ():
         name, colon, value = line.partition(":")
-        if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.strip().isprintable():
+        if (
+            not colon
+            or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name)
+            or not re.fullmatch(r"[ -~]*", value.strip())
+        ):
             # Not the line itself: it may be a credential.
-            raise ConfigurationError("a header is written 'Name: value', on one line; one that was given is not")
+            raise ConfigurationError("a header is written 'Name: value', in ASCII; one that was given is not")
         if name.lower() == KEY_HEADER.lower():
             raise ConfigurationError(f"{KEY_HEADER} is what is tested: it cannot be given")
-        lines.append((name, value.strip().encode("latin-1", "replace")))
+        lines.append((name, value.strip().encode()))
     return tuple(lines)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from onefold._verify.findings import Exchange, ProbeReport
+from onefold._verify.findings import ProbeReport
 from onefold._verify.http_port import HeaderLines
 
 _HIDDEN: Final = "..."
@@ -59,7 +59,7 @@ class Secrets:
                 finding,
                 seen=self.hide_in(finding.seen),
                 exchanges=tuple(
-                    Exchange(sent=self.hide_in(one.sent), came=self.hide_in(one.came)) for one in finding.exchanges
+                    replace(one, sent=self.hide_in(one.sent), came=self.hide_in(one.came)) for one in finding.exchanges
                 ),
             )
             for finding in report.findings

@@ -24,10 +24,15 @@ class UnusableTarget(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request and what came back, as a line each."""
+    """A request and what came back, as a line each; `times` where both were the same several times."""
 
     sent: str
     came: str
+    times: int = 1
+
+    def lines(self) -> tuple[str, str]:
+        """What was sent, and what came."""
+        return (self.sent if self.times == 1 else f"{self.times} x {self.sent}"), self.came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

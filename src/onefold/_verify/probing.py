@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -72,8 +73,12 @@ class Probe:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """What the check has sent and got."""
-        return tuple(self._seen)
+        """What the check has sent and got; what is the same stands there once."""
+        return tuple(replace(one, times=times) for one, times in Counter(self._seen).items())
+
+    def begin_round(self) -> None:
+        """The rounds before were well, and show nothing."""
+        self._seen = []
 
     # Requests
 

@@ -63,7 +63,7 @@ def check_key_parameters(probe: Probe) -> str:
 
 def check_key_repeated(probe: Probe) -> str:
     one, two = (probe.profile.spell(probe.around.new_key()) for _ in range(2))
-    return _require_400(probe, {"two header lines": (one, two), "one header line, twice": (one, one)})
+    return _require_400(probe, {"two header lines": (one, two), "the same line twice": (one, one)})
 
 
 def check_key_empty(probe: Probe) -> str:

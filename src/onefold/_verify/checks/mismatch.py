@@ -32,6 +32,7 @@ def check_mismatch_in_flight(probe: Probe) -> str:
     """Two payloads at once; which of them is first is the API's choice. It may be too fast to be met in flight, so
     there are several rounds."""
     for _ in range(ROUNDS):
+        probe.begin_round()
         request = probe.new_request()
         pair = [request, probe.with_other_payload(request)]
         with probe.effects(1, "two payloads at once with one key"):

@@ -19,6 +19,7 @@ def check_parallel(probe: Probe) -> str:
 
 
 def _run_duplicates(probe: Probe) -> str:
+    probe.begin_round()
     request = probe.new_request()
     duplicates = probe.target.duplicates
     with probe.effects(1, f"{duplicates} duplicates at once"):

@@ -36,7 +36,7 @@ def html_page(report: ProbeReport) -> str:
 
 
 def _failure(finding: CheckFinding) -> str:
-    evidence = "\n".join(line for one in finding.exchanges for line in (f"> {one.sent}", f"< {one.came}"))
+    evidence = "\n".join("> {}\n< {}".format(*exchange.lines()) for exchange in finding.exchanges)
     return (
         f'<h2 class="failed">{escape(finding.check)}</h2><p>{escape(finding.seen)}</p><ul>'
         f"<li>Promised: {escape(finding.promise)}</li><li>Why it matters: {escape(finding.why)}</li>"

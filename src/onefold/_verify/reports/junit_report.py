@@ -37,7 +37,8 @@ def _add_case(suite: ElementTree.Element, finding: CheckFinding) -> None:
     elif finding.outcome == "failed":
         failure = ElementTree.SubElement(case, "failure", message=_plain(finding.seen))
         lines = [f"promised: {finding.promise}", f"why: {finding.why}", f"what to do: {finding.advice}"]
-        lines += [line for one in finding.exchanges for line in (f"sent: {one.sent}", f"came: {one.came}")]
+        for sent, came in (exchange.lines() for exchange in finding.exchanges):
+            lines += [f"sent: {sent}", f"came: {came}"]
         failure.text = _plain("\n".join(lines))
 
 

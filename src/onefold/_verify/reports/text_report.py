@@ -52,5 +52,6 @@ def _failure(finding: CheckFinding) -> Iterator[str]:
     yield f"  why         {finding.why}"
     yield f"  what to do  {finding.advice}"
     for exchange in finding.exchanges:
-        yield f"  sent        {exchange.sent}"
-        yield f"  came        {exchange.came}"
+        sent, came = exchange.lines()
+        yield f"  sent        {sent}"
+        yield f"  came        {came}"
