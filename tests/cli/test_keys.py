@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onefold import Keyring
+from onefold import Keyring, StepOptions
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Statement
+from onefold._kernel.telemetry.consumer_events import Handled
 from onefold._steps.model import Held, RecordedStep
 from onefold._steps.sealing import Sealing, request_context, step_context
 from tests.cli.commands import one_line, onefold, told
+from tests.steps.message_stage import message, stage_at
 from tests.steps.places import ASK, Place, create_tables, place_at
 
 KEY = bytes(range(32))
@@ -234,3 +236,29 @@ def test_more_than_a_page_is_listed(place: Place) -> None:
     assert len(ask(place, "list", "--limit", "2")) == 2
     assert "perhaps more: raise --limit" in keys(place, "list", "--limit", "2").stdout
     assert len({each["id"] for each in ask(place, "list")}) == 3
+
+
+def test_resume_of_a_message_redrives_its_dead_letter_and_discard_forgets_its_work(place: Place) -> None:
+    with stage_at(place, asynchronous=False) as stage:
+        stage.charge_step = StepOptions("charge", replayable=False)
+        for name in ("m1", "m2"):
+            stage.during = fail_once()
+            stage.deliver(message(name))
+            stage.run_due()
+        found = {each["operation"]: each for each in ask(place, "list", "--parked")}
+        assert sorted(found) == ["billing: m1", "billing: m2"]
+        told_again = ask(place, "resume", found["billing: m1"]["id"], "--again", "--actor", "ada", "--yes")
+        assert told_again == {"resumed": found["billing: m1"]["id"], "operation": "billing: m1", "redriven": 1}
+        assert stage.run_due() == [Handled("billing", "ride.wanted")]
+        onefold("dlq", "discard", "m2", "--actor", "ada", "--yes", "-d", place.address)
+        assert stage.left() == (0, 0, 0)
+
+
+def fail_once() -> Callable[[], None]:
+    left = [ConnectionError("the answer was lost")]
+
+    def check() -> None:
+        if left:
+            raise left.pop()
+
+    return check

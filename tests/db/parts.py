@@ -36,6 +36,7 @@ from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.write import Outbox
 from onefold._saga import effect_rows
 from onefold._steps import unfinished
+from onefold._steps.message_work import forget_message
 from onefold._steps.model import RecordedStep, WorkAsk
 from onefold._steps.works import Works
 from onefold._worker import wakeup
@@ -304,7 +305,8 @@ async def operators(database: AsyncDatabase[Any]) -> None:
     await _run(database, redrive.job_of("postgres", job.id))
     await _run(database, redrive.cancel("postgres", job.id, actor="ada"))
     await _run(database, redrive.skip("postgres", "strict", "m2", actor="ada"))
-    await _run(database, redrive.discard("postgres", "strict", tuple(dead), actor="ada", force=True))
+    forget = partial(forget_message, "postgres")
+    await _run(database, redrive.discard("postgres", "strict", tuple(dead), actor="ada", force=True, forget=forget))
     assert await _run(database, redrive.list_audit("postgres"))
 
 

@@ -227,10 +227,10 @@ def test_control_the_schedule_finds_a_claim_that_does_not_look_again(
 class TakesWhatRuns(Works):
     """Planted: takes a work over whose lease runs, and leaves its fence."""
 
-    async def _judge(self, ask: Any, row: Any) -> WorkClaim:
+    async def _judge(self, ask: Any, row: Any, unless: Any) -> WorkClaim:
         digest, fingerprint, fence, attempts, parked, _, finished, result, request = row
         found = await super()._judge(
-            ask, (digest, fingerprint, fence, attempts, parked, False, finished, result, request)
+            ask, (digest, fingerprint, fence, attempts, parked, False, finished, result, request), unless
         )
         if isinstance(found, Held):
             back = Statement("UPDATE onefold_work SET fence = fence - 1")

@@ -25,7 +25,7 @@ from dramatiq.middleware import CurrentMessage, Retries
 from redis import Redis
 from taskiq import InMemoryBroker, SimpleRetryMiddleware
 
-from onefold import AsyncOnefold, Onefold, Transaction
+from onefold import AsyncOnefold, Onefold, Steps, Transaction
 from onefold._worker import arq as on_arq
 from onefold._worker import celery as on_celery
 from onefold._worker import dramatiq as on_dramatiq
@@ -257,6 +257,10 @@ def test_a_handler_without_a_transaction_or_of_the_wrong_colour_is_refused(
 ) -> None:
     def without(order: str) -> None: ...
 
+    def in_steps(order: str, work: Steps) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="'work' for recorded steps, which only consumers"):
+        on_celery.handled_once(once, "desk", Celery("colours").task)(in_steps)
     with pytest.raises(ConfigurationError, match="parameter tx"):
         on_celery.handled_once(once, "desk", Celery("colours").task)(without)
     with pytest.raises(ConfigurationError, match="`async def`, and it is given a Onefold"):

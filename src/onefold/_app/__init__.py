@@ -140,7 +140,7 @@ class Onefold(ThreadCompleter, BaseOnefold[Database[Any]]):
         work = self._named_work(name, data, lease_s, retention_s)
         run(work.begin(), executor)
         try:
-            yield work.steps(functools.partial(on_thread, executor, self._new_transaction), asynchronous=False)
+            yield work.make_steps(functools.partial(on_thread, executor, self._new_transaction), asynchronous=False)
         except Exception:
             run(work.fail(), ThreadExecutor(self._database))
             raise
@@ -318,7 +318,7 @@ class AsyncOnefold(TaskCompleter, BaseOnefold[AsyncDatabase[Any]]):
         work = self._named_work(name, data, lease_s, retention_s)
         await run_async(work.begin(), executor)
         try:
-            yield work.steps(functools.partial(on_loop, executor, self._new_transaction), asynchronous=True)
+            yield work.make_steps(functools.partial(on_loop, executor, self._new_transaction), asynchronous=True)
         except Exception:
             await run_async(work.fail(), TaskExecutor(self._database))
             raise

@@ -211,6 +211,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
                         "would share their messages. Give each a name of its own, or one handler both topics"
                     )
             self._check_session(consumer)
+            self._check_steps(consumer)
             check_patterns(self._broker, name, topics)
             self._consumers.append(consumer)
             return function
@@ -276,6 +277,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             broker,
             select_consumers(self._consumers, only),
             transaction=self._new_transaction,
+            make_work=self._make_work(),
             listener=join(self._layer.listener, listener),
         )
         if begun is not None:

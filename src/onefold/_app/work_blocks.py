@@ -1,8 +1,8 @@
-"""Works without a request: what a block of `once.work(...)` is made of."""
+"""Works without a request: what a block of `once.work(...)`, and a consumer's handler in steps, is made of."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from onefold._http.install import Layer
 from onefold._idempotency.encryption import peppers_of
@@ -12,10 +12,14 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import Sealer
 from onefold._outbox.write import Outbox
+from onefold.errors import ConfigurationError
 
 # What only some applications need is imported when they first need it.
 if TYPE_CHECKING:
     from onefold._http.stepped_store import SteppedStore
+    from onefold._inbox.consumer import Consumer
+    from onefold._inbox.stepped_handling import MakeWork
+    from onefold._kernel.ports import AsyncDatabase
     from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
     from onefold._steps.named_work import NamedWork
 
@@ -26,6 +30,9 @@ WORK_RETENTION_S = 7 * 86_400.0
 class WorkBlocks:
     """The part of an app that has them."""
 
+    _asynchronous: ClassVar[bool]
+    _database: Any
+    _consumers: list[Consumer]
     _layer: Layer
     _outbox: Outbox
     _isolation: Isolation | None
@@ -37,6 +44,36 @@ class WorkBlocks:
 
     def _new_heartbeat(self) -> TaskHeartbeat | ThreadHeartbeat:
         raise NotImplementedError
+
+    def _for_workers(self) -> AsyncDatabase[Any]:
+        raise NotImplementedError
+
+    def _check_steps(self, consumer: Consumer) -> None:
+        """Refuse a handler that works in steps of the other colour."""
+        if consumer.signature.works_in_steps and consumer.is_async is not self._asynchronous:
+            is_now, wanted = ("an async def", "a plain def") if consumer.is_async else ("a plain def", "an async def")
+            raise ConfigurationError(
+                f"the handler of consumer {consumer.name!r} works in recorded steps and is {is_now}: those of "
+                f"{type(self).__name__} need {wanted}"
+            )
+
+    def _make_work(self) -> MakeWork | None:
+        """For consumers whose handlers work in steps."""
+        if not any(consumer.signature.works_in_steps for consumer in self._consumers):
+            return None
+        from onefold._worker.message_steps import MessageSteps
+
+        shared = self._layer.stepped()
+        executor = (TaskExecutor if self._asynchronous else ThreadExecutor)(self._database)
+        return MessageSteps(
+            shared.works,
+            shared.sealing,
+            shared.beats,
+            executor,
+            self._new_transaction,
+            self._for_workers,
+            self._layer.listener,
+        )
 
     def _make_stepped(self, sealer: Sealer | None, unsealed: bool, keys: LockedStore) -> SteppedStore:
         from onefold._http.stepped_store import SteppedStore

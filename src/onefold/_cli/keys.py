@@ -14,7 +14,9 @@ from onefold._cli.options import ACTOR, DATABASE, JSON, YES, actor_name, confirm
 from onefold._cli.output import age, answer, harmless, moment, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
+from onefold._inbox.redrive import Filter, redrive
 from onefold._kernel.results import encode_result
+from onefold._steps.message_work import read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
 from onefold._steps.unfinished import StepView, WorkView, list_works, release, resume, show_work
 from onefold.errors import ConfigurationError
@@ -81,7 +83,7 @@ def release_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Forget one, and all that is recorded of it: a retry begins from the start."""
+    """Forget one, and all that is recorded of it: a retry, or a message that is redriven, begins from the start."""
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
         done = ", ".join(step.name for step in steps) or "nothing"
@@ -117,7 +119,8 @@ def resume_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Let one go on: by the next retry, or by `onefold complete`. Its attempts are counted anew."""
+    """Let one go on: by the next retry, or by `onefold complete`; a message that waits as a dead letter is redriven.
+    Its attempts are counted anew."""
     if result and again:
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
     sealing = _sealing_of(target) if target else None
@@ -127,10 +130,21 @@ def resume_command(
         said = f" Its unknown call {'returned ' + result if result else 'is made again'}." if result or again else ""
         confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{said}\nLet {work.id} go on?"), yes=yes)
         db.ask(resume(db.dialect, work_id, actor=actor_name(actor), result=stored, again=again))
+        redriven = {"redriven": _redrive(db, work, actor_name(actor))} if work.kind == "message" else {}
     if as_json:
-        answer({"resumed": work.id, "operation": work.operation})
+        answer({"resumed": work.id, "operation": work.operation, **redriven})
     else:
         typer.echo(harmless(f"resumed: {work.id}, {work.operation}"))
+        for what, count in redriven.items():
+            typer.echo(f"{what}: {count}")
+
+
+def _redrive(db: CommandSession, work: WorkView, actor: str) -> int:
+    """A message that waits for a person is a dead letter: have it tried again. 0: it is none, and goes on when it is
+    due."""
+    consumer, message_id = read_operation(work.operation)
+    chosen = Filter(consumer=consumer, ids=(message_id,))
+    return db.ask(redrive(db.dialect, chosen, actor=actor)).failed_messages
 
 
 def _outcome(work: WorkView, steps: list[StepView], result: str, sealing: Sealing | None) -> bytes | None:

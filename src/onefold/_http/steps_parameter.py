@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 from onefold._http.route_policy import Policy
 from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.executors import is_async
+from onefold._kernel.steps_annotation import is_steps
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Set on the dependencies that give a transaction.
 GIVES_TRANSACTION: Final = "__onefold_gives_transaction__"
-
-_STEPS: Final = ("onefold._steps.steps", "Steps")
 
 #: Dependencies of dependencies are followed so far.
 _DEPTH_MAX: Final = 20
@@ -37,7 +36,7 @@ def find_steps(function: Callable[..., Any]) -> str | None:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):
             return None
-    return next((parameter.name for parameter in parameters if _is_steps(parameter.annotation)), None)
+    return next((parameter.name for parameter in parameters if is_steps(parameter.annotation)), None)
 
 
 def without(signature: inspect.Signature, name: str | None) -> inspect.Signature:
@@ -74,15 +73,6 @@ def begin_work(make_store: Callable[[], SteppedStore]) -> RequestWork:
     from onefold._http.stepped_store import RequestWork  # for those who use it
 
     return RequestWork(make_store())
-
-
-def _is_steps(annotation: object) -> bool:
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if isinstance(annotation, str):
-        return annotation.strip("'\"").rpartition(".")[2] == "Steps"
-    # By name: an application whose handlers do not work in steps need not import them.
-    return (getattr(annotation, "__module__", ""), getattr(annotation, "__qualname__", "")) == _STEPS
 
 
 def _transactions(function: Callable[..., Any], depth: int, through: str = "") -> Iterator[tuple[str, str]]:

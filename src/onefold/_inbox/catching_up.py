@@ -53,6 +53,8 @@ async def run_in_one_go(
 ) -> list[InboxEvent]:
     """Handle failed messages that `take_run` started; what became of those that were handled. None were: run them one
     by one, and it is seen why. Only some were: time was up, and the others are parked again."""
+    if inbox.consumer.signature.works_in_steps:
+        return []  # each is a work of its own
     if inbox.consumer.signature.opens:
         return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
     stored_messages = list(failed_messages)

@@ -46,11 +46,12 @@ class Consumer:
     dead_letter_on: tuple[type[Exception], ...] = ()
     """Exceptions that are not worth another attempt: a message whose handler raises one is a dead letter at once."""
     lease_s: float = 60.0
-    """How long one run of the handler's transaction may take."""
+    """How long one run of the handler's transaction may take. In recorded steps: how long a process that was killed or
+    stopped keeps others from going on; it is renewed for as long as the handler runs."""
     timeout_s: float | None = None
     """How long one call of the handler may take; then it is cancelled, and its message has failed. A plain `def` cannot
     be cancelled: its message fails all the same, its transaction is ended, and its thread is left behind. None: as long
-    as `lease_s`, and never longer."""
+    as `lease_s`, and never longer; in recorded steps as long as it takes."""
     baseline_wait_s: float = 5.0
     """How long an ordered consumer waits for the beginning of a stream that it sees for the first time."""
     retention_s: float = 7 * DAY_S
@@ -96,6 +97,10 @@ class Consumer:
         signature = read_handler(self.name, self.handler, batch=self.batch, payload_of=self.payload_of)
         object.__setattr__(self, "signature", signature)
         object.__setattr__(self, "is_async", signature.kind == "async")
+        if signature.works_in_steps:
+            self._check_steps()
+        elif self.limit_s is not None:
+            require(f"consumer {self.name!r}: timeout_s", self.limit_s, least=0.01, most=self.lease_s)
 
     def wants(self, topic: str) -> bool:
         """Whether messages of this topic are for it."""
@@ -106,7 +111,10 @@ class Consumer:
         return Backoff(transient_base_s=self.retry_base_s, throttled_base_s=self.retry_cap_s, cap_s=self.retry_cap_s)
 
     @property
-    def limit_s(self) -> float:
+    def limit_s(self) -> float | None:
+        """How long one call of the handler may take."""
+        if self.timeout_s is None and self.signature.works_in_steps:
+            return None
         return self.lease_s if self.timeout_s is None else self.timeout_s
 
     @property
@@ -127,11 +135,28 @@ class Consumer:
                 named = f"topics={self.topics!r}" if topic is None else f"the topic {topic!r}"
                 raise ConfigurationError(f"consumer {self.name!r} has {named}: {fault}")
 
+    def _check_steps(self) -> None:
+        where = f"consumer {self.name!r}: its handler works in recorded steps, and "
+        if self.signature.takes_transaction:
+            raise ConfigurationError(
+                f"{where}takes the transaction of the message, or a session in it: there is none. Take it out; the "
+                "functions of work.phase(...) and work.finish(...) get their own transaction, and tx.session() in it"
+            )
+        if self.batch > 1:
+            raise ConfigurationError(f"{where}has batch={self.batch}: each message is a work of its own. Leave it out")
+        if self.order == "latest":
+            raise ConfigurationError(
+                f"{where}has order='latest': a later version could be handled between two steps of an earlier one, "
+                "whose last steps would then undo it. Choose 'strict', where each version waits for the one before, "
+                "or 'none'"
+            )
+        if self.timeout_s is not None:
+            require(f"consumer {self.name!r}: timeout_s", self.timeout_s, least=0.01, most=DAY_S)
+
     def _check_ranges(self) -> None:
         where = f"consumer {self.name!r}: "
         require(where + "attempts", self.attempts, least=1, most=1000, whole=True)
         require(where + "lease_s", self.lease_s, least=0.1, most=DAY_S)
-        require(where + "timeout_s", self.limit_s, least=0.01, most=self.lease_s)
         require(where + "baseline_wait_s", self.baseline_wait_s, most=3600)
         require(where + "concurrency", self.concurrency, least=1, most=1000, whole=True)
         require(where + "retry_cap_s", self.retry_cap_s, most=DAY_S)

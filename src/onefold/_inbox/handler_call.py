@@ -28,15 +28,23 @@ class NotCommitted(OnefoldError):
 class Invocation:
     """What one call is made from, and what was opened for it."""
 
-    __slots__ = ("_consumer", "_made", "_session", "_stack", "_tx", "error", "messages")
+    __slots__ = ("_consumer", "_made", "_session", "_stack", "_steps", "_tx", "error", "messages")
 
-    def __init__(self, consumer: Consumer, messages: list[Message], tx: OwnedTransaction[Any], session: Any) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        messages: list[Message],
+        tx: OwnedTransaction[Any] | None = None,
+        session: Any = None,
+        steps: Any = None,
+    ) -> None:
         self.messages = messages
         #: Why it failed, if it did.
         self.error: Exception | None = None
         self._consumer = consumer
         self._tx = tx
         self._session = session
+        self._steps = steps
         self._made: dict[int, Any] = {}
         self._stack = AsyncExitStack()
 
@@ -98,6 +106,8 @@ class Invocation:
                 return self._tx
             case "Session" | "AsyncSession":
                 return self._session
+            case "steps":
+                return self._steps
             case Needed(signature, cached):
                 name = id(signature.function)
                 if not cached or name not in self._made:

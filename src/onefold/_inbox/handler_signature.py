@@ -1,9 +1,9 @@
 """What a handler takes, and what it depends on: read once, where it is defined.
 
 Rules. The first parameter of a handler is its message; or the message's data, where it is annotated with a type to read
-that as. Every other parameter says by its annotation what it is: `Message`, `Transaction`, a SQLAlchemy session, a type
-of data, or `Annotated[T, Depends(function)]`, whose function is read by the same rules. A parameter named tx is the
-transaction, and so is the second one where it says nothing. What is left must have a default.
+that as. Every other parameter says by its annotation what it is: `Message`, `Transaction`, a SQLAlchemy session,
+`Steps`, a type of data, or `Annotated[T, Depends(function)]`, whose function is read by the same rules. A parameter
+named tx is the transaction, and so is the second one where it says nothing. What is left must have a default.
 
 Invariant: a signature that was read can be called. What cannot be filled in is refused here, not at the first message.
 """
@@ -19,10 +19,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias, get_args, get_origin
 
 from onefold._kernel.messages import Message
+from onefold._kernel.steps_annotation import is_steps
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
 
-Given: TypeAlias = Literal["message", "tx", "Session", "AsyncSession"]
+Given: TypeAlias = Literal["message", "tx", "Session", "AsyncSession", "steps"]
 Kind: TypeAlias = Literal["plain", "async", "generator", "async generator"]
 
 _SESSIONS: Final[tuple[Given, ...]] = ("AsyncSession", "Session")
@@ -30,7 +31,7 @@ _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIO
 _REST: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NOTHING: Final = (inspect.Parameter.empty, Any, object)
 _LISTS: Final = (list, Sequence)
-_MUST: Final = "it must take the message (or its data), and may take tx, a session, and what it depends on"
+_MUST: Final = "it must take the message (or its data), and may take tx, a session or Steps, and what it depends on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,16 @@ class Signature:
     def session(self) -> Given | None:
         """The kind of session that is asked for, if one is."""
         return next((kind for kind in _SESSIONS if kind in self.values()), None)
+
+    @property
+    def works_in_steps(self) -> bool:
+        """Whether recorded steps are asked for."""
+        return "steps" in self.values()
+
+    @property
+    def takes_transaction(self) -> bool:
+        """Whether the message's transaction is asked for, or a session in it."""
+        return "tx" in self.values() or self.session is not None
 
     @property
     def opens(self) -> bool:
@@ -194,7 +205,7 @@ class _SignatureReader:
                 f"{type(foreign).__module__.partition('.')[0]}, which a consumer cannot use: write `from onefold "
                 "import Depends`, whose functions take what a handler takes"
             )
-        given = _given_by_type(kind)
+        given = "steps" if is_steps(annotation) else _given_by_type(kind)
         if given is not None:
             return given
         if parameter.name == "tx" or (parameter.name == "message" and kind in _NOTHING):

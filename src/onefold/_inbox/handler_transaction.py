@@ -38,10 +38,32 @@ class HandlerTookTooLong(OnefoldError):
 
     @classmethod
     def of(cls, consumer: Consumer, setting: str, seconds: float, more: str = "") -> HandlerTookTooLong:
+        stepped = consumer.signature.works_in_steps
+        undone = "what its steps have recorded stays" if stepped else "its transaction was rolled back"
         return cls(
-            f"the handler of consumer {consumer.name!r} took longer than {setting}={seconds:g}, and its transaction "
-            f"was rolled back{more}. Make it quicker, or raise {setting}"
+            f"the handler of consumer {consumer.name!r} took longer than {setting}={seconds:g}, and {undone}{more}. "
+            f"Make it quicker, or raise {setting}"
         )
+
+
+class AnswerCheck:
+    """Refuses what a handler returns, and tells of it once."""
+
+    def __init__(self, consumer: str) -> None:
+        self._consumer = consumer
+        self._is_told = False
+
+    def __call__(self, answer: object) -> None:
+        if answer is None:
+            return
+        error = ProgrammerError(
+            f"the handler of consumer {self._consumer!r} returned {answer!r:.200}; a handler returns None, and "
+            "raises to say that it failed"
+        )
+        if not self._is_told:
+            self._is_told = True
+            _log.error("%s", error)
+        raise error
 
 
 class HandlerTransaction:
@@ -51,8 +73,8 @@ class HandlerTransaction:
         self._consumer = consumer
         self._sql = sql
         self._perform = perform
+        self._check = AnswerCheck(consumer.name)
         self._session, self._opens = consumer.signature.session, consumer.signature.opens
-        self._returned_garbage = False
 
     async def run(
         self, known: Statement, messages: list[Message], tx: OwnedTransaction[Any], after: tuple[Statement, ...]
@@ -144,18 +166,6 @@ class HandlerTransaction:
             raise
         else:
             await ReleaseCommitted()
-
-    def _check(self, answer: object) -> None:
-        if answer is None:
-            return
-        error = ProgrammerError(
-            f"the handler of consumer {self._consumer.name!r} returned {answer!r:.200}; a handler returns None, and "
-            "raises to say that it failed"
-        )
-        if not self._returned_garbage:
-            self._returned_garbage = True
-            _log.error("%s", error)
-        raise error
 
     async def _undo(self, tx: OwnedTransaction[Any], error: Exception) -> Exception:
         for joined in tx.joined:

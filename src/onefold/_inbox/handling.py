@@ -6,7 +6,7 @@ decides, and what is delivered twice is handled once. What fails rolls back with
 transaction writes it down as a failed message: from then on it is ours and no longer the broker's.
 
 Failure windows. A crash before COMMIT is a rollback: the broker delivers again, and says so; such a message is written
-down first (`_again`), so that one that kills its process is found by its count of starts. A crash between COMMIT and
+down first (`_run_kept`), so that one that kills its process is found by its count of starts. A crash between COMMIT and
 ack is a duplicate. A crash between rollback and failed message costs the count of one failure. A lost answer to COMMIT
 is looked up; what cannot be looked up is given back, and the ledger knows when it comes again.
 """
@@ -26,7 +26,9 @@ from onefold._inbox.failure_decision import AttemptsSoFar, decide_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
+from onefold._inbox.renaming import rename
 from onefold._inbox.sql import STATEMENTS
+from onefold._inbox.stepped_handling import BEGINS_STREAM, MakeWork, SteppedHandling
 from onefold._inbox.stored_message import (
     FailedMessage,
     StoredMessage,
@@ -37,7 +39,7 @@ from onefold._inbox.stored_message import (
     write_identities,
 )
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
-from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
+from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
 from onefold._kernel.messages import Delivery
@@ -83,8 +85,10 @@ class Inbox:
         draw: Draw,
         perform: Performs = perform_here,
         listener: Listener | None = None,
+        make_work: MakeWork | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """`make_work` is for handlers that work in recorded steps."""
         self.consumer = consumer
         self.sql = STATEMENTS[dialect]
         #: Those that were started but neither handled nor failed: the database went away, or a stop cut them off.
@@ -93,6 +97,8 @@ class Inbox:
         self.behind = StreamsBehind()
         self._name = consumer.name
         self._handler_tx = HandlerTransaction(consumer, self.sql, perform)
+        in_steps = consumer.signature.works_in_steps
+        self._stepped = SteppedHandling(consumer, self.sql, perform, make_work) if in_steps else None
         self._listener = listener
         self._draw = draw
         self._now_ms = now_ms
@@ -111,7 +117,9 @@ class Inbox:
         if problem is not None:
             return self.report(await with_connection(lambda: self._refuse(stored, problem)))
         if delivery.redelivered:
-            return await self._again(stored, tx)
+            return await self._run_kept(stored, _REDELIVERED, tx)
+        if self._stepped is not None and self._stepped.begins_stream(stored):
+            return await self._run_kept(stored, BEGINS_STREAM, tx)
         return self.report(await self._attempt(stored, tx))
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: OwnedTransaction[Any]) -> list[InboxEvent] | None:
@@ -149,7 +157,7 @@ class Inbox:
         problem = find_problem(self.consumer, failed_message)
         try:
             if failed_message.row_id != failed_message.id:
-                renamed = await with_connection(lambda: self._rename(failed_message))
+                renamed = await with_connection(lambda: rename(self.sql, self._name, failed_message))
                 if renamed is None:
                     return self.report(Duplicate(self._name, failed_message.topic))
                 failed_message = renamed
@@ -163,34 +171,20 @@ class Inbox:
             self.unfinished.add(failed_message.row_id)
             raise
 
-    async def _rename(self, failed_message: FailedMessage) -> FailedMessage | None:
-        """Its row gets its id: it can be read now, or is to be named apart. None: a message of that id was handled, or
-        is kept."""
-        sql, name, row_id = self.sql, self._name, failed_message.row_id
-        await Batch((Boundary.BEGIN,))
-        if not await Batch((sql.rename(name, row_id, failed_message.values(), failed_message.identity.apart),)):
-            if not await Fetch(sql.id_conflict(name, failed_message.identity)):
-                await Batch((sql.drop(name, row_id), _COMMIT))
-                return None
-            failed_message = failed_message.set_apart()
-            await Batch((sql.rename(name, row_id, failed_message.values(), failed_message.id),))
-        await Batch((_COMMIT,))
-        return replace(failed_message, row_id=failed_message.id)
-
     # --- one attempt -------------------------------------------------------------------------------------
 
-    async def _again(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
-        """The process that had it may have died of it: count the start before it is run."""
+    async def _run_kept(self, stored: StoredMessage, reason: str, tx: OwnedTransaction[Any]) -> InboxEvent:
+        """Keep it as a failed message that is started, before it is run: a process that dies of it is found by that."""
         apart, lease_ms = stored.identity.apart, 2 * self.lease_ms
-        keep = self.sql.keep_new(self._name, stored.values(), apart, reason=_REDELIVERED, lease_ms=lease_ms)
-        if await with_connection(lambda: _count(keep)) == 0:
-            if await with_connection(lambda: _count(self.sql.id_conflict(self._name, stored.identity))):
-                return await self._again(stored.set_apart(), tx)
+        keep = self.sql.keep_new(self._name, stored.values(), apart, reason=reason, lease_ms=lease_ms)
+        if await with_connection(lambda: run_batch(keep)) == 0:
+            if await with_connection(lambda: run_batch(self.sql.id_conflict(self._name, stored.identity))):
+                return await self._run_kept(stored.set_apart(), reason, tx)
             return self.report(Duplicate(self._name, stored.topic))
         return await self.run_failed(
             FailedMessage(
                 id=stored.id, headers=stored.headers, data=stored.data, message=stored.message, origin=stored.origin,
-                row_id=stored.id, state="waiting", reason=_REDELIVERED, started=1, failed=0, history_json="[]",
+                row_id=stored.id, state="waiting", reason=reason, started=1, failed=0, history_json="[]",
                 created_ms=self._now_ms(), due_in_s=lease_ms / 1000, died_ms=None, redrive=None,
             ),
             tx,
@@ -205,7 +199,14 @@ class Inbox:
         if not isinstance(opened, _Go):
             await Release()
             return opened
-        error = await self._run([stored], tx, opened.after)
+        error: Exception | None
+        if self._stepped is None:
+            error = await self._run([stored], tx, opened.after)
+        else:
+            outcome = await self._stepped.run(stored, opened.after)
+            if isinstance(outcome, Duplicate):
+                return outcome
+            error = outcome
         if error is None:
             if self.behind and stored.stream is not None and not isinstance(stored, FailedMessage):
                 self.behind.discard(stored.stream)
@@ -215,7 +216,7 @@ class Inbox:
     async def _attempt_apart(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         """Its id is that of another source's message: the same again, under a name of its own."""
         if isinstance(stored, FailedMessage):
-            renamed = await with_connection(functools.partial(self._rename, stored))
+            renamed = await with_connection(functools.partial(rename, self.sql, self._name, stored))
             if renamed is None:
                 return Duplicate(self._name, stored.topic)
             stored = renamed
@@ -235,9 +236,10 @@ class Inbox:
                 return _IdConflict()
             return await self._end_as_duplicate(stored, done)
         stream, epoch, version = place(stored)
-        first = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
-        claim = sql.claim(order, name, stored.identity, (stream, epoch, version), kept=kept)
-        if not await Batch((*begin, *first, claim)):
+        first: tuple[Statement, ...] = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
+        if self._stepped is None:
+            first = (*first, sql.claim(order, name, stored.identity, (stream, epoch, version), kept=kept))
+        if not await Batch((*begin, *first)) or self._stepped is not None:
             not_yet = await self._judge(stored, done)
             if not_yet is not None:
                 return not_yet
@@ -269,6 +271,10 @@ class Inbox:
         else:
             verdict = decide_turn(stand, epoch, version, wait_ms=milliseconds(self.consumer.baseline_wait_s))
         match verdict:
+            case Turn() if self._stepped is not None:
+                # The stream waits in front of it for as long as its steps take: also one that begins with it.
+                await Batch((sql.advance(name, stream, epoch, version - 1),))
+                return None
             case Turn():
                 return None if await Batch((claim,)) else await self._end_as_duplicate(stored, done)
             case Early():
@@ -385,7 +391,3 @@ class Inbox:
 
 
 _COMMIT: Final = Boundary.COMMIT
-
-
-async def _count(*steps: Statement) -> int:
-    return await Batch(steps)

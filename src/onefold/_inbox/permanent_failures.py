@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onefold._kernel.sqlstates import PASSING, sqlstate_of
-from onefold.errors import ConfigurationError, PayloadInvalid, StoreError
+from onefold.errors import ConfigurationError, PayloadInvalid, StoreError, WorkParked
 
 
 def check_classes(consumer: str, given: object) -> tuple[type[Exception], ...]:
@@ -35,7 +35,7 @@ def is_final(error: BaseException, classes: tuple[type[Exception], ...]) -> bool
     """Whether another attempt is in vain. A group (of asyncio.TaskGroup) is final if one in it is."""
     if isinstance(error, ExceptionGroup) and any(is_final(one, classes) for one in error.exceptions):
         return True
-    if not isinstance(error, (PayloadInvalid, *classes)) or getattr(error, "connection_invalidated", False):
+    if not isinstance(error, (PayloadInvalid, WorkParked, *classes)) or getattr(error, "connection_invalidated", False):
         return False
     origin = getattr(error, "orig", None) or error  # SQLAlchemy has the driver's inside of its own
     return not _passes(origin, type(origin))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.message_identity import identity_of
@@ -166,40 +166,65 @@ async def cancel(dialect: str, job_id: str, *, actor: str) -> Job:
     return await with_connection(work)
 
 
-async def discard(dialect: str, consumer: str, ids: tuple[str, ...], *, actor: str, force: bool = False) -> int:
+#: What is to be deleted along with a message, of this consumer, source and id, that was given up.
+Forgets: TypeAlias = Callable[[str, str, str], tuple[Statement, ...]]
+
+
+def forget_nothing(consumer: str, source: str, message_id: str) -> tuple[Statement, ...]:
+    """For consumers that have nothing but the message."""
+    return ()
+
+
+async def discard(
+    dialect: str,
+    consumer: str,
+    ids: tuple[str, ...],
+    *,
+    actor: str,
+    force: bool = False,
+    forget: Forgets = forget_nothing,
+) -> int:
     """Delete dead letters for good; how many. Waiting ones only with `force`."""
     check_actor(actor)
     if len(ids) > IDS_MAX:
         raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
     statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
-    return await _discard(dialect, consumer, statement, actor, {"force": force})
+    return await _discard(dialect, consumer, statement, actor, {"force": force}, forget)
 
 
-async def discard_all(dialect: str, chosen: Filter, *, actor: str) -> int:
+async def discard_all(dialect: str, chosen: Filter, *, actor: str, forget: Forgets = forget_nothing) -> int:
     """Delete all dead letters that fit, some in each transaction; how many."""
     check_actor(actor)
     statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARD_BATCH)
     total = 0
     while True:
-        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.to_json()})
+        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.to_json()}, forget)
         total += count
         if count < DISCARD_BATCH:
             return total
 
 
-async def _discard(dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any]) -> int:
+async def _discard(
+    dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any], forget: Forgets
+) -> int:
     """In one transaction, with a line in the audit if there was anything."""
     sql = STATEMENTS[dialect]
 
     async def work() -> int:
         await Batch((Boundary.BEGIN,))
         gone = await Fetch(statement)
-        streams = sorted({bytes(stream) for _, _, stream in gone if stream is not None})
+        streams = sorted({bytes(stream) for _, _, stream, _, _ in gone if stream is not None})
         # The message behind one of them looks again for its turn; it does not follow that it has it: that is `skip`.
         wakes = [sql.wake_first(consumer, stream) for stream in streams]
-        failed_messages = [{"id": name, "topic": topic} for name, topic, _ in gone]
+        failed_messages = [{"id": name, "topic": topic} for name, topic, _, _, _ in gone]
+        works = [
+            statement
+            for name, _, _, source, envelope in gone
+            if source is not None
+            for statement in forget(consumer, source, json.loads(envelope).get("id", name))
+        ]
         audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "failed_messages": failed_messages}))
-        await Batch((*wakes, *((audit,) if gone else ()), Boundary.COMMIT))
+        await Batch((*wakes, *works, *((audit,) if gone else ()), Boundary.COMMIT))
         return len(gone)
 
     return await with_connection(work)

@@ -33,6 +33,8 @@ class AttemptGuard:
         #: Whether the request or the block has ended.
         self.is_left = False
         self._parked: WorkParked | None = None
+        #: Why this attempt has left the work to a person, if it has.
+        self.parked: str | None = None
 
     @property
     def held(self) -> Held:
@@ -80,6 +82,7 @@ class AttemptGuard:
             self._operation, held.digest.hex(), name,
         )  # fmt: skip
         self._renewals.drop(held)
+        self.parked = reason
         self._parked = WorkParked(
             f"The outcome of {name!r}, a part of this request, is not known. A person looks into it."
         )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
-from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Row, Step
+from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Row, Step, begin_at
 from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.sql import STATEMENTS
 from onefold.errors import OnefoldError, RequiredValueMissing, StoreBusy, UniqueViolated, WorkTakenOver
@@ -45,30 +45,33 @@ class Works:
         self.sql = STATEMENTS[dialect]
         self._new_fence = new_fence
 
-    async def claim(self, ask: WorkAsk) -> WorkClaim:
-        """Claim a work that has nothing but its name: for requests see `insert` and `take`."""
+    async def claim(self, ask: WorkAsk, unless: tuple[Step, ...] = ()) -> WorkClaim:
+        """Claim a work that is no request: for those see `insert` and `take`. `unless` is refused
+        (RequiredValueMissing) where something else remembers that the work was done. It stands behind the claim: what
+        ends a work deletes its row, which the claim waits for, and is seen by the statement that follows."""
+        begin = (begin_at("read committed"),)
         for _ in range(CLAIMS_MAX):
-            held = await checkout(functools.partial(self.insert, ask, (Boundary.BEGIN,)))
+            held = await checkout(functools.partial(self.insert, ask, begin, unless))
             if held is not None:
                 return held
-            claim = await checkout(functools.partial(self.take, ask, (Boundary.BEGIN,)))
+            claim = await checkout(functools.partial(self.take, ask, begin, unless))
             if claim is not None:
                 return claim
         return Busy()
 
-    async def insert(self, ask: WorkAsk, opened: tuple[Step, ...]) -> Held | None:
+    async def insert(self, ask: WorkAsk, opened: tuple[Step, ...], unless: tuple[Step, ...] = ()) -> Held | None:
         """Commit the claim of a new work, in the transaction that `opened` begins or goes on with, unless that is
         refused. None: the work is there already, or done. Either way the connection is given back."""
         fence = self._new_fence()
         try:
-            await Batch((*opened, *self.sql.light, self.sql.insert(ask, fence), Boundary.COMMIT))
+            await Batch((*opened, *self.sql.light, self.sql.insert(ask, fence), *unless, Boundary.COMMIT))
         except (UniqueViolated, RequiredValueMissing):
             await rollback_and_release()
             return None
         await Release()
         return Held(ask.digest, fence, ask.operation, ask.lease_s, request=ask.request)
 
-    async def take(self, ask: WorkAsk, opened: tuple[Step, ...]) -> WorkClaim | None:
+    async def take(self, ask: WorkAsk, opened: tuple[Step, ...], unless: tuple[Step, ...] = ()) -> WorkClaim | None:
         """Look at a work that is there, and take it over where its lease has run out. None: it has gone meanwhile.
         The connection is given back."""
         if opened:
@@ -79,8 +82,8 @@ class Works:
                 # Locked by a phase, by its end, or by another who takes it over; or gone.
                 claim: WorkClaim | None = Busy() if await Fetch(self.sql.seen(ask)) else None
             else:
-                claim = await self._judge(ask, min(rows, key=lambda row: ask.names.index(bytes(row[0]))))
-        except StoreBusy:
+                claim = await self._judge(ask, min(rows, key=lambda row: ask.names.index(bytes(row[0]))), unless)
+        except (StoreBusy, RequiredValueMissing):
             claim = Busy()
         if isinstance(claim, Held):
             await Release()
@@ -88,7 +91,7 @@ class Works:
             await rollback_and_release()
         return claim
 
-    async def _judge(self, ask: WorkAsk, row: Row) -> WorkClaim:
+    async def _judge(self, ask: WorkAsk, row: Row, unless: tuple[Step, ...]) -> WorkClaim:
         digest, fingerprint, fence, attempts, parked, left_ms, finished, result, request = row
         digest = bytes(digest)
         if not ask.has_input_of(digest, bytes(fingerprint)):
@@ -100,7 +103,7 @@ class Works:
         steps = read_steps(await Fetch(self.sql.steps(digest)))
         if finished:
             return Done(digest, steps, _bytes(result))
-        await Batch((self.sql.take(digest, fence, ask.lease_s), Boundary.COMMIT))
+        await Batch((self.sql.take(digest, fence, ask.lease_s), *unless, Boundary.COMMIT))
         return Held(
             digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, _bytes(request), may_have_called=True
         )

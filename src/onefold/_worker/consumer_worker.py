@@ -22,6 +22,7 @@ from onefold._inbox.catching_up import RUN_MAX
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
+from onefold._inbox.stepped_handling import MakeWork
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.telemetry import Listener, tell
@@ -62,6 +63,8 @@ class ConsumerWorker:
         listener: Listener | None,
         calls: HandlerCalls,
         membership: Membership,
+        *,
+        make_work: MakeWork | None = None,
     ) -> None:
         self.consumer = consumer
         self._calls = calls
@@ -69,7 +72,14 @@ class ConsumerWorker:
         self._turned_at = time.monotonic()
         self._database = database
         self._broker = broker
-        self._inbox = Inbox(consumer, database.dialect, draw=random.random, perform=self._calls, listener=self._hear)
+        self._inbox = Inbox(
+            consumer,
+            database.dialect,
+            draw=random.random,
+            perform=self._calls,
+            listener=self._hear,
+            make_work=make_work,
+        )
         self._runner = FlowRunner(database, transaction)
         self._listener = listener
         self._partitions = Partitions(consumer.concurrency)

@@ -86,6 +86,8 @@ class HandlerCalls:
     def overdue(self) -> dict[str, float]:
         """For each message whose handler should have ended by now: for how many seconds it has been running."""
         now, limit_s = time.monotonic(), self._consumer.limit_s
+        if limit_s is None:
+            return {}
         running = ((name, now - since) for name, since in self._under_way.values())
         return {name: seconds for name, seconds in sorted(running, key=itemgetter(1)) if seconds > limit_s}
 
@@ -176,7 +178,7 @@ class HandlerCalls:
     def _timeout_error(self) -> HandlerTookTooLong:
         setting = "lease_s" if self._consumer.timeout_s is None else "timeout_s"
         left = "" if self._consumer.is_async else "; its thread cannot be stopped, and is left behind"
-        return HandlerTookTooLong.of(self._consumer, setting, self._consumer.limit_s, left)
+        return HandlerTookTooLong.of(self._consumer, setting, self._consumer.limit_s or 0.0, left)
 
 
 async def _raise_own_cancellation() -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeAlias
 
+from onefold._kernel.steps_annotation import is_steps
 from onefold.errors import ConfigurationError, MessageUnreadable
 
 #: Tries before a queue gives up, where it is left to us: as many as a consumer of onefold has.
@@ -103,6 +104,13 @@ def _note_at_hand(message: tuple[str, str]) -> Iterator[None]:
 def check_handler(consumer: str, handler: Callable[..., Any]) -> None:
     """Refuse a handler that cannot be given its transaction."""
     asked = inspect.signature(handler)
+    for parameter in asked.parameters.values():
+        if is_steps(parameter.annotation):
+            raise ConfigurationError(
+                f"the handler of {consumer!r} has the parameter {parameter.name!r} for recorded steps, which only "
+                "consumers of onefold's own have (@once.consumer): what this queue delivers is handled in one "
+                "transaction. In a task of the queue without it, `once.work(name)` records steps"
+            )
     if "tx" not in asked.parameters:
         raise ConfigurationError(
             f"the handler of {consumer!r} is {getattr(handler, '__qualname__', handler)}{asked}; it must have a "

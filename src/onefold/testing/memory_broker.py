@@ -51,8 +51,11 @@ class _SharedBroker:
         self._once: Any = once
         self._source = source
         self._raises = raises
+        make_work = once._make_work()
         self._inboxes = {
-            consumer.name: Inbox(consumer, once._database.dialect, draw=random.random, perform=self._perform)
+            consumer.name: Inbox(
+                consumer, once._database.dialect, draw=random.random, perform=self._perform, make_work=make_work
+            )
             for consumer in once.consumers
         }
         if not self._inboxes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from onefold._cli.session import session
 from onefold._cli.times import moment_of
 from onefold._inbox.redrive import Filter, discard, discard_all, resume_at, skip
 from onefold._kernel.effects import Flow
+from onefold._steps.message_work import forget_message
 
 _ID = typer.Argument(metavar="ID", show_default=False)
 
@@ -41,11 +43,13 @@ def discard_command(
     with session(database) as db:
         whose = consumer_of(db, consumer)
         confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
+        forget = functools.partial(forget_message, db.dialect)
         if ids:
-            count = db.ask(discard(db.dialect, whose, tuple(ids), actor=actor_name(actor), force=force))
+            chosen_ids, who = tuple(ids), actor_name(actor)
+            count = db.ask(discard(db.dialect, whose, chosen_ids, actor=who, force=force, forget=forget))
         else:
             chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
-            count = db.ask(discard_all(db.dialect, chosen, actor=actor_name(actor)))
+            count = db.ask(discard_all(db.dialect, chosen, actor=actor_name(actor), forget=forget))
     _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)

@@ -50,7 +50,7 @@ class OperatorStatements:
         self._discard_some = d.text(f"""
             DELETE FROM onefold_letter WHERE consumer = $1::text AND state = 'dead' AND message_id IN (
                 SELECT message_id FROM onefold_letter WHERE state = 'dead' AND {chosen} ORDER BY died_at LIMIT $7::int)
-            RETURNING message_id, topic, stream
+            RETURNING message_id, topic, stream, source, envelope
         """)
         able = f"died_at >= {d.in_ms('$7::bigint')}"
         in_order = "stream, epoch, version, created_at, message_id"
@@ -102,7 +102,7 @@ class OperatorStatements:
             DELETE FROM onefold_letter
             WHERE consumer = $1::text AND message_id IN (SELECT item FROM {d.items("$2::text")})
               AND (state = 'dead' OR $3::int = 1)
-            RETURNING message_id, topic, stream
+            RETURNING message_id, topic, stream, source, envelope
         """)
         self._failed_message = d.text(f"""
             SELECT state, topic, key, stream, epoch, version FROM onefold_letter WHERE {THIS} {d.lock}

@@ -15,6 +15,7 @@ from onefold._inbox.sql.catching_up import Runs
 from onefold._inbox.sql.dialect import CONTENT, CONTENT_VALUES, STREAM, THIS, Dialect, failed_columns, mine, others
 from onefold._inbox.sql.operators import OperatorStatements
 from onefold._inbox.sql.registry import RegistryStatements
+from onefold._inbox.sql.stepped import SteppedStatements
 from onefold._kernel.effects import Statement, Value
 
 
@@ -28,6 +29,7 @@ class Statements(OperatorStatements):
         self.ended = d.ended
         self.runs = Runs(d)
         self.registry = RegistryStatements(d)
+        self.stepped = SteppedStatements(d)
         self._prepare_ledger(d)
         self._prepare_order(d)
         self._prepare_failed(d)
@@ -236,7 +238,7 @@ class Statements(OperatorStatements):
             for suspects, sign in ((False, "<="), (True, ">"))
         }
         self._unstart = d.text(f"""
-            UPDATE onefold_letter SET started = started - 1, due_at = {d.now}
+            UPDATE onefold_letter SET started = started - 1, due_at = {d.in_ms("$3::bigint")}
             WHERE {THIS} AND state = 'waiting' AND started > failed
         """)
 
@@ -284,5 +286,6 @@ class Statements(OperatorStatements):
         """Start failed messages that are due. A suspect was at hand when a process died."""
         return Statement(self._take[suspects], (consumer, lease_ms, limit))
 
-    def unstart(self, consumer: str, message_id: str) -> Statement:
-        return Statement(self._unstart, (consumer, message_id))
+    def unstart(self, consumer: str, message_id: str, due_ms: int = 0) -> Statement:
+        """That it was started does not count, and it is due so many milliseconds from now."""
+        return Statement(self._unstart, (consumer, message_id, due_ms))

@@ -19,7 +19,8 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A message was delivered that this consumer has handled, or keeps as a failed message."""
+    """A message was delivered that this consumer has handled, or keeps as a failed message; one that is being handled
+    in recorded steps elsewhere is kept, too, until it is known to be handled."""
 
     consumer: str
     topic: str

@@ -76,8 +76,8 @@ class WorkGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """A recorded step is done, has failed, or was answered from its record. `operation` is that of its request, and
-    "work" for all blocks of `once.work(...)`, whose names are many."""
+    """A recorded step is done, has failed, or was answered from its record. `operation` is that of its request, of a
+    message its consumer, and "work" for all blocks of `once.work(...)`, whose names are many."""
 
     operation: str
     kind: StepKind

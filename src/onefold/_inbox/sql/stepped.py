@@ -1,0 +1,36 @@
+"""What a handler in recorded steps asks of the ledger: was its message handled, when it begins and when it ends?
+
+Where it was, a statement inserts NULL into a column that refuses it: the batch ends before COMMIT.
+"""
+
+from __future__ import annotations
+
+from onefold._inbox.message_identity import Identity
+from onefold._inbox.sql.dialect import Dialect, mine
+from onefold._kernel.effects import Statement, Value
+
+
+class SteppedStatements:
+    """The statements of one dialect."""
+
+    def __init__(self, d: Dialect) -> None:
+        handled = mine("onefold_inbox")
+        columns = "INSERT INTO onefold_inbox (consumer, message_id, source)"
+        self._unless_handled = d.text(f"{columns} SELECT $1::text, NULL, $4::text WHERE {handled}")
+        turn = """
+            EXISTS (SELECT 1 FROM onefold_progress WHERE consumer = $1::text AND stream = $5::bytea
+                    AND epoch = $6::bigint AND version = ($7::bigint - 1))
+        """
+        free = f"NOT ({handled})"
+        self._settle = {
+            is_ordered: d.text(f"{columns} VALUES ($1::text, CASE WHEN {when} THEN $2::text END, $4::text)")
+            for is_ordered, when in ((False, free), (True, f"{free} AND {turn}"))
+        }
+
+    def unless_handled(self, consumer: str, who: Identity) -> Statement:
+        """Refused where it was handled, under either name."""
+        return Statement(self._unless_handled, (consumer, who.name, who.apart, who.source))
+
+    def settle(self, consumer: str, who: Identity, at: tuple[Value, Value, Value] | None) -> Statement:
+        """The ledger row. Refused where it is there, or where it is not the turn of this version of a strict stream."""
+        return Statement(self._settle[at is not None], (consumer, who.name, who.apart, who.source, *(at or ())))

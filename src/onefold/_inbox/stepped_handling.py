@@ -1,0 +1,196 @@
+"""Handling a message whose handler works in recorded steps: a transaction is open in its steps, and nowhere else.
+
+Theory of operation. The ledger and the order were looked at; then the work of the message is claimed, which finds it
+done, busy elsewhere, or left with steps that are recorded. The handler runs; its end is the ledger row, where its
+stream stands and the end of the work, in one transaction: that of `finish`, or one of its own. In a strict stream the
+versions behind it wait meanwhile: the stream stands in front of it until then, and its very first version, which has
+nothing in front, is kept as a failed message.
+
+A work that is busy elsewhere (the broker has delivered again, or another process has died and its lease still runs) is
+kept as a failed message that was not started, and looked at again: nothing is run twice, lost, or counted as a failure.
+What fails keeps its recorded steps, and the next attempt goes on behind them. A call whose outcome a person must find
+out makes it a dead letter: `onefold keys resume` has it tried again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.handler_call import Invocation, Performs
+from onefold._inbox.handler_transaction import AnswerCheck
+from onefold._inbox.sql.statements import Statements
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, place
+from onefold._kernel.checkout import rollback_and_release, run_batch, with_connection
+from onefold._kernel.clock import milliseconds
+from onefold._kernel.effects import Batch, Boundary, Call, Flow, Statement, Step
+from onefold._kernel.messages import Message
+from onefold._kernel.telemetry.consumer_events import Duplicate
+from onefold.errors import ConfigurationError, WorkInProgress, WorkParked
+
+_log = logging.getLogger("onefold.consumer")
+
+#: What is busy elsewhere is looked at so often while its lease runs.
+_LOOKS: Final = 3
+
+BEGINS_STREAM: Final = "it begins its stream and is being handled: later versions wait for it"
+
+_BUSY: Final = "delivered again while another process was handling it"
+
+
+class MessageAttempt(Protocol):
+    """One attempt at a message, by its work in recorded steps."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end is committed, and the ledger row with it."""
+        ...
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether another process has it."""
+        ...
+
+    @property
+    def parked(self) -> WorkParked | None:
+        """Why it waits for a person, if it does."""
+        ...
+
+    def begin(self) -> Flow[None]:
+        """Raises WorkInProgress, WorkParked."""
+        ...
+
+    def steps(self) -> Any:
+        """What the handler gets."""
+        ...
+
+    def end(self) -> Flow[None]: ...
+    def fail(self) -> Flow[None]: ...
+
+    def interrupt(self) -> None:
+        """Nothing more may be awaited for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEnd:
+    """What the end of a message writes, beside the end of its work."""
+
+    unless: tuple[Statement, ...]
+    """Refused (RequiredValueMissing) where it was handled."""
+    before: tuple[Step, ...]
+    """What is locked before its work is."""
+    settle: tuple[Statement, ...]
+    """The ledger row and what goes with it. Refused where it was handled, or is not in its turn."""
+    known: Statement
+    """A row: that is committed."""
+
+
+#: Makes an attempt at a message.
+MakeWork: TypeAlias = Callable[[Consumer, StoredMessage, MessageEnd], MessageAttempt]
+
+
+class SteppedHandling:
+    """How one consumer's handler is run in steps."""
+
+    def __init__(self, consumer: Consumer, sql: Statements, perform: Performs, make_work: MakeWork | None) -> None:
+        if make_work is None:
+            raise ConfigurationError(
+                f"the handler of consumer {consumer.name!r} works in recorded steps, which cannot be given here: run "
+                "it by the Onefold or AsyncOnefold that it is declared at"
+            )
+        self._consumer = consumer
+        self._sql = sql
+        self._perform = perform
+        self._check = AnswerCheck(consumer.name)
+        self._make_work = make_work
+
+    async def run(self, stored: StoredMessage, after: tuple[Statement, ...]) -> Duplicate | Exception | None:
+        """Handle it. An error: it has failed, and its recorded steps stay. Duplicate: it is busy elsewhere. `after`
+        goes with the ledger row. The transaction that found out that it is its turn is ended first."""
+        # Of a strict stream it has written where that stands; else a ledger row, which comes with the end.
+        if self._consumer.order == "none":
+            await rollback_and_release()
+        else:
+            await with_connection(functools.partial(run_batch, Boundary.COMMIT))
+        work = self._make_work(self._consumer, stored, self._end_of(stored, after))
+        try:
+            await work.begin()
+        except WorkInProgress:
+            return await with_connection(functools.partial(self._postpone, stored))
+        except WorkParked as parked:
+            return parked
+        assert stored.message is not None
+        error = await self._call(work, stored.message)
+        if error is None or work.is_over:
+            if error is not None:
+                _log.error(
+                    "consumer %r: message %s is handled, and its handler raised after work.finish: %s",
+                    self._consumer.name, stored.id, error, exc_info=error,
+                )  # fmt: skip
+            return None
+        if work.is_taken_over:
+            return await with_connection(functools.partial(self._postpone, stored))
+        return work.parked or error
+
+    def begins_stream(self, stored: StoredMessage) -> bool:
+        """Whether it is the first version of a strict stream. Nothing stands in front of those behind it until it has
+        ended, so it is kept as a failed message, which they wait for."""
+        return self._consumer.order == "strict" and place(stored)[2] == 1
+
+    def _end_of(self, stored: StoredMessage, after: tuple[Statement, ...]) -> MessageEnd:
+        sql, name, who = self._sql, self._consumer.name, stored.identity
+        at = None if self._consumer.order == "none" else place(stored)
+        return MessageEnd(
+            unless=(sql.stepped.unless_handled(name, who),),
+            before=() if at is None else (sql.lock(name, at[0]),),
+            # A delivery of it that came meanwhile is kept as a failed message.
+            settle=(sql.stepped.settle(name, who, at), sql.drop(name, stored.id), *after),
+            known=sql.handled(name, who),
+        )
+
+    async def _call(self, work: MessageAttempt, message: Message) -> Exception | None:
+        invocation = Invocation(self._consumer, [message], steps=work.steps())
+        try:
+            answer = await Call(functools.partial(self._perform, invocation, invocation.run))
+            self._check(answer)
+            await work.end()
+        except Exception as error:
+            invocation.error = error
+            await work.fail()
+        except BaseException:
+            work.interrupt()
+            raise
+        if self._consumer.signature.opens:
+            await self._close(invocation, kept=work.is_over)
+        return invocation.error
+
+    async def _close(self, invocation: Invocation, *, kept: bool) -> None:
+        try:
+            await Call(functools.partial(self._perform, invocation, functools.partial(invocation.close, kept)))
+        except Exception as error:
+            if error is not invocation.error:  # one that came through the dependency's `yield`
+                _log.exception("consumer %r: a dependency failed while it was closed", self._consumer.name)
+
+    async def _postpone(self, stored: StoredMessage) -> Duplicate:
+        """It is busy elsewhere: keep it, and look again. That it was started to find this out does not count."""
+        sql, name = self._sql, self._consumer.name
+        wait_s = self._consumer.lease_s / _LOOKS
+        unstart = sql.unstart(name, stored.id, milliseconds(wait_s))
+        if isinstance(stored, FailedMessage):
+            await Batch((unstart,))
+        else:
+            lease_ms = milliseconds(self._consumer.lease_s)
+            values, apart = stored.values(), stored.identity.apart
+            keep = sql.keep_new(name, values, apart, reason=_BUSY, lease_ms=lease_ms)
+            kept = await Batch((Boundary.BEGIN, keep))
+            await Batch((unstart, Boundary.COMMIT) if kept else (Boundary.ROLLBACK,))
+        _log.info(
+            "consumer %r: message %s on %r is being handled by another process; it is looked at again in %.3g s",
+            name, stored.id, stored.topic, wait_s,
+        )  # fmt: skip
+        return Duplicate(name, stored.topic)

@@ -1,0 +1,18 @@
+"""Parameters annotated with Steps, known by name: an application whose handlers do not work in steps need not import
+them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, get_args, get_origin
+
+_STEPS: Final = ("onefold._steps.steps", "Steps")
+
+
+def is_steps(annotation: object) -> bool:
+    """Whether a parameter is for the recorded steps of a work. What could not be looked up is told by what is
+    written."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, str):
+        return annotation.strip("'\"").rpartition(".")[2] == "Steps"
+    return (getattr(annotation, "__module__", ""), getattr(annotation, "__qualname__", "")) == _STEPS

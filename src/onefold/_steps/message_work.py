@@ -1,0 +1,110 @@
+"""The work of a message whose handler works in steps. Its end is the ledger row: committed with it, the work is
+forgotten."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onefold._kernel.checkout import with_connection
+from onefold._kernel.effects import Batch, Boundary, Fetch, Isolation, Statement, Step
+from onefold._kernel.telemetry import Listener
+from onefold._steps.model import Held, WorkAsk, digest_of
+from onefold._steps.ports import LeaseRenewals
+from onefold._steps.sealing import Sealing
+from onefold._steps.sql.unfinished import STATEMENTS
+from onefold._steps.step_telemetry import tell_steps
+from onefold._steps.work_attempt import WorkAttempt
+from onefold._steps.works import Works, taken_over
+
+
+class MessageName(NamedTuple):
+    """What the work of a message is known by."""
+
+    consumer: str
+    source: str
+    message_id: str
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of("message", *self)
+
+
+class MessageWork(WorkAttempt):
+    """One attempt at a message."""
+
+    def __init__(
+        self,
+        works: Works,
+        name: MessageName,
+        *,
+        kept_as: str,
+        lease_s: float,
+        retention_s: float,
+        before: tuple[Step, ...],
+        settle: tuple[Statement, ...],
+        known: Statement,
+        unless: tuple[Statement, ...],
+        isolation: Isolation | None,
+        sealing: Sealing,
+        renewals: LeaseRenewals,
+        listener: Listener | None = None,
+    ) -> None:
+        """`kept_as` is what ledger and failed messages call it. `settle` writes the ledger row, and is refused
+        (RequiredValueMissing) where it may not; `known` answers a row once that is committed."""
+        digest = name.digest
+        ask = WorkAsk(
+            digest=digest,
+            kind="message",
+            operation=write_operation(name.consumer, kept_as),
+            fingerprint=digest,
+            lease_s=lease_s,
+            retention_s=retention_s,
+        )
+        super().__init__(
+            works,
+            ask,
+            what=f"message {kept_as} of consumer {name.consumer!r}",
+            isolation=isolation,
+            sealing=sealing,
+            renewals=renewals,
+            ended=tell_steps(listener, name.consumer),
+            before=before,
+            unless=unless,
+        )
+        self._settle = settle
+        self._known = known
+
+    def _end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
+        return (*self._settle, *self._works.sql.forget(held))
+
+    async def _is_ended(self, held: Held) -> bool | None:
+        async def look() -> bool | None:
+            await Batch((Boundary.BEGIN,))
+            seen = await Fetch(self._works.sql.look(held))
+            known = await Fetch(self._known)
+            await Batch((Boundary.ROLLBACK,))
+            if known:
+                return True
+            if not seen:  # its transaction still has the row, perhaps
+                return None
+            if seen[0][0] != held.fence:
+                raise taken_over(held)
+            return False
+
+        return await with_connection(look)
+
+
+def write_operation(consumer: str, message_id: str) -> str:
+    """What people and logs call the work of a message."""
+    return f"{consumer}: {message_id}"
+
+
+def read_operation(operation: str) -> tuple[str, str]:
+    """The consumer, and what it keeps the message as. Names of consumers have no colon."""
+    consumer, _, message_id = operation.partition(": ")
+    return consumer, message_id
+
+
+def forget_message(dialect: str, consumer: str, source: str, message_id: str) -> tuple[Statement, ...]:
+    """What deletes its work, if there is one, and all that is recorded of it: the message was given up."""
+    return STATEMENTS[dialect].forget(MessageName(consumer, source, message_id).digest)

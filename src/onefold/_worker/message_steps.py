@@ -1,0 +1,105 @@
+"""Recorded steps for handlers of consumers: what an inbox makes the attempts at its messages with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from onefold._inbox.consumer import Consumer
+from onefold._inbox.stepped_handling import MessageEnd
+from onefold._inbox.stored_message import StoredMessage
+from onefold._kernel.effects import Flow
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background, runs_a_loop
+from onefold._kernel.messages import Message, carried
+from onefold._kernel.owned_transaction import OwnedTransaction
+from onefold._kernel.ports import AsyncDatabase
+from onefold._kernel.runners import run_async
+from onefold._kernel.telemetry import Listener
+from onefold._steps.message_work import MessageName, MessageWork
+from onefold._steps.ports import LeaseRenewals
+from onefold._steps.sealing import Sealing
+from onefold._steps.steps import Steps, on_loop, on_thread
+from onefold._steps.works import Works
+
+#: Over an executor of the handler's own colour.
+NewTransaction = Callable[[Any], OwnedTransaction[Any]]
+
+
+class MessageSteps:
+    """What the consumers of one application share."""
+
+    def __init__(
+        self,
+        works: Works,
+        sealing: Sealing,
+        renewals: LeaseRenewals,
+        executor: ThreadExecutor[Any] | TaskExecutor[Any],
+        new_transaction: NewTransaction,
+        for_workers: Callable[[], AsyncDatabase[Any]],
+        listener: Listener | None = None,
+    ) -> None:
+        """Steps run where the handler does, on a thread or on the loop: `executor` is of that colour."""
+        self.works = works
+        self.sealing = sealing
+        self.renewals = renewals
+        self.executor = executor
+        self.new_transaction = new_transaction
+        self.listener = listener
+        self._for_workers = for_workers
+
+    def __call__(self, consumer: Consumer, stored: StoredMessage, end: MessageEnd) -> SteppedMessage:
+        """One attempt at a message."""
+        assert stored.message is not None
+        return SteppedMessage(self, consumer, stored.id, stored.message, end)
+
+    def give_back_later(self, flow: Flow[None]) -> None:
+        """Run it beside an attempt that was interrupted. Without a loop it is not run, and the lease runs out."""
+        if runs_a_loop():
+            in_background(run_async(flow, TaskExecutor(self._for_workers())))
+        else:
+            flow.close()
+
+
+class SteppedMessage(MessageWork):
+    """One attempt at a message, and the steps of its handler."""
+
+    def __init__(
+        self, shared: MessageSteps, consumer: Consumer, kept_as: str, message: Message, end: MessageEnd
+    ) -> None:
+        super().__init__(
+            shared.works,
+            MessageName(consumer.name, message.source, message.id),
+            kept_as=kept_as,
+            lease_s=consumer.lease_s,
+            retention_s=consumer.retention_s,
+            before=end.before,
+            settle=end.settle,
+            known=end.known,
+            unless=end.unless,
+            isolation=consumer.isolation,
+            sealing=shared.sealing,
+            renewals=shared.renewals,
+            listener=shared.listener,
+        )
+        self._shared = shared
+        self._message = message
+
+    def steps(self) -> Steps:
+        executor = self._shared.executor
+        if isinstance(executor, TaskExecutor):
+            return self.make_steps(functools.partial(on_loop, executor, self._begin), asynchronous=True)
+        return self.make_steps(functools.partial(on_thread, executor, self._begin), asynchronous=False)
+
+    def interrupt(self) -> None:
+        """Nothing more may be awaited for it: its work is given back without it."""
+        if not runs_a_loop() and isinstance(self._shared.executor, TaskExecutor):
+            return  # the loop is gone, and its heartbeat with it
+        held = self.abandon()
+        if held is not None:
+            self._shared.give_back_later(self._works.give_back(held))
+
+    def _begin(self, executor: Any) -> OwnedTransaction[Any]:
+        tx = self._shared.new_transaction(executor)
+        tx.carry(functools.partial(carried, self._message.headers))
+        return tx
