@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from itertools import count
 from typing import Final, TypeAlias
 
-from onefold._saga.saga_status import HistoryEntry
+from onefold._saga.saga_names import UNDO
+from onefold._saga.saga_status import HistoryEntry, entry_of
 from onefold._saga.saga_values import Json
 from onefold._saga.step_call import StepCall
 
@@ -53,6 +55,20 @@ def step_of(name: str) -> str:
     """The name of the step or compensation that an entry of the journal is an attempt at."""
     base, found, number = name.rpartition(_ATTEMPT)
     return base if found and number.isdigit() else name
+
+
+def step_entry(name: str, answers: Sequence[Json], *, started_at: datetime, ended_at: datetime | None) -> HistoryEntry:
+    """The entry of a step or compensation whose attempts were answered so; None: not yet."""
+    if (entry := entry_of(name, answers[-1], started_at=started_at, ended_at=ended_at)) is not None:
+        return entry
+    step, _, rest = name.partition(":")
+    return HistoryEntry(
+        kind="undo" if rest.partition(":")[0] == UNDO else "step",
+        name=step,
+        attempts=len(answers),
+        failures=tuple(each["retry"] for each in answers if each is not None),
+        started_at=started_at,
+    )
 
 
 def settled(history: Sequence[HistoryEntry]) -> Sequence[HistoryEntry]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from onefold._kernel.results import result_type_of
 from onefold._policy.retry import RetryPolicy
-from onefold._saga.saga_errors import Abort, EngineFault, StepFailed
+from onefold._saga.saga_errors import Abort, EngineFault, StepFailed, stopping
 from onefold._saga.saga_names import UNDO, step_key, undo_key
 from onefold._saga.saga_values import Json, decode, encode, parameter_types
 from onefold._saga.step_keys import StepKeys, running
@@ -83,7 +83,7 @@ class StepCall:
         try:
             return [decode(arg, annotation, what=what) for arg, annotation in zip(self.args, types, strict=True)]
         except ResultUnreadable as error:
-            raise EngineFault(f"saga {self.saga_id!r} stops, and nothing is undone: {error}") from None
+            raise EngineFault(f"{stopping(self.saga_id)}{error}") from None
 
     def record(self, value: object) -> Json:
         """The record of a result. One that is not JSON stops the saga: its effect has happened, and compensating for
@@ -93,7 +93,7 @@ class StepCall:
                 value, result_type_of(self.function), what=f"the result of step {self.journal_name!r}, which has run,"
             )
         except ResultNotSerializable as error:
-            raise EngineFault(f"saga {self.saga_id!r} stops, and nothing is undone: {error}") from None
+            raise EngineFault(f"{stopping(self.saga_id)}{error}") from None
         return {"result": result, "attempts": len(self.failures) + 1, "failures": self.failures[:FAILURES_MAX]}
 
     def failure(self, error: str, *, aborted: bool) -> Json:

@@ -107,6 +107,7 @@ class Dbos(SagaEngine):
         self._running: set[asyncio.Task[Any]] = set()
         self._workflows: dict[str, Any] = {}
         self._launched = False
+        self._closing = False
         SagaDatabase(url).close()  # a wrong address is told here
 
     async def _open(self) -> None:
@@ -115,6 +116,7 @@ class Dbos(SagaEngine):
                 "this process has an open Dbos, and DBOS is one per process: give that one all sagas, or end its block"
             )
         Dbos._of_process = self
+        self._closing = False
         await self._launch()
 
     async def _launch(self) -> None:
@@ -174,6 +176,7 @@ class Dbos(SagaEngine):
     async def _close(self) -> None:
         """Stop where we are: what runs is resumed by another process, or by the next of this name."""
         loop = asyncio.get_running_loop()
+        self._closing = True
         tasks = [task for task in (self._looking, *self._running) if task is not None]
         for task in tasks:
             task.cancel()
@@ -199,6 +202,8 @@ class Dbos(SagaEngine):
         async def run(data: Json) -> Json:
             task = asyncio.current_task()
             assert task is not None
+            if self._closing:
+                raise asyncio.CancelledError  # as what runs: DBOS has begun it after that was cancelled
             self._running.add(task)
             start = Start.from_json(data)
             try:
@@ -206,7 +211,7 @@ class Dbos(SagaEngine):
                 await end_journal(start.saga_id)
                 return outcome
             except EngineFault as fault:
-                if not self._is_open:
+                if self._closing:
                     raise  # of the end of this engine: the saga is resumed elsewhere, or when it is opened again
                 _log.error("%s", fault)
                 text = str(fault)

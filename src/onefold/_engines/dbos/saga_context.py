@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from dbos import DBOS, AsyncSQLAlchemyDatasource, PortableWorkflowError, SQLAlchemyDatasource
 from dbos import error as dbos_errors
 
-from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault
+from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, stopping
 from onefold._saga.saga_values import Json
 from onefold._saga.step_call import StepCall, describe
 from onefold._saga.step_keys import running
@@ -202,7 +202,7 @@ async def end_journal(saga_id: str) -> None:
         await DBOS.run_step_async({"name": END}, nothing)
     except dbos_errors.DBOSUnexpectedStepError as error:
         raise EngineFault(
-            f"saga {saga_id!r} stops, and nothing is undone: its function has ended, and its journal goes on "
+            f"{stopping(saga_id)}its function has ended, and its journal goes on "
             f"({error}). Another order of steps needs another version"
         ) from error
 

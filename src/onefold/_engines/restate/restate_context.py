@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
-from onefold._engines.journalled_attempts import Attempt, run_attempts
+from onefold._engines.journalled_attempts import Attempt
 from onefold._engines.restate.running_steps import RunningSteps
+from onefold._engines.server_context import TIMEOUT, ServerContext
 from onefold._kernel.extras import missing_extra
 from onefold._saga.saga_errors import CancelRequested, EngineFault
 from onefold._saga.saga_values import Json
-from onefold._saga.step_call import StepCall
 
 try:
     from restate import RestateDurableFuture, RunOptions, TerminalError, WorkflowContext, wait_completed
@@ -33,8 +32,6 @@ except ModuleNotFoundError as error:
 SERDE: Final[JsonSerde[Any]] = JsonSerde()
 #: The promise that has the reason of a request to cancel, where one was given.
 CANCEL: Final = "cancel"
-#: The names of timers in the journal: that of `s.sleep`, and those that belong to something else.
-SLEEP, PAUSE, TIMEOUT = "sleep", "pause", "timeout"
 
 
 def signal_promise(signal: str, number: int) -> str:
@@ -49,29 +46,18 @@ class RestateAttemptFailed(Exception):
         return str(self)  # what the SDK shows of it
 
 
-class RestateContext:
+class RestateContext(ServerContext):
     """One attempt of Restate's at a saga."""
 
+    server = "Restate"
+
     def __init__(self, ctx: WorkflowContext, steps: RunningSteps, is_cancelled: Callable[[], Awaitable[bool]]) -> None:
+        super().__init__()
         self._ctx = ctx
         self._steps = steps
         self._is_cancelled = is_cancelled
         self._cancelled = False
-        self._shielded = False
         self._taken: Counter[str] = Counter()
-
-    async def run_step(self, call: StepCall) -> Json:
-        return await run_attempts(call, self._journal, partial(self._sleep, name=PAUSE))
-
-    async def run_tx(self, call: StepCall) -> Json:
-        raise EngineFault(
-            f"saga {call.saga_id!r} stops, and nothing is undone: s.tx({call.step!r}) needs an engine that shares your "
-            "database, as DBOS does, and Restate's journal is in its server. Make it s.step(...), whose key() has its "
-            "effect happen once"
-        )
-
-    async def sleep(self, seconds: float) -> None:
-        await self._sleep(seconds, name=SLEEP)
 
     async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
         promise = self._ctx.promise(signal_promise(signal, self._taken[signal] + 1), serde=SERDE).value()
@@ -85,9 +71,6 @@ class RestateContext:
 
     async def cancel_requested(self) -> bool:
         return self._cancelled or await self._is_cancelled()
-
-    def shield(self) -> None:
-        self._shielded = True
 
     async def _journal(self, name: str, attempt: Attempt) -> Json:
         with self._steps.begin() as step:

@@ -13,11 +13,10 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any, Final
 
-from onefold._engines.journalled_attempts import settled, step_of
-from onefold._engines.restate.restate_context import SLEEP
+from onefold._engines.journalled_attempts import settled, step_entry, step_of
+from onefold._engines.server_context import SLEEP
 from onefold._saga.definition import Start
-from onefold._saga.saga_names import UNDO
-from onefold._saga.saga_status import HistoryEntry, SagaStatus, entry_of, judge
+from onefold._saga.saga_status import HistoryEntry, SagaStatus, judge
 from onefold._saga.saga_values import Json
 
 #: What Restate counts as the network's or the server's failure, not the code's: the attempt goes on elsewhere.
@@ -127,7 +126,9 @@ def _history(entries: Iterable[_Open]) -> list[HistoryEntry]:
     shown = [entry for entry in entries if entry.kind == "Run" or _other(entry) is not None]
     for step, attempts in groupby(shown, key=lambda entry: (entry.kind == "Run", step_of(entry.name))):
         if step[0]:
-            history.append(_step(step[1], list(attempts)))
+            every = list(attempts)
+            answers = [each.answer for each in every]
+            history.append(step_entry(step[1], answers, started_at=every[0].at, ended_at=every[-1].answered_at))
         else:
             history += [other for each in attempts if (other := _other(each)) is not None]
     return history
@@ -142,21 +143,6 @@ def _other(entry: _Open) -> HistoryEntry | None:
             kind="signal", name=entry.name, result=result, started_at=entry.at, ended_at=entry.answered_at
         )
     return None
-
-
-def _step(name: str, attempts: Sequence[_Open]) -> HistoryEntry:
-    first, last = attempts[0], attempts[-1]
-    if last.answered and (entry := entry_of(name, last.answer, started_at=first.at, ended_at=last.answered_at)):
-        return entry
-    step, _, rest = name.partition(":")
-    failures = tuple(each.answer["retry"] for each in attempts if each.answered)
-    return HistoryEntry(
-        kind="undo" if rest.partition(":")[0] == UNDO else "step",
-        name=step,
-        attempts=len(attempts),
-        failures=failures,
-        started_at=first.at,
-    )
 
 
 def _payload(octets: Sequence[int]) -> Json:

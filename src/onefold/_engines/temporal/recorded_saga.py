@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onefold._engines.journalled_attempts import Attempt, run_attempts
+from onefold._engines.journalled_attempts import Attempt
+from onefold._engines.server_context import ServerContext
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
-from onefold._saga.saga_errors import CancelRequested, EngineFault
+from onefold._saga.saga_errors import CancelRequested, EngineFault, stopping
 from onefold._saga.saga_values import Json
-from onefold._saga.step_call import StepCall
 
-SLEEP: Final = "sleep"
-PAUSE: Final = "pause"
-TIMEOUT: Final = "timeout"
 IS_CANCELLED: Final = "is cancelled"
 _NONE_YET: Final = object()
 
@@ -61,33 +58,21 @@ async def run_recorded(definition: AnySaga, start: Start, answers: Sequence[tupl
     except _Reached as reached:
         return reached.record
     raise EngineFault(
-        f"saga {start.saga_id!r} stops, and nothing is undone: its function now ends before {wanted!r}; another "
+        f"{stopping(start.saga_id)}its function now ends before {wanted!r}; another "
         "order of steps needs another version"
     )
 
 
-class _Recorded:
+class _Recorded(ServerContext):
     """The engine that a recorded saga sees."""
 
+    server = "Temporal"
+
     def __init__(self, start: Start, answers: Sequence[tuple[str, Json]], wanted: str) -> None:
+        super().__init__()
         self._start = start
         self._answers = iter(answers)
         self._wanted = wanted
-
-    async def run_step(self, call: StepCall) -> Json:
-        async def journal(name: str, attempt: Attempt) -> Json:
-            return await self._next(name, attempt)
-
-        async def pause(_: float) -> None:
-            await self._next(PAUSE)
-
-        return await run_attempts(call, journal, pause)
-
-    async def run_tx(self, call: StepCall) -> Json:
-        raise EngineFault(f"saga {self._start.saga_id!r} stops: s.tx({call.step!r}) is not for Temporal")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._next(SLEEP)
 
     async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
         return await self._next(signal_name(signal))
@@ -95,14 +80,17 @@ class _Recorded:
     async def cancel_requested(self) -> bool:
         return bool(await self._next(IS_CANCELLED))
 
-    def shield(self) -> None:
-        pass
+    async def _journal(self, name: str, attempt: Attempt) -> Json:
+        return await self._next(name, attempt)
+
+    async def _sleep(self, seconds: float, *, name: str) -> None:
+        await self._next(name)
 
     async def _next(self, name: str, attempt: Attempt | None = None) -> Json:
         recorded, answer = next(self._answers, (self._wanted, _NONE_YET))
         if recorded != name:
             raise EngineFault(
-                f"saga {self._start.saga_id!r} stops, and nothing is undone: it was answered {recorded!r} where its "
+                f"{stopping(self._start.saga_id)}it was answered {recorded!r} where its "
                 f"function now asks for {name!r}; another order of steps needs another version"
             )
         if answer is _NONE_YET:

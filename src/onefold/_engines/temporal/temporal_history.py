@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final
 
-from onefold._engines.journalled_attempts import settled, step_of
-from onefold._engines.temporal.recorded_saga import SLEEP, signal_name
+from onefold._engines.journalled_attempts import settled, step_entry, step_of
+from onefold._engines.server_context import SLEEP
+from onefold._engines.temporal.recorded_saga import signal_name
 from onefold._engines.temporal.temporal_workflow import ACTION, CANCEL, RETRY
 from onefold._kernel.extras import missing_extra
 from onefold._saga.definition import Start
-from onefold._saga.saga_names import UNDO
-from onefold._saga.saga_status import HistoryEntry, State, entry_of, judge
+from onefold._saga.saga_status import HistoryEntry, State, judge
 from onefold._saga.saga_values import Json
 
 try:
@@ -137,7 +137,9 @@ def _history(events: Iterable[_Event]) -> list[HistoryEntry]:
     history: list[HistoryEntry] = []
     for (kind, name), group in groupby(events, key=lambda event: (event.kind, step_of(event.name))):
         if kind == "step":
-            history.append(_step(name, list(group)))
+            every = list(group)
+            answers = [each.answer for each in every]
+            history.append(step_entry(name, answers, started_at=every[0].at, ended_at=every[-1].ended_at))
         else:
             history += [_other(each) for each in group]
     return history
@@ -146,20 +148,6 @@ def _history(events: Iterable[_Event]) -> list[HistoryEntry]:
 def _other(event: _Event) -> HistoryEntry:
     kind: Any = event.kind
     return HistoryEntry(kind=kind, name=event.name, result=event.answer, started_at=event.at, ended_at=event.ended_at)
-
-
-def _step(name: str, attempts: Sequence[_Event]) -> HistoryEntry:
-    first, last = attempts[0], attempts[-1]
-    if (entry := entry_of(name, last.answer, started_at=first.at, ended_at=last.ended_at)) is not None:
-        return entry
-    step, _, rest = name.partition(":")
-    return HistoryEntry(
-        kind="undo" if rest.partition(":")[0] == UNDO else "step",
-        name=step,
-        attempts=len(attempts),
-        failures=tuple(each.answer["retry"] for each in attempts if each.answer is not None),
-        started_at=first.at,
-    )
 
 
 def _value(payloads: Payloads, converter: PayloadConverter) -> Json:

@@ -15,17 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
-from onefold._engines.journalled_attempts import Attempt, run_attempts
-from onefold._engines.temporal.recorded_saga import IS_CANCELLED, PAUSE, SLEEP, TIMEOUT, RecordedAnswers, signal_name
+from onefold._engines.journalled_attempts import Attempt
+from onefold._engines.server_context import TIMEOUT, ServerContext
+from onefold._engines.temporal.recorded_saga import IS_CANCELLED, RecordedAnswers, signal_name
 from onefold._kernel.extras import missing_extra
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault
 from onefold._saga.saga_values import Json
-from onefold._saga.step_call import StepCall
 
 try:
     from temporalio import workflow
@@ -132,28 +131,17 @@ class SagaWorkflow:
             raise TemporalTaskFailed(str(fault)) from None
 
 
-class TemporalContext:
+class TemporalContext(ServerContext):
     """One running saga, as its workflow sees it."""
 
+    server = "Temporal"
+
     def __init__(self, told: SagaWorkflow, start: Start, serving: ServedSagas) -> None:
+        super().__init__()
         self._told = told
         self._start = start
         self._serving = serving
         self._record = RecordedAnswers([])
-        self._shielded = False
-
-    async def run_step(self, call: StepCall) -> Json:
-        return await run_attempts(call, self._run_activity, partial(self._sleep, name=PAUSE))
-
-    async def run_tx(self, call: StepCall) -> Json:
-        raise EngineFault(
-            f"saga {call.saga_id!r} stops, and nothing is undone: s.tx({call.step!r}) needs an engine that shares your "
-            "database, as DBOS does, and Temporal's history is in its server. Make it s.step(...), whose key() has its "
-            "effect happen once"
-        )
-
-    async def sleep(self, seconds: float) -> None:
-        await self._sleep(seconds, name=SLEEP)
 
     async def wait_signal(self, signal: str, timeout_s: float | None) -> Json:
         name, signals = signal_name(signal), self._told.signals
@@ -173,10 +161,7 @@ class TemporalContext:
         await asyncio.sleep(0)
         return bool(self._record.add(IS_CANCELLED, self._told.cancelled is not None))
 
-    def shield(self) -> None:
-        self._shielded = True
-
-    async def _run_activity(self, name: str, attempt: Attempt) -> Json:
+    async def _journal(self, name: str, attempt: Attempt) -> Json:
         """The attempt is made where the activity runs, which finds it by its name."""
         del attempt
         self._check_cancelled(name)
