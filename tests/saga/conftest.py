@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 
+from tests.saga.quick_engines import hurry
 
-@pytest.fixture(scope="session")
-def quick_temporal() -> Iterator[None]:
-    """Temporal tries a workflow's task again when its time is over: sooner than with the engine's own setting."""
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_engines() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onefold._engines.temporal.temporal_engine._TASK_TIMEOUT", timedelta(seconds=1))
+        hurry(patch)
         yield

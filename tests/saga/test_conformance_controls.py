@@ -14,6 +14,7 @@ from tests.saga import memory_engine
 from tests.saga.conformance import cases
 from tests.saga.conformance.cases import Case
 from tests.saga.conformance.sagas import SAGAS
+from tests.saga.conformance.side_by_side import run_side_by_side
 from tests.saga.memory_engine import MemoryContext, MemoryEngine
 
 
@@ -109,3 +110,16 @@ async def test_a_planted_bug_is_found(bug: type[Any], case: Case, monkeypatch: p
             await case(engine, f"bug-{bug.__name__}-{case.__name__}")
     finally:
         await engine.close()
+
+
+async def test_a_planted_bug_is_found_among_cases_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "PATIENCE_S", 1.0)
+    engine = RetriesWhatRuns(SAGAS)
+    group = [cases.a_timer_ends, cases.a_saga_that_goes_on_is_not_retried, cases.an_abort_is_not_tried_again]
+    try:
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await run_side_by_side(engine, group, "side-by-side")
+    finally:
+        await engine.close()
+    [found] = raised.value.exceptions
+    assert found.__notes__ == ["in the case a_saga_that_goes_on_is_not_retried"]

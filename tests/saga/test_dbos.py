@@ -1,4 +1,4 @@
-"""The conformance suite on DBOS, on SQLite and on PostgreSQL. One engine for all cases: DBOS is one per process."""
+"""The conformance suite on DBOS, on SQLite. One engine for all cases: DBOS is one per process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from tests.saga.conformance.sagas import SAGAS
 _numbers = itertools.count(1)
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["sqlite", "postgres"])
-async def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dbos]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('dbos') / 'sagas.db'}"
-    else:
-        url = request.getfixturevalue("postgres").fresh_database()
-    async with Dbos(url, sagas=SAGAS) as made:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dbos]:
+    async with Dbos(f"sqlite:///{tmp_path_factory.mktemp('dbos') / 'sagas.db'}", sagas=SAGAS) as made:
         yield made
 
 

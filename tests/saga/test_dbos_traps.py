@@ -134,8 +134,8 @@ async def test_the_file_is_wal_and_nothing_in_it_is_a_pickle(url: str, tmp_path:
 
 async def test_the_event_loop_has_its_threads_after_the_engine_is_closed(url: str) -> None:
     async with opened(url) as engine:
-        await engine.start(order, "threads", {"item": "book"})
-        await engine.result("threads", timeout_s=PATIENCE_S)
+        await engine.start(order, "threads-after", {"item": "book"})
+        await engine.result("threads-after", timeout_s=PATIENCE_S)
     assert await asyncio.to_thread(lambda: "alive") == "alive"
 
 
@@ -151,8 +151,8 @@ async def test_a_saga_that_is_closed_in_a_pause_goes_on_when_it_is_opened(url: s
 
 async def test_a_definition_that_changed_under_a_running_saga_stops_it_until_it_fits_again(url: str) -> None:
     async with opened(url) as engine:
-        await engine.start(patient, "changed", {"item": "book"})
-        await recorded(engine, "changed", "reserve")
+        await engine.start(patient, "changed-under", {"item": "book"})
+        await recorded(engine, "changed-under", "reserve")
 
     @saga("conformance-patient", undo_retry=RETRY, undo_pause=QUICK)
     async def changed(s: Saga, o: dict[str, Any]) -> None:
@@ -163,14 +163,14 @@ async def test_a_definition_that_changed_under_a_running_saga_stops_it_until_it_
             WORLD.act("caught", o)
 
     async with opened(url, changed) as engine:
-        status = await until(engine, "changed", "stopped")
+        status = await until(engine, "changed-under", "stopped")
         assert "recorded when charge was expected" in str(status.error)
         assert not status.cancelled
-    assert WORLD.of("changed") == ["reserve"]
+    assert WORLD.of("changed-under") == ["reserve"]
     async with opened(url) as engine:
-        await engine.signal("changed", "paid", "after all")
-        assert await engine.result("changed", timeout_s=PATIENCE_S) == "after all"
-    assert WORLD.of("changed") == ["reserve", "ship"]
+        await engine.signal("changed-under", "paid", "after all")
+        assert await engine.result("changed-under", timeout_s=PATIENCE_S) == "after all"
+    assert WORLD.of("changed-under") == ["reserve", "ship"]
 
 
 @pytest.mark.parametrize("aborts", [False, True], ids=["ends", "aborts"])

@@ -41,7 +41,7 @@ slow_on_temporal = pytest.mark.parametrize(
 
 
 @pytest.fixture(params=["restate", "temporal"])
-def opener(request: pytest.FixtureRequest, quick_temporal: None) -> Iterator[Opener]:
+def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
     server = request.getfixturevalue(request.param)
     made: Opener = RestateOpener(server) if request.param == "restate" else TemporalOpener(server)
     yield made

@@ -8,7 +8,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.converter import PayloadConverter
 
-from onefold._engines.temporal.recorded_saga import PAUSE, SLEEP
+from onefold._engines.server_context import PAUSE, SLEEP
 from onefold._engines.temporal.temporal_history import read_events
 
 

@@ -13,7 +13,11 @@ from tests.support.patience import PATIENCE_S
 #: Every function of the saga, before its effect and after it, where the engine has not been told.
 COMPLETES = [f"{step}:{moment}" for step in STEPS for moment in ("before", "mid")]
 COMPENSATES = [f"{action}:{moment}" for action in (*STEPS, *UNDOS.values()) for moment in ("before", "mid")]
-POINTS = [("complete", at) for at in COMPLETES] + [("abort", at) for at in COMPENSATES]
+#: After the last record of a saga, where its own end is not recorded.
+ENDS = [("complete", "end:before"), ("abort", "end:before")]
+POINTS = [("complete", at) for at in COMPLETES] + [("abort", at) for at in COMPENSATES] + ENDS
+#: On DBOS there is one more record, of the end of the function.
+DBOS_ENDS = [("complete", "end:mid"), ("abort", "end:mid")]
 
 PRELUDE = "import tests.saga.kills.sagas"
 MAIN = "import sys; from tests.saga.kills.sagas import main; main(*sys.argv[1:])"

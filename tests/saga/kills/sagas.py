@@ -12,9 +12,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from onefold._engines.dbos import dbos_engine
+from onefold._engines.dbos.saga_context import end_journal
 from onefold.sagas import Abort, Backoff, Compensated, RetryPolicy, Saga, SagaEngine, key, saga
 from onefold.sagas.dbos import Dbos
 from tests.saga.kills.world import Outside
+from tests.saga.quick_engines import hurry
 from tests.support.patience import PATIENCE_S
 
 QUICK = Backoff(transient_base_s=0.01, throttled_base_s=0.01, cap_s=0.02)
@@ -56,7 +61,26 @@ async def unship(o: dict[str, Any]) -> None:
 async def killed(s: Saga, o: dict[str, Any]) -> str:
     await s.step("reserve", reserve, o, undo=release, retry=RETRY)
     await s.step("charge", charge, o, undo=refund, retry=RETRY)
-    return str(await s.step("ship", ship, o, undo=unship, retry=RETRY))
+    shipped = str(await s.step("ship", ship, o, undo=unship, retry=RETRY))
+    OUTSIDE[0].die("end", "before")
+    return shipped
+
+
+def die_at_ends(patch: pytest.MonkeyPatch) -> None:
+    """After the last record of a saga the engine has its end to write. A compensated one ends outside of its function,
+    and on DBOS there is a record of the function's end before that of the saga's."""
+    compensate = Saga.compensate
+
+    async def compensate_and_die(self: Saga) -> None:
+        await compensate(self)
+        OUTSIDE[0].die("end", "before")
+
+    async def end_and_die(saga_id: str) -> None:
+        await end_journal(saga_id)
+        OUTSIDE[0].die("end", "mid")
+
+    patch.setattr(Saga, "compensate", compensate_and_die)
+    patch.setattr(dbos_engine, "end_journal", end_and_die)
 
 
 def open_dbos(url: str) -> SagaEngine:
@@ -93,6 +117,9 @@ def main(
 ) -> None:
     killed_too = tuple(int(each) for each in victims.split(",") if each)
     OUTSIDE.append(Outside(Path(world), kill_at, keyed == "keyed", killed_too))
+    patch = pytest.MonkeyPatch()
+    hurry(patch)
+    die_at_ends(patch)
     module, _, name = factory.partition(":")
     engine = getattr(importlib.import_module(module), name)(url)
     print(json.dumps(asyncio.run(work(engine, mode, saga_id))), flush=True)

@@ -40,17 +40,18 @@ class Outside:
 
     def act(self, action: str, key: str) -> None:
         """Have an effect, unless it stands already. The process may die before it, or before it is told."""
-        self._die(action, "before")
+        self.die(action, "before")
         with closing(self._open()) as db:
             db.execute("INSERT INTO executions VALUES (?, ?)", (action, key))
             (count,) = db.execute("SELECT count(*) FROM executions").fetchone()
             name = key if self.keyed else f"{key} {count}"
             db.execute("INSERT OR IGNORE INTO effects VALUES (?, ?)", (name, action))
             db.commit()
-        self._die(action, "mid")
-        self._die(action, "stop")
+        self.die(action, "mid")
+        self.die(action, "stop")
 
-    def _die(self, action: str, moment: Moment) -> None:
+    def die(self, action: str, moment: Moment) -> None:
+        """Die, the first time that it comes here."""
         at = f"{action}:{moment}"
         if at != self.kill_at:
             return
