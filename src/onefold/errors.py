@@ -93,7 +93,7 @@ class WorkChanged(ProgrammerError):
     """The code asks for other steps than those that an earlier attempt at this work has recorded. Nothing was run."""
 
     slug = "work-changed"
-    title = "The application changed in the middle of this work"
+    title = "The application was changed in the middle of this request"
 
 
 # --- the caller must act ---------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class WorkParked(CallerError):
 
     status = 409
     slug = "work-parked"
-    title = "The request was begun and waits for a person"
+    title = "The request was begun and is not complete"
 
 
 class KeyReused(CallerError):

@@ -84,6 +84,14 @@ def test_unfinished_works_are_listed_with_their_state(place: Place) -> None:
     }
     assert found[parked]["reason"] == "outcome unknown: charge"
     assert (found[parked]["operation"], found[parked]["steps"], found[parked]["attempts"]) == ("POST /rides", 2, 1)
+    assert found[C.hex()]["lease_ends"] > found[C.hex()]["begun"]
+    assert (found[left]["lease_ends"], found[parked]["lease_ends"], found[parked]["due"]) == (None, None, None)
+    header, *rows = keys(place, "list").stdout.splitlines()
+    assert header.split() == ["id", "operation", "state", "steps", "attempts", "age", "lease", "ends", "due", "reason"]
+    ends, due = header.index("lease ends"), header.index("due")
+    row = {row[:32]: row for row in rows}
+    assert row[C.hex()][ends:].startswith("in ")
+    assert [row[work][due:].split()[0] for work in (C.hex(), left, parked)] == ["-", "now", "-"]
     assert [each["id"] for each in ask(place, "list", "--parked")] == [parked]
     text = keys(place, "list", "--parked").stdout
     assert parked in text
@@ -158,11 +166,41 @@ def test_an_outcome_is_recorded_as_if_the_call_had_returned_it(place: Place) -> 
     held = place.flow(place.works.claim(ASK._replace(digest=A)))
     assert isinstance(held, Held)
     charge = held.steps[1]
-    assert (charge.state, charge.name) == ("done", "charge")
+    assert (charge.state, charge.name) == ("told", "charge")
     assert charge.result is not None
     assert Sealing().unseal(charge.result, step_context(A, 1, "charge"), what="it") == b'{"id":"ch_1"}'
     [(_, _, details)] = audit(place)
     assert (details["step"], details["outcome"]) == ("charge", "recorded")
+
+
+def test_what_is_recorded_is_shown_before_and_after(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
+    asked = keys(place, "resume", work, "--result", '{"id":  "ch_1"}', given="y\n")
+    assert """Records that call 'charge' returned {"id": "ch_1"}.""" in asked.stderr
+    assert """call 'charge' returned {"id": "ch_1"}""" in asked.stdout
+
+
+def test_an_outcome_is_corrected_as_long_as_the_work_has_not_gone_on(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
+    ask(place, "resume", work, "--result", '"ch_2"', "--yes")
+    ask(place, "resume", work, "--result", '"ch_1"', "--yes")
+    held = place.flow(place.works.claim(ASK._replace(digest=A)))
+    assert isinstance(held, Held)
+    assert held.steps[1].result is not None
+    assert Sealing().unseal(held.steps[1].result, step_context(A, 1, "charge"), what="x") == b'"ch_1"'
+    assert [details["outcome"] for _, _, details in audit(place)] == ["recorded", "corrected"]
+    place.flow(place.works.release(held))
+    refused = one_line(keys(place, "resume", work, "--result", '"ch_3"', "--yes"))
+    assert "call 'charge'" in refused
+    assert "has gone on with what was recorded" in refused
+    assert len(audit(place)) == 2
+
+
+def test_an_outcome_that_was_recorded_by_mistake_is_taken_back(place: Place) -> None:
+    work = begin(place, A, ("create", "done"), ("charge", "started"), parked="outcome unknown: charge")
+    ask(place, "resume", work, "--result", '"ch_2"', "--yes")
+    ask(place, "resume", work, "--again", "--yes")
+    assert place.steps_left() == [(0, "create", "call", "done")]
 
 
 def test_a_call_that_was_not_made_is_made_again(place: Place) -> None:
@@ -215,6 +253,8 @@ def test_an_id_that_is_none_is_told(place: Place, words: tuple[str, ...], said: 
     [
         (("--result", "7", "--again"), "either --result"),
         (("--result", "{"), "--result is no JSON"),
+        (("--result", ""), "--result is no JSON"),
+        (("--result", "NaN"), "--result is no JSON"),
         (("--result", "7"), "has no call whose outcome is unknown"),
         (("--again",), "has no call whose outcome is unknown"),
         (("--actor", " \n"), "must say who does this"),
@@ -248,7 +288,12 @@ def test_resume_of_a_message_redrives_its_dead_letter_and_discard_forgets_its_wo
         found = {each["operation"]: each for each in ask(place, "list", "--parked")}
         assert sorted(found) == ["billing: m1", "billing: m2"]
         told_again = ask(place, "resume", found["billing: m1"]["id"], "--again", "--actor", "ada", "--yes")
-        assert told_again == {"resumed": found["billing: m1"]["id"], "operation": "billing: m1", "redriven": 1}
+        assert told_again == {
+            "resumed": found["billing: m1"]["id"],
+            "operation": "billing: m1",
+            "recorded": "call 'charge' was not made, and is made",
+            "redriven": 1,
+        }
         assert stage.run_due() == [Handled("billing", "ride.wanted")]
         onefold("dlq", "discard", "m2", "--actor", "ada", "--yes", "-d", place.address)
         assert stage.left() == (0, 0, 0)

@@ -19,7 +19,7 @@ from flask import Flask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.routing import Host, Mount, Router
 
 from onefold import AsyncOnefold, Keyring, Onefold, single_principal
 from onefold import Request as HttpRequest
@@ -209,7 +209,7 @@ def test_settings_out_of_range_are_refused(address: str, wrong: dict[str, Any]) 
 class Accounts:
     """An application that authenticates its callers by a token, once for its keys and once for its handlers."""
 
-    def __init__(self, address: str, *, lets_through: bool) -> None:
+    def __init__(self, address: str, *, lets_through: bool, operation: str | None = None) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.breaks = True
         self.asked = 0
@@ -224,7 +224,7 @@ class Accounts:
             return found
 
         @self.app.post("/rides/{number}")
-        @self.once.idempotent(required=True)
+        @self.once.idempotent(required=True, operation=operation)
         async def create(number: int, request: Request, work: Steps, account: str = Depends(account)) -> dict[str, str]:
             await work.call("charge", self.charge)
             self.seen.append((account, dict(request.headers)))
@@ -358,6 +358,95 @@ def test_an_application_that_is_mounted_in_another_completes_its_requests(addres
         replayed = client.post(**{**POSTED, "url": "/v1" + POSTED["url"]})
         assert (replayed.status_code, replayed.headers["idempotent-replayed"]) == (200, "true")
         client.portal.call(accounts.once.close)
+
+
+@pytest.mark.parametrize("host", ["acme.rides.test", "{tenant}.rides.test"])
+def test_an_application_below_a_host_completes_its_requests(address: str, place: Place, host: str) -> None:
+    accounts = Accounts(address, lets_through=True)
+    outer = Starlette(routes=[Mount("/v1", routes=[Host(host, accounts.app)])])
+    posted = {**POSTED, "url": "http://acme.rides.test/v1" + POSTED["url"]}
+    with TestClient(outer, raise_server_exceptions=False) as client:
+        assert client.portal is not None
+        assert client.post(**posted).status_code == 500
+        accounts.breaks = False
+        due_now(place)
+        assert client.portal.call(functools.partial(accounts.once.complete, **NOW)) == CompletedWorks(completed=1)
+        replayed = client.post(**posted)
+        assert (replayed.status_code, replayed.headers["idempotent-replayed"]) == (200, "true")
+        client.portal.call(accounts.once.close)
+
+
+def test_a_route_at_a_host_of_its_own_application_completes_its_requests(address: str, place: Place) -> None:
+    accounts = Accounts(address, lets_through=True)
+    routes = accounts.app.router.routes
+    routes[:] = [Host("acme.rides.test", Router(list(routes)))]
+    posted = {**POSTED, "url": "http://acme.rides.test" + POSTED["url"]}
+    with TestClient(accounts.app, raise_server_exceptions=False) as client:
+        assert client.portal is not None
+        assert client.post(**posted).status_code == 500
+        accounts.breaks = False
+        due_now(place)
+        assert client.portal.call(functools.partial(accounts.once.complete, **NOW)) == CompletedWorks(completed=1)
+        assert client.post(**posted).headers["idempotent-replayed"] == "true"
+        client.portal.call(accounts.once.close)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_of_applications_with_the_same_path_the_one_that_began_a_request_completes_it_or_none(
+    address: str, place: Place, named: bool
+) -> None:
+    once = AsyncOnefold(address, principal=single_principal)
+    done: list[str] = []
+
+    async def nothing() -> None: ...
+
+    def make(name: str) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/rides")
+        @once.idempotent(required=True, operation=f"ride-of-{name}" if named else None)
+        async def create(work: Steps) -> dict[str, str]:
+            await work.call("charge", nothing)
+            if not done:
+                done.append("began")
+                raise Broken("on purpose")
+            done.append(name)
+            return {}
+
+        once.install(app)
+        return app
+
+    other, ours = make("other"), make("ours")
+    outer = Starlette(routes=[Mount("/other", other), Mount("/ours", ours)])
+    with TestClient(outer, raise_server_exceptions=False) as client:
+        assert client.portal is not None
+        assert client.post("/ours/rides", headers={"Idempotency-Key": "k"}).status_code == 500
+        due_now(place)
+        found = client.portal.call(functools.partial(once.complete, **NOW, attempts_max=2))
+        client.portal.call(once.close)
+    if named:
+        assert (found, done) == (CompletedWorks(completed=1), ["began", "ours"])
+        return
+    assert (found, done) == (CompletedWorks(parked=1), ["began"])
+    [work] = place.flow(list_works(place.database.dialect))
+    assert "2 applications of this process have a route with steps for POST /ours/rides" in (work.reason or "")
+    assert "give the routes an operation= of their own" in (work.reason or "")
+
+
+def test_a_work_that_was_begun_before_its_route_was_given_an_operation_is_completed(address: str, place: Place) -> None:
+    before, after = (Accounts(address, lets_through=True, operation=name) for name in (None, "ride"))
+    with TestClient(before.app, raise_server_exceptions=False) as client:
+        assert client.post(**POSTED).status_code == 500
+        assert client.portal is not None
+        client.portal.call(before.once.close)
+    due_now(place)
+    with TestClient(after.app, raise_server_exceptions=False) as client:
+        after.breaks = False
+        assert client.portal is not None
+        assert client.portal.call(functools.partial(after.once.complete, **NOW)) == CompletedWorks(completed=1)
+        assert client.post(**POSTED).headers["idempotent-replayed"] == "true"
+        assert place.works_left() == 0
+        client.portal.call(after.once.close)
 
 
 def test_what_a_lifespan_leaves_for_requests_is_there(address: str, place: Place) -> None:

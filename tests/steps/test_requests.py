@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,23 @@ def test_a_parked_work_answers_409(rides: Application, place: Place) -> None:
     answer = rides.post()
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:onefold:problem:work-parked")
     assert answer.json()["retryable"] is False
+    assert_for_strangers(answer.json())
+
+
+def assert_for_strangers(problem: dict[str, Any]) -> None:
+    """Those who call the application do not know what it is made of."""
+    text = f"{problem['title']} {problem['detail']}"
+    for word in ("onefold", "work ", "works ", "lease", "phase", "StepOptions", "charge"):
+        assert word not in text
+
+
+def test_a_request_that_the_application_no_longer_knows_is_explained_to_its_client_and_in_the_log(
+    rides: Application, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    rides.shop.plan.after["created"] = breaks
+    assert rides.post().status_code == 500
+    place.change("UPDATE onefold_step SET name = 'begin'")
+    answer = rides.post()
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:onefold:problem:work-changed")
+    assert_for_strangers(answer.json())
+    assert "has recorded phase 'begin' there" in caplog.text

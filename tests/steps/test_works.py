@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -239,7 +241,8 @@ async def test_on_asyncio_two_steps_at_once_are_refused(address: str) -> None:
     async def slow() -> None:
         await asyncio.sleep(0)
 
-    with pytest.raises(WorkMisused, match="call 'b' of the work 'x' was asked for while call 'a' runs"):
+    told = "call 'b' of the work 'x' was asked for while call 'a' runs.*what only reads may be asked for at once"
+    with pytest.raises(WorkMisused, match=told):
         async with once.work("x") as work:
             await asyncio.gather(work.call("a", slow), work.call("b", slow))
     await once.close()
@@ -314,3 +317,31 @@ def test_on_threads_async_functions_are_refused(once: Onefold) -> None:
     told = "ainsert, an async function, and Onefold is for threads"
     with pytest.raises(WorkMisused, match=told), once.work("x") as work:
         _ = work.phase("a", ainsert, "a")
+
+
+def without_tx(name: str) -> None:
+    raise AssertionError(f"{name} was called")
+
+
+def test_a_function_that_takes_no_transaction_is_refused_with_its_name_and_the_way_out(
+    once: Onefold, place: Place
+) -> None:
+    steps: list[Callable[[Steps], Any]] = [
+        lambda work: work.phase("create", without_tx, "a"),  # type: ignore[arg-type, call-arg]
+        lambda work: work.phase("create", functools.partial(without_tx, "a")),
+        lambda work: work.finish(without_tx, "a"),  # type: ignore[arg-type, call-arg]
+        lambda work: work.phase("create", insert),  # type: ignore[call-arg]
+    ]
+    told = r"(phase 'create'|finish) .*takes the transaction first: def (without_tx|insert)\(tx, \.\.\.\)"
+    for ask in steps:
+        with pytest.raises(WorkMisused, match=told), once.work("x") as work:
+            ask(work)
+    assert place.works_left() == 0
+
+
+def test_a_type_error_of_the_function_itself_stays_what_it_is(once: Onefold) -> None:
+    def broken(tx: object) -> None:
+        raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match="of its own"), once.work("x") as work:
+        work.phase("create", broken)

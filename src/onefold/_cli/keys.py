@@ -18,7 +18,7 @@ from onefold._inbox.redrive import Filter, redrive
 from onefold._kernel.results import encode_result
 from onefold._steps.message_work import read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
-from onefold._steps.unfinished import StepView, WorkView, list_works, release, resume, show_work
+from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, list_works, release, resume, show_work
 from onefold.errors import ConfigurationError
 
 app = typer.Typer(
@@ -44,10 +44,14 @@ def list_command(
         answer([_describe(each) for each in found])
         return
     if found:
-        columns = ("id", "operation", "state", "steps", "attempts", "age", "reason")
+        columns = ("id", "operation", "state", "steps", "attempts", "age", "lease ends", "due", "reason")
         rows = [
-            (each.id, each.operation, each.state, each.steps, each.attempts, _age(each), each.reason) for each in found
-        ]
+            (
+                each.id, each.operation, each.state, each.steps, each.attempts, _age(each),
+                _until(each, _lease_ends_ms(each)), _until(each, _due_ms(each)), each.reason,
+            )
+            for each in found
+        ]  # fmt: skip
         print_table("", columns, rows)
     what = "parked" if parked else "unfinished"
     typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
@@ -65,7 +69,7 @@ def show_command(
         return
     for name, value in _describe(work).items():
         if value is not None:
-            typer.echo(f"{name + ':':<10} {harmless(str(value))}")
+            typer.echo(f"{name + ':':<11} {harmless(str(value))}")
     if steps:
         rows = [
             (step.position + 1, step.kind, step.name, step.state, moment(step.recorded_ms), _result(step))
@@ -106,8 +110,13 @@ def resume_command(
     work_id: Annotated[str, _ID],
     database: Annotated[str, DATABASE] = "",
     result: Annotated[
-        str, typer.Option(metavar="JSON", help="The call whose outcome is unknown was made, and returned this.")
-    ] = "",
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="The call whose outcome is unknown was made, and returned this. Until the work goes on, it may be "
+            "corrected.",
+        ),
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="The call whose outcome is unknown was not made, and is to be made.")
     ] = False,
@@ -121,20 +130,26 @@ def resume_command(
 ) -> None:
     """Let one go on: by the next retry, or by `onefold complete`; a message that waits as a dead letter is redriven.
     Its attempts are counted anew."""
-    if result and again:
+    if result is not None and again:
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
     sealing = _sealing_of(target) if target else None
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
-        stored = _outcome(work, steps, result, sealing) if result else None
-        said = f" Its unknown call {'returned ' + result if result else 'is made again'}." if result or again else ""
-        confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{said}\nLet {work.id} go on?"), yes=yes)
+        call = find_unknown_call(steps)
+        value = None if result is None else _read_result(result)
+        stored = None if result is None else _store_result(work, steps, call, value, sealing)
+        said = ""
+        if call is not None and (result is not None or again):
+            became = "was not made, and is made" if again else f"returned {json.dumps(value, ensure_ascii=False)}"
+            said = f"call {call.name!r} {became}"
+        records = f" Records that {said}." if said else ""
+        confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{records}\nLet {work.id} go on?"), yes=yes)
         db.ask(resume(db.dialect, work_id, actor=actor_name(actor), result=stored, again=again))
         redriven = {"redriven": _redrive(db, work, actor_name(actor))} if work.kind == "message" else {}
     if as_json:
-        answer({"resumed": work.id, "operation": work.operation, **redriven})
+        answer({"resumed": work.id, "operation": work.operation, "recorded": said or None, **redriven})
     else:
-        typer.echo(harmless(f"resumed: {work.id}, {work.operation}"))
+        typer.echo(harmless(f"resumed: {work.id}, {work.operation}" + (f": {said}" if said else "")))
         for what, count in redriven.items():
             typer.echo(f"{what}: {count}")
 
@@ -147,14 +162,23 @@ def _redrive(db: CommandSession, work: WorkView, actor: str) -> int:
     return db.ask(redrive(db.dialect, chosen, actor=actor)).failed_messages
 
 
-def _outcome(work: WorkView, steps: list[StepView], result: str, sealing: Sealing | None) -> bytes | None:
-    """What the unknown call returned, as it is stored; None: there is none."""
+def _read_result(result: str) -> Any:
     try:
-        plain = encode_result(json.loads(result), what="--result")
+        return json.loads(result, parse_constant=_refuse_constant)
     except ValueError as error:
         raise typer.BadParameter(f"--result is no JSON: {error}; text is written in quotes: '\"paid\"'") from None
-    started = next((step for step in steps if step.state == "started"), None)
-    if started is None:
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
+
+
+def _store_result(
+    work: WorkView, steps: list[StepView], call: StepView | None, value: Any, sealing: Sealing | None
+) -> bytes:
+    """What the unknown call returned, as it is stored."""
+    plain = encode_result(value, what="--result")
+    if call is None:
         return plain  # refused below, with what to do
     if sealing is None:
         if work.is_sealed or any(is_sealed(step.result) for step in steps if step.result):
@@ -162,7 +186,7 @@ def _outcome(work: WorkView, steps: list[StepView], result: str, sealing: Sealin
                 f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
             )
         sealing = Sealing()
-    return sealing.seal(plain, step_context(bytes.fromhex(work.id), started.position, started.name))
+    return sealing.seal(plain, step_context(bytes.fromhex(work.id), call.position, call.name))
 
 
 def _sealing_of(target: str) -> Sealing:
@@ -189,6 +213,21 @@ def _age(work: WorkView) -> str:
     return age(max(0, work.now_ms - work.created_ms) / 1000)
 
 
+def _lease_ends_ms(work: WorkView) -> int | None:
+    return work.lease_ends_ms if work.state == "running" else None
+
+
+def _due_ms(work: WorkView) -> int | None:
+    """When a completer may take it."""
+    return work.due_ms if work.state == "left" and work.kind == "request" else None
+
+
+def _until(work: WorkView, moment_ms: int | None) -> str | None:
+    if moment_ms is None:
+        return None
+    return f"in {age((moment_ms - work.now_ms) / 1000)}" if moment_ms > work.now_ms else "now"
+
+
 def _describe(work: WorkView) -> dict[str, Any]:
     return {
         "id": work.id,
@@ -199,7 +238,8 @@ def _describe(work: WorkView) -> dict[str, Any]:
         "steps": work.steps,
         "attempts": work.attempts,
         "begun": moment(work.created_ms),
-        "due": moment(work.due_ms),
+        "lease_ends": moment(_lease_ends_ms(work)),
+        "due": moment(_due_ms(work)),
     }
 
 

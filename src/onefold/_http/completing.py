@@ -20,6 +20,7 @@ from urllib.parse import quote
 from onefold._http.completing_mark import COMPLETING, Completing
 from onefold._http.installed_app import InstalledApp
 from onefold._http.request import Request
+from onefold._http.request_identity import operations_of
 from onefold._http.stored_request import StoredRequest, read_request
 from onefold._http.wsgi import request_of
 from onefold._steps.completing import ATTEMPT_S, Abandoned, CompletionAttempt
@@ -67,16 +68,27 @@ class Replays:
             stored = read_request(self._sealing.unseal(work.request, request_context(work.digest), what="it"))
         except (OnefoldError, ValueError) as error:
             return CompletionAttempt(None, f"its request cannot be read: {type(error).__name__}: {error}")
-        mark = Completing(work.digest, stored.principal)
+        mark = Completing(work.digest, stored.principal, stored.mount)
+        what = f"{stored.method} {stored.path}"
+        found: dict[int, list[tuple[InstalledApp, dict[str, Any], bytes]]] = {}
         for installed in self._installed:
             source = _SOURCES[installed.protocol](stored, installed.state)
             source[COMPLETING] = mark
-            request = _request(installed.protocol, stored, source)
-            route = installed.resolve(request)
+            route = installed.resolve(_request(installed.protocol, stored, source))
             if route is not None and route.policy.steps:
-                return installed, source, stored.body
-        what = f"{stored.method} {stored.path}"
-        return CompletionAttempt(None, f"no application of this process has a route with steps for {what}")
+                names = operations_of(stored.method, route.name, route.policy.operation)
+                rank = names.index(work.operation) if work.operation in names else len(names)
+                found.setdefault(rank, []).append((installed, source, stored.body))
+        if not found:
+            return CompletionAttempt(None, f"no application of this process has a route with steps for {what}")
+        best = found[min(found)]
+        if len(best) > 1:
+            return CompletionAttempt(
+                None,
+                f"{len(best)} applications of this process have a route with steps for {what}, and where each is "
+                "mounted is not known here: give the routes an operation= of their own",
+            )
+        return best[0]
 
 
 def check_installed(installed: list[InstalledApp], name: str) -> None:

@@ -12,10 +12,12 @@ COMPLETING: Final = "onefold.completing"
 
 @dataclass(frozen=True, slots=True)
 class Completing:
-    """The request is made again to complete this work, on behalf of the principal that it was begun for."""
+    """The request is made again to complete this work, on behalf of the principal that it was begun for, as if it had
+    come to where its application was mounted."""
 
     digest: bytes
     principal: str = field(repr=False)
+    mount: str = ""
 
 
 def completing_of(source: Mapping[str, Any]) -> Completing | None:

@@ -181,7 +181,7 @@ class GuardedRequest(Generic[E]):
                     principal=principal, key=self._key, key_ms=self._key_ms, body=body,
                 )  # fmt: skip
             if self.work is not None:
-                self.work.keep(self.request, body, principal)
+                self.work.keep(self.request, body, principal, mount=self._route.mount)
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)

@@ -17,6 +17,7 @@ from onefold.errors import (
     SchemaMissing,
     StoreError,
     StoreReadOnly,
+    WorkChanged,
     WorkUnreadable,
 )
 
@@ -36,6 +37,14 @@ _STORE_DETAILS: dict[type[StoreError], str] = {
 }
 
 
+#: No mistake of a single request: clients meet it whenever such a release is deployed, and the log says what to do.
+_CHANGED_DETAIL = (
+    "This request was begun before the application was changed, and cannot be completed as the application is now. "
+    "Nothing was stored. The operator of this service must act first; do not send it under another Idempotency-Key, "
+    "or it may happen twice."
+)
+
+
 def problem(error: OnefoldError, *, described_by: str | None = None) -> Response:
     """The response that tells a caller about an error."""
     if isinstance(error, AnsweredError):
@@ -43,6 +52,8 @@ def problem(error: OnefoldError, *, described_by: str | None = None) -> Response
         return _response(
             error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by
         )
+    if isinstance(error, WorkChanged):
+        return _response(500, error.slug, error.title, _CHANGED_DETAIL, False, None, described_by)
     if isinstance(error, ProgrammerError):
         return _response(500, error.slug, error.title, str(error), False, None, described_by)
     title = "The request could not be completed"

@@ -29,7 +29,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
 from onefold._http.authentication import PlainAsgi, render_http_exception
-from onefold._http.completing_mark import principal_in
+from onefold._http.completing_mark import completing_of, principal_in
 from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response
@@ -58,6 +58,9 @@ class ApplicationRoutes:
             for _, mounted in self.mounted():
                 note_exceptions(mounted)
         route = self._table.resolve(request)
+        mark = completing_of(request.source)
+        if route is not None and mark is not None:  # the completer calls the application itself: no router is above it
+            return replace(route, mount=mark.mount)
         # Below a mount only there is a router around that of the application.
         return (
             route if route is None or "router" not in request.source else replace(route, mount=self.mount_of(request))

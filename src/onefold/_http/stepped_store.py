@@ -39,6 +39,7 @@ from onefold._kernel.effects import Acquire, Boundary, Fetch, Flow, Isolation, S
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
+from onefold._steps.attempt_guard import FOR_PERSON
 from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.performing import Performing
 from onefold._steps.ports import LeaseRenewals
@@ -97,9 +98,9 @@ class RequestWork:
 
     # --- the claim -----------------------------------------------------------------------------------------------
 
-    def keep(self, request: Request, body: bytes, principal: str) -> None:
+    def keep(self, request: Request, body: bytes, principal: str, *, mount: str) -> None:
         """What it takes to make the request again, in case that it is left. Before the claim."""
-        self._request = write_request(request, body, principal)
+        self._request = write_request(request, body, principal, mount=mount)
         self._is_resumed = completing_of(request.source) is not None
 
     async def claim(self, ask: Ask) -> Claim:
@@ -130,7 +131,7 @@ class RequestWork:
                 return Mismatch()
             case WaitsForPerson():
                 # Not why: the reason may be what an exception said, and is the operator's (`onefold keys`).
-                raise WorkParked("This request was begun and waits for a person. Nothing is done meanwhile.")
+                raise WorkParked(f"This request was begun and could not be completed. {FOR_PERSON}")
             case Busy(ask_again_s):
                 return InFlight(ask_again_s)
             case _:

@@ -46,6 +46,9 @@ class StoredRequest(NamedTuple):
     root: str
     outer_root: str | None
     """Where the application above it is mounted, in ASGI, where there is one."""
+    mount: str
+    """Where the application was when it got the request: the hosts above it, which a scope does not name, and its
+    prefix."""
     path: str
     query: bytes
     headers: Headers
@@ -53,7 +56,7 @@ class StoredRequest(NamedTuple):
     principal: str
 
 
-def write_request(request: Request, body: bytes, principal: str) -> bytes | None:
+def write_request(request: Request, body: bytes, principal: str, *, mount: str = "") -> bytes | None:
     """A line of JSON, and the body as it is. None: it has a credential in its query, and cannot be made again without;
     nothing of it is kept, and only its client can go on with it."""
     source = request.source
@@ -64,6 +67,7 @@ def write_request(request: Request, body: bytes, principal: str) -> bytes | None
         "scheme": source.get("scheme") or source.get("wsgi.url_scheme") or "http",
         "root": source.get("root_path") or source.get("SCRIPT_NAME") or "",
         "outer_root": source.get("app_root_path"),
+        "mount": mount,
         "path": request.path,
         "query": request.query.decode("latin-1"),
         "headers": [
@@ -83,6 +87,7 @@ def read_request(stored: bytes) -> StoredRequest:
         read["scheme"],
         read["root"],
         read["outer_root"],
+        read["mount"],
         read["path"],
         read["query"].encode("latin-1"),
         headers,

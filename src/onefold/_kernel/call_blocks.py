@@ -16,15 +16,23 @@ class Block:
     """One call. Its key is kept in memory, in the journal under the name of its intent, or it is made again from a name
     that is durable elsewhere. `name` is what a refusal calls the block."""
 
-    __slots__ = ("_asked", "_target", "intent", "key", "name", "used")
+    __slots__ = ("_asked", "_target", "_way_out", "intent", "key", "name", "used")
 
-    def __init__(self, intent: str | None = None, *, key: str | None = None, name: str = "onefold.call()") -> None:
+    def __init__(
+        self,
+        intent: str | None = None,
+        *,
+        key: str | None = None,
+        name: str = "onefold.call()",
+        way_out: str = "give it a block of its own",
+    ) -> None:
         self.intent = intent
         self.key = new_id(wall_ms()) if key is None else key
         self.name = name
         self.used = False
         self._asked: bytes | None = None
         self._target = ""
+        self._way_out = way_out
 
     def bind(self, asked: bytes, target: str) -> None:
         """This request is the block's call, or a repetition of it."""
@@ -34,7 +42,7 @@ class Block:
             same = " (the method and the address are the same, so the query or the body differs)"
             raise IntentReused(
                 f"the block {self.name} has sent {self._target} under its key, and {target} is another call"
-                f"{same if self._target == target else ''}: give it a block of its own",
+                f"{same if self._target == target else ''}: {self._way_out}",
                 key=self.key,
             )
 

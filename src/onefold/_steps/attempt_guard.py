@@ -16,6 +16,12 @@ from onefold.errors import OutcomeUnknown, WorkMisused, WorkParked
 
 _log: Final = logging.getLogger("onefold.steps")
 
+#: For the caller of a request that is parked.
+FOR_PERSON: Final = (
+    "The operator of this service must act first, and a retry gets this answer until then. Do not send it under "
+    "another Idempotency-Key, or it may happen twice."
+)
+
 
 class AttemptGuard:
     """Guards one attempt at a work."""
@@ -83,9 +89,7 @@ class AttemptGuard:
         )  # fmt: skip
         self._renewals.drop(held)
         self.parked = reason
-        self._parked = WorkParked(
-            f"The outcome of {name!r}, a part of this request, is not known. A person looks into it."
-        )
+        self._parked = WorkParked(f"What became of {name!r}, a part of this request, is not known. {FOR_PERSON}")
         return self._parked
 
     async def end_step(self, held: Held) -> None:

@@ -24,7 +24,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 WorkKind: TypeAlias = Literal["request", "message", "work"]
 StepKind: TypeAlias = Literal["phase", "call"]
-StepState: TypeAlias = Literal["started", "done"]
+#: Told: by a person, who found out what became of it.
+StepState: TypeAlias = Literal["started", "done", "told"]
 
 #: Fences begin anywhere below this: a work that was forgotten and claimed anew must not have the fence of the process
 #: that held it before.

@@ -161,7 +161,7 @@ class Points:
         self._names.update(options.names)
         self._failed = None
         self._position = position + 1
-        if record is not None and record.state == "done":
+        if record is not None and record.state != "started":
             self._ended(kind, "recorded")
             return RecordedResult(record)
         if record is not None and not options.replayable:
@@ -219,8 +219,8 @@ class Points:
             raise WorkMisused(
                 f"{asked} of {self._what} was asked for while {kind} {options.name!r} runs: steps are done one after "
                 "the other, so that a resume finds them in the same order. Await each before the next (no "
-                "asyncio.gather, no thread), and ask for none inside of another; inside of one call, do as many things "
-                "at once as you like"
+                "asyncio.gather, no thread), and ask for none inside of another. Inside of one call, what only reads "
+                "may be asked for at once; what writes is a call of its own each, with a key of its own"
             )
         if self._finished:
             raise WorkMisused(f"{asked} of {self._what} was asked for after finish, which is the last")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeAlias, TypeVar
 
@@ -65,7 +66,7 @@ class Steps:
         record of its result are committed together, before this returns."""
         options = step_options(step)
         self._check(f"phase {options.name!r}", function)
-        in_transaction = functools.partial(_put_first, function, args, kwargs)
+        in_transaction = functools.partial(_put_first, f"phase {options.name!r}", function, args, kwargs)
         returns = _returned(options, function)
         answer: R = self._begin(lambda begin: self._performing.phase(options, in_transaction, returns, begin))
         return answer
@@ -77,7 +78,10 @@ class Steps:
         options = step_options(step)
         self._check(f"call {options.name!r}", function)
         self._check_key(options)
-        block = Block(key=self.derive(options), name=f"of step {options.name!r}")
+        block = Block(
+            key=self.derive(options), name=f"of step {options.name!r}",
+            way_out="make it a call of its own, work.call('another name', ...)",
+        )  # fmt: skip
         under_key = _awaited_under if self._asynchronous else _called_under
         keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
         answer: R = self._begin(lambda _: self._performing.call(options, keyed, _returned(options, function)))
@@ -89,7 +93,7 @@ class Steps:
         """What `function(tx, *args, **kwargs)` returns, in the transaction that ends the work: with the stored answer
         of a request, the ledger row of a message, the end of `once.work(...)`. The last step, and at most one."""
         self._check("finish", function)
-        in_transaction = functools.partial(_put_first, function, args, kwargs)
+        in_transaction = functools.partial(_put_first, "finish", function, args, kwargs)
         returns = result_type_of(function)
         answer: R = self._begin(lambda begin: self._performing.finish(in_transaction, returns, begin))
         return answer
@@ -159,8 +163,28 @@ def _returned(options: StepOptions, function: Callable[..., Any]) -> object:
     return options.returns if options.has_type else result_type_of(function)
 
 
-def _put_first(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Any:
-    return function(tx, *args, **kwargs)
+def _put_first(what: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tx: Any) -> Any:
+    try:
+        return function(tx, *args, **kwargs)
+    except TypeError:
+        _check_parameters(what, function, args, kwargs)  # now, and not before each call: it takes longer than a query
+        raise
+
+
+def _check_parameters(what: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises WorkMisused where the function does not take a transaction and what it is given."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin that does not tell
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        name = _name_of(function)
+        raise WorkMisused(
+            f"{what} cannot call {name}{signature} with a transaction and what it was given ({error}): its function "
+            f"takes the transaction first: def {name.rpartition('.')[2]}(tx, ...). One that needs none is a work.call"
+        ) from None
 
 
 def _called_under(block: Block, function: Callable[[], Any]) -> Any:

@@ -7,6 +7,7 @@ it, so that a retry begins from the start. Neither touches a work that is being 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -20,6 +21,9 @@ from onefold.errors import OnefoldError
 
 WORKS_MAX: Final = 1000
 _ID_HEX: Final = 32
+
+#: What is changed, and what the audit says of it beside the work.
+_Changes: TypeAlias = tuple[tuple[Statement, ...], dict[str, Any]]
 
 WorkState: TypeAlias = Literal["parked", "running", "left"]
 
@@ -42,8 +46,10 @@ class WorkView:
     """Why it is parked."""
     attempts: int
     steps: int
+    lease_ends_ms: int
     created_ms: int
     due_ms: int
+    """From then on a completer may take it."""
     now_ms: int
     is_sealed: bool
     """Whether its request is."""
@@ -95,33 +101,49 @@ async def release(dialect: str, work_id: str, *, actor: str) -> WorkView:
     """Forget the work and all that is recorded of it: what has happened has happened, and a retry begins from the
     start. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
-    return await _change(sql, digest, actor, "keys release", {}, sql.forget(digest))
+    return await _change(sql, digest, actor, "keys release", lambda work, steps: (sql.forget(digest), {}))
 
 
 async def resume(
     dialect: str, work_id: str, *, actor: str, result: bytes | None = None, again: bool = False
 ) -> WorkView:
     """Let the work go on. Where the outcome of a call is not known: `result` is what it returned, as it is stored;
-    `again` says that it was not made. Raises WorkNotFit."""
+    `again` says that it was not made. What was told may be corrected as long as the work has not gone on with it.
+    Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
-    _, steps = await show_work(dialect, work_id)
-    started = next((step for step in steps if step.state == "started"), None)
-    if started is None and (result is not None or again):
-        raise WorkNotFit(f"work {work_id} has no call whose outcome is unknown: resume it without saying what it was")
-    changes: tuple[Statement, ...] = (sql.resume(digest),)
-    details: dict[str, Any] = {}
-    if started is not None:
-        if (result is None) == (not again):
+
+    def plan(work: WorkView, steps: list[StepView]) -> _Changes:
+        call = find_unknown_call(steps)
+        if result is None and not again:
+            if call is not None and call.state == "started":
+                raise WorkNotFit(
+                    f"the outcome of call {call.name!r} of work {work_id} is unknown: find out whether it was made, "
+                    "and say so, either with what it returned (--result JSON) or that it was not made (--again)"
+                )
+            return (sql.resume(digest),), {}
+        if call is None:
             raise WorkNotFit(
-                f"the outcome of call {started.name!r} of work {work_id} is unknown: find out whether it was made, and "
-                "say so, either with what it returned (--result JSON) or that it was not made (--again)"
+                f"work {work_id} has no call whose outcome is unknown: resume it without saying what it was"
             )
-        if result is not None:
-            changes = (sql.outcome(digest, started.position, result), *changes)
-        else:
-            changes = (sql.unmark(digest, started.position), *changes)
-        details = {"step": started.name, "outcome": "recorded" if result is not None else "not made"}
-    return await _change(sql, digest, actor, "keys resume", details, changes)
+        if call.state == "told" and work.attempts > 0:
+            raise WorkNotFit(
+                f"work {work_id} has gone on with what was recorded for call {call.name!r}, which cannot be corrected "
+                "any more: see what it did with `onefold keys show`, and put that right by hand"
+            )
+        if again or result is None:
+            return (sql.unmark(digest, call.position), sql.resume(digest)), {"step": call.name, "outcome": "not made"}
+        outcome = "corrected" if call.state == "told" else "recorded"
+        changes = (sql.outcome(digest, call.position, result), sql.resume(digest))
+        return changes, {"step": call.name, "outcome": outcome}
+
+    return await _change(sql, digest, actor, "keys resume", plan)
+
+
+def find_unknown_call(steps: Sequence[StepView]) -> StepView | None:
+    """The call whose outcome is not known, or else the last one whose outcome a person told."""
+    started = [step for step in steps if step.state == "started"]
+    told = [step for step in steps if step.state == "told"]
+    return started[0] if started else told[-1] if told else None
 
 
 def read_id(work_id: str) -> bytes:
@@ -140,10 +162,9 @@ async def _change(
     digest: bytes,
     actor: str,
     action: str,
-    details: dict[str, Any],
-    changes: tuple[Statement, ...],
+    plan: Callable[[WorkView, list[StepView]], _Changes],
 ) -> WorkView:
-    audit_values(actor, action, details)  # a name that is none is refused before anything is looked at
+    audit_values(actor, action, {})  # a name that is none is refused before anything is looked at
 
     async def work() -> WorkView | None:
         await Batch((Boundary.BEGIN,))
@@ -152,6 +173,7 @@ async def _change(
             await Batch((Boundary.ROLLBACK,))
             return None if found is None else found[0]
         view, steps = found
+        changes, details = plan(view, steps)
         told = {
             "work": view.id,
             "operation": view.operation,
@@ -190,7 +212,7 @@ async def _find(sql: UnfinishedStatements, digest: bytes) -> tuple[WorkView, lis
 
 
 def _view(*row: Any) -> WorkView:
-    digest, kind, operation, attempts, parked, live, created_ms, due_ms, now_ms, steps, head = row
+    digest, kind, operation, attempts, parked, live, lease_ends_ms, created_ms, due_ms, now_ms, steps, head = row
     state: WorkState = "parked" if parked is not None else "running" if live else "left"
     return WorkView(
         id=bytes(digest).hex(),
@@ -200,6 +222,7 @@ def _view(*row: Any) -> WorkView:
         reason=parked,
         attempts=attempts,
         steps=steps,
+        lease_ends_ms=lease_ends_ms,
         created_ms=created_ms,
         due_ms=due_ms,
         now_ms=now_ms,

@@ -169,7 +169,7 @@ def taken_over(held: Held) -> WorkTakenOver:
     """The error of a holder whose work another process has now."""
     held.taken_over = True
     return WorkTakenOver(
-        "The same work is being done by another process. Retry it: a request with the same Idempotency-Key.",
+        "Another process has taken this over, and goes on with it. Retry with the same Idempotency-Key.",
         retry_after_s=1,
     )
 

@@ -17,10 +17,10 @@ class UnfinishedStatements:
 
     def __init__(self, d: Dialect, *, epoch_ms: str) -> None:
         """`epoch_ms`: a moment {} in milliseconds since 1970."""
-        created, due = epoch_ms.format("created_at"), epoch_ms.format("due_at")
+        created, due, ends = (epoch_ms.format(f"{name}_at") for name in ("created", "due", "lease_ends"))
         steps = "(SELECT count(*) FROM onefold_step WHERE onefold_step.digest = onefold_work.digest)"
         columns = f"""
-            digest, kind, operation, attempts, parked, lease_ends_at > {d.now}, {created}, {due},
+            digest, kind, operation, attempts, parked, lease_ends_at > {d.now}, {ends}, {created}, {due},
             {epoch_ms.format(d.now)}, {steps}, substr(request, 1, 1)
         """
         unfinished = "finished_at IS NULL AND ($1::int = 0 OR parked IS NOT NULL)"
@@ -42,9 +42,9 @@ class UnfinishedStatements:
             f"UPDATE onefold_work SET parked = NULL, attempts = 0, due_at = {d.now}, lease_ends_at = {d.now} "
             f"WHERE {_THIS}"
         )
-        this_step = f"{_THIS} AND position = $2::int AND state = 'started'"
+        this_step = f"{_THIS} AND position = $2::int AND state IN ('started', 'told')"
         self._outcome = d.text(
-            f"UPDATE onefold_step SET state = 'done', result = $3::bytea, recorded_at = {d.now} WHERE {this_step}"
+            f"UPDATE onefold_step SET state = 'told', result = $3::bytea, recorded_at = {d.now} WHERE {this_step}"
         )
         self._unmark = d.text(f"DELETE FROM onefold_step WHERE {this_step}")
         self._audit = d.text(AUDIT)
@@ -67,7 +67,7 @@ class UnfinishedStatements:
         return Statement(self._resume, (digest,))
 
     def outcome(self, digest: bytes, position: int, result: bytes) -> Statement:
-        """What became of a call that was started."""
+        """What became of a call that was started, as a person tells it."""
         return Statement(self._outcome, (digest, position, result))
 
     def unmark(self, digest: bytes, position: int) -> Statement:
