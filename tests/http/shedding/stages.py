@@ -16,7 +16,13 @@ from onefold._http.wsgi import Application as WsgiApplication
 from onefold._http.wsgi import Environ, StartResponse
 from onefold._kernel import deadlines
 from onefold._policy.limiter import Sample
+from onefold.telemetry import Event, Shed
 from tests.support.patience import PATIENCE_S
+
+
+def turned_away(told: Iterable[Event]) -> list[Shed]:
+    """Of what a listener was told, who was turned away."""
+    return [event for event in told if isinstance(event, Shed)]
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from onefold._policy.limiter import LimiterConfig, Sample
 from onefold.errors import ProgrammerError
 from onefold.shedding import Shedding, shed_asgi
 from onefold.telemetry import Event, LimitMoved, Shed
-from tests.http.shedding.stages import Caller, Clock, Noted, Works, ask, asking, scope_of, settled
+from tests.http.shedding.stages import Caller, Clock, Noted, Works, ask, asking, scope_of, settled, turned_away
 from tests.support.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
@@ -68,7 +68,7 @@ async def test_who_finds_the_queue_full_is_told_when_to_come_back_and_nothing_is
     works.let_go("/running", "/queued", "/refused")
     assert [(await task).status for task in (running, queued)] == [200, 200]
     assert works.ran == ["/running", "/queued"]
-    assert [event for event in told if isinstance(event, Shed)] == [Shed("queue full", 0)]
+    assert turned_away(told) == [Shed("queue full", 0)]
 
 
 async def test_a_header_that_is_there_twice_gives_no_priority() -> None:
@@ -130,7 +130,7 @@ async def test_a_more_important_newcomer_displaces_the_least_important_who_is_to
     await settled()
     [high] = asking(app, "/high", headers={"x-level": "3"})
     assert (await low).problem == "overloaded"
-    assert [event for event in told if isinstance(event, Shed)] == [Shed("displaced", -3)]
+    assert turned_away(told) == [Shed("displaced", -3)]
     works.let_go("/running", "/high")
     assert [(await task).status for task in (running, high)] == [200, 200]
 
@@ -459,7 +459,7 @@ async def test_health_checks_pass_however_full_it_is(path: str) -> None:
     assert (await ask(app, "/healthy")).status == 503
     works.let_go("/running")
     assert (await running).status == 200
-    assert [event for event in told if isinstance(event, Shed)] == [Shed("queue full", 0)] * 2
+    assert turned_away(told) == [Shed("queue full", 0)] * 2
 
 
 async def test_what_is_exempt_takes_the_place_of_the_health_checks() -> None:

@@ -13,7 +13,7 @@ import uvicorn
 
 from onefold.shedding import Shedding, shed_asgi
 from onefold.telemetry import Event, Shed
-from tests.http.shedding.stages import Works, reached, settled
+from tests.http.shedding.stages import Works, reached, settled, turned_away
 from tests.support.patience import PATIENCE_S
 
 LIMIT, QUEUE, CROWD = 4, 6, 60
@@ -40,14 +40,16 @@ async def test_of_a_crowd_those_are_served_that_fit_and_the_others_are_told_to_c
     app = shed_asgi(works, Shedding(limit=LIMIT, queue_most=QUEUE, wait_most_s=60), listener=told.append)
     async with serving(app) as http:
         crowd = [asyncio.create_task(http.post(f"/{number}", content=b"order")) for number in range(CROWD)]
-        await reached(lambda: len(told) == CROWD - LIMIT - QUEUE)  # nobody is let go before the surplus has its answer
+        await reached(
+            lambda: len(turned_away(told)) == CROWD - LIMIT - QUEUE
+        )  # nobody is let go before the surplus has its answer
         await settled()
         assert works.running == LIMIT
         works.let_go(*(f"/{number}" for number in range(CROWD)))
         answers = await asyncio.gather(*crowd)
         assert Counter(answer.status_code for answer in answers) == {200: LIMIT + QUEUE, 503: CROWD - LIMIT - QUEUE}
         assert {int(a.headers["retry-after"]) for a in answers if a.status_code == 503} <= {1, 2, 3, 4, 5}
-        assert told == [Shed("queue full", 0)] * (CROWD - LIMIT - QUEUE)
+        assert turned_away(told) == [Shed("queue full", 0)] * (CROWD - LIMIT - QUEUE)
         assert works.peak == LIMIT
         assert works.bodies == [b"order"] * (LIMIT + QUEUE)
         works.let_go("/later")

@@ -17,7 +17,7 @@ from onefold._kernel import deadlines
 from onefold._policy.limiter import LimiterConfig
 from onefold.shedding import Shedding, shed_wsgi
 from onefold.telemetry import Event, Shed
-from tests.http.shedding.stages import Clock, Noted, ThreadWorks, ask_thread, asking_threads, until
+from tests.http.shedding.stages import Clock, Noted, ThreadWorks, ask_thread, asking_threads, turned_away, until
 from tests.support.patience import PATIENCE_S
 
 ONE = Shedding(limit=1)
@@ -80,7 +80,7 @@ def test_the_queue_is_bounded_the_most_important_enter_first_and_the_displaced_a
     works.let_go("/running", "/high", "/normal")
     assert [future.result(PATIENCE_S).status for future in (running, high, normal)] == [200] * 3
     assert works.ran == ["/running", "/high", "/normal"]
-    assert [event for event in told if isinstance(event, Shed)] == [Shed("displaced", -1), Shed("queue full", -1)]
+    assert turned_away(told) == [Shed("displaced", -1), Shed("queue full", -1)]
 
 
 def test_exempt_paths_pass_however_full_it_is() -> None:
@@ -199,7 +199,7 @@ def test_work_that_is_too_late_is_not_done() -> None:
     works.let_go("/running")
     assert running.result(PATIENCE_S).status == 200
     assert works.ran == ["/running"]
-    assert [event for event in told if isinstance(event, Shed)] == [Shed("deadline", 0)] * 2
+    assert turned_away(told) == [Shed("deadline", 0)] * 2
 
 
 def test_nobody_waits_for_ever_behind_handlers_that_hang() -> None:
@@ -208,7 +208,7 @@ def test_nobody_waits_for_ever_behind_handlers_that_hang() -> None:
     [running] = asking_threads(app, "/running")
     works.arrival()
     assert ask_thread(app, "/late").problem == "overloaded"
-    assert [event for event in told if isinstance(event, Shed)] == [Shed("waited too long", 0)]
+    assert turned_away(told) == [Shed("waited too long", 0)]
     works.let_go("/running")
     running.result(PATIENCE_S)
 

@@ -13,8 +13,8 @@ class Handled:
 
     consumer: str
     topic: str
-    elapsed_s: float | None = field(default=None, compare=False)
-    redriven: bool = field(default=False, compare=False)
+    elapsed_s: float | None = field(default=None, compare=False, repr=False)
+    redriven: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Failed:
     reason: str
     failed: int
     id: str = ""
-    redriven: bool = field(default=False, compare=False)
+    redriven: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeadLettered:
     topic: str
     reason: str
     id: str = ""
-    redriven: bool = field(default=False, compare=False)
+    redriven: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,188 @@
+"""Alert rules and dashboard: Prometheus loads them, each alert fires and clears, each panel asks for metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from onefold._observe.instrument_table import INSTRUMENTS
+from onefold.testing.servers import ServerUnavailable
+from tests.cli.commands import Shop, onefold
+from tests.cli.conftest import shop
+from tests.observe.listing import PAGE
+from tests.support.prometheus_server import PrivatePrometheus, program
+from tests.testing.servers.missing import unless_missing
+from tests.worker.consuming import until
+
+__all__ = ["shop"]
+
+RULES = files("onefold._observe") / "alerts.yml"
+DASHBOARD = files("onefold._observe") / "dashboard.json"
+
+#: Grows for an hour, then stands still; what it stands beside.
+GROWS, ONE, TWO, OLD = "0+6x60 360x180", "1x60 0x180", "2x60 0x180", "900x60 0x180"
+#: Is there with its first value, and stays.
+BEGINS = "_x10 1x230"
+
+#: For each alert what makes it fire for an hour, and the labels that it then has.
+CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "OnefoldStoreUnavailable": (
+        {'onefold_requests_total{operation="POST /a",outcome="unavailable"}': GROWS}, 'operation="POST /a"'
+    ),
+    "OnefoldKeyMismatches": (
+        {
+            'onefold_requests_total{operation="POST /a",outcome="mismatch"}': GROWS,
+            'onefold_requests_total{operation="POST /a",outcome="run"}': "0+6x240",
+        },
+        'operation="POST /a"',
+    ),
+    "OnefoldRequestsReleased": (
+        {
+            'onefold_request_duration_seconds_count{operation="POST /a",end="released"}': GROWS,
+            'onefold_request_duration_seconds_count{operation="POST /a",end="stored"}': "0+6x240",
+        },
+        'operation="POST /a"',
+    ),
+    "OnefoldRequestsGivenUp": (
+        {'onefold_completions_total{operation="POST /a",outcome="given_up"}': BEGINS}, 'operation="POST /a"'
+    ),
+    "OnefoldOutboxStuck": ({"onefold_outbox_oldest_age_seconds": OLD}, ""),
+    "OnefoldRelayPaused": ({"onefold_relay_paused": ONE}, ""),
+    "OnefoldDestinationPaused": ({'onefold_destination_paused{destination="bills"}': ONE}, 'destination="bills"'),
+    "OnefoldOutboxDeadLetters": ({'onefold_outbox_stopped{state="dead"}': ONE}, ""),
+    "OnefoldRelayTakeovers": (
+        {"onefold_relay_takeovers_total": GROWS}, ""
+    ),
+    "OnefoldDeadLetters": ({'onefold_failed_messages{consumer="billing",state="dead"}': ONE}, 'consumer="billing"'),
+    "OnefoldMessagesParked": (
+        {'onefold_failed_messages{consumer="billing",state="parked"}': ONE}, 'consumer="billing"'
+    ),
+    "OnefoldConsumerPaused": ({'onefold_consumer_paused{consumer="billing"}': ONE}, 'consumer="billing"'),
+    "OnefoldBreakerOpen": ({'onefold_client_breaker{host="ledger"}': TWO}, 'host="ledger"'),
+    "OnefoldRetryBudgetExhausted": (
+        {'onefold_client_stops_total{host="ledger",reason="budget"}': GROWS}, 'host="ledger"'
+    ),
+    "OnefoldShedding": ({'onefold_shed_total{reason="queue full",priority="0"}': GROWS}, ""),
+}  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """An alert, as far as these tests want to know it."""
+
+    alert: str
+    expr: str
+    severity: str
+
+
+def rules() -> list[Rule]:
+    """Read without a library for YAML, which the tests would need for this alone."""
+    found = []
+    for text in RULES.read_text().split("- alert: ")[1:]:
+        expr = re.findall(r"expr: (?:>-)?(.*?)\n        \w+:", text, re.DOTALL)
+        severity = re.findall(r"severity: (\w+)", text)
+        found.append(Rule(text.partition("\n")[0], *expr, *severity))
+    return found
+
+
+def with_job(series: str) -> str:
+    name, _, labels = series.partition("{")
+    return f'{name}{{job="shop"{"," if labels else ""}{labels or "}"}'
+
+
+def promtool_test(alert: str) -> dict[str, Any]:
+    """For promtool: it fires within the hour, and has cleared two hours later."""
+    causes, labels = CAUSES[alert]
+    [severity] = [rule.severity for rule in rules() if rule.alert == alert]
+    fires = (
+        f'ALERTS{{alertname="{alert}",alertstate="firing",job="shop",severity="{severity}"{labels and f",{labels}"}}}'
+    )
+    question = f'ALERTS{{alertname="{alert}"}}'
+    return {
+        "interval": "1m",
+        "input_series": [{"series": with_job(series), "values": values} for series, values in causes.items()],
+        "promql_expr_test": [
+            {"expr": question, "eval_time": "50m", "exp_samples": [{"labels": fires, "value": 1}]},
+            {"expr": question, "eval_time": "200m", "exp_samples": []},
+        ],
+    }
+
+
+def promtool(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        command = [str(program("promtool")), *words]
+    except ServerUnavailable as missing:
+        pytest.skip(str(missing))
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def run_tests(tests: list[dict[str, Any]], directory: Path) -> subprocess.CompletedProcess[str]:
+    (directory / "rules.yml").write_text(RULES.read_text())
+    (directory / "tests.yml").write_text(
+        json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests})
+    )
+    return promtool("test", "rules", str(directory / "tests.yml"))
+
+
+def test_each_alert_fires_and_clears(tmp_path: Path) -> None:
+    assert {rule.alert for rule in rules()} == CAUSES.keys()
+    ran = run_tests([promtool_test(alert) for alert in CAUSES], tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_an_alert_that_does_not_fire_is_found(tmp_path: Path) -> None:
+    """The control: nothing pauses."""
+    planted = promtool_test("OnefoldRelayPaused")
+    planted["input_series"][0]["values"] = "0x240"
+    assert "FAILED" in (ran := run_tests([planted], tmp_path)).stdout + ran.stderr
+    assert ran.returncode != 0
+
+
+def test_each_alert_has_a_section_that_says_what_to_do() -> None:
+    page = PAGE.read_text()
+    assert not [rule.alert for rule in rules() if f"### {rule.alert}\n" not in page]
+
+
+def test_rules_and_panels_ask_for_metrics_and_labels_that_are_there() -> None:
+    known: dict[str, set[str]] = {}
+    for each in INSTRUMENTS:
+        suffixes = ("_bucket", "_count", "_sum") if each.kind == "histogram" else ("",)
+        known |= {each.prometheus_name + suffix: set(each.labels) | {"le"} for suffix in suffixes}
+    panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule.expr for rule in rules()]
+    seen = set()
+    for expr in asked:
+        for name, selected in re.findall(r"(onefold_\w+)(\{[^}]*\})?", expr):
+            assert name in known, expr
+            seen.add(name)
+            assert set(re.findall(r"(\w+)[=!]~?\"", selected)) <= known[name] | {"job"}, expr
+        by = {label for group in re.findall(r"by \(([^)]*)\)", expr) for label in re.split(r", ?", group)}
+        labels = set().union(*(known[name] for name in re.findall(r"onefold_\w+", expr)))
+        assert by <= labels | {"job", "instance"}, expr
+    shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name in seen}
+    assert {each.prometheus_name for each in INSTRUMENTS} == shown, "what is measured is shown"
+
+
+async def test_a_prometheus_loads_the_rules_scrapes_a_relay_and_an_alert_fires(shop: Shop) -> None:
+    with shop.started("relay", "shop:once", "--health-port", "0") as relay:
+        relay.until_said("/metrics")
+        [address] = re.findall(r"metrics at http://([\d.:]+)/metrics", relay.said)
+        impatient = re.sub(r"for: \w+", "for: 0s", RULES.read_text()).replace("_seconds) > 300", "_seconds) >= 0")
+        with unless_missing(PrivatePrometheus), PrivatePrometheus(impatient, address) as prometheus:
+            await until(lambda: bool(prometheus.ask("query", query="onefold_relays == 1")["result"]))
+            [group] = prometheus.ask("rules")["groups"]
+            assert {rule["name"] for rule in group["rules"]} == CAUSES.keys()
+            fires = 'ALERTS{alertname="OnefoldOutboxStuck",alertstate="firing"}'
+            await until(lambda: bool(prometheus.ask("query", query=fires)["result"]))
+
+
+def test_a_command_prints_them() -> None:
+    assert onefold("metrics", "--alerts").stdout == RULES.read_text()
+    assert onefold("metrics", "--dashboard").stdout == DASHBOARD.read_text()
+    assert "give one of --alerts and --dashboard" in onefold("metrics").stderr

@@ -1,0 +1,79 @@
+"""A private Prometheus, from Debian's package: `python -m tests.support.prometheus_server` has apt install it, without
+starting its service. For tests only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from onefold.testing.fault_proxy import HOST
+from onefold.testing.servers import PrivateServer, ServerUnavailable
+from onefold.testing.servers._process import Launch, get, hand_over, unprivileged_account
+from onefold.testing.servers._rabbitmq import _no_service_is_started
+from tests.support.patience import PATIENCE_S
+
+
+class PrivatePrometheus(PrivateServer):
+    """A Prometheus that scrapes these addresses every second, with these rules."""
+
+    def __init__(self, rules: str = "", *targets: str) -> None:
+        super().__init__()
+        self._rules = rules
+        self._targets = targets
+
+    def _furnish(self) -> None:
+        data = self.directory / "data"
+        data.mkdir(mode=0o700)
+        (data / "rules.yml").write_text(self._rules)
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(data / "rules.yml")],
+            "scrape_configs": [{"job_name": "shop", "static_configs": [{"targets": list(self._targets)}]}],
+        }
+        (data / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        hand_over(data)
+
+    def _launch(self) -> Launch:
+        data = self.directory / "data"
+        command = [str(program("prometheus")), f"--config.file={data / 'prometheus.yml'}", "--log.level=warn"]
+        command += [f"--storage.tsdb.path={data / 'tsdb'}", f"--web.listen-address={HOST}:{self.port}"]
+        return Launch(command=command, environment={"HOME": str(data)}, account=unprivileged_account())
+
+    def _answer(self) -> str | None:
+        return None if get(self.port, "/-/ready") else "it is not ready"
+
+    def ask(self, path: str, **query: str) -> Any:
+        """The data that its API answers with."""
+        address = f"http://{HOST}:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+            return json.load(answer)["data"]
+
+
+def program(name: str) -> Path:
+    """Prometheus itself, or promtool."""
+    found = shutil.which(name)
+    if found is None:
+        raise ServerUnavailable(f"no {name}: the way out, on Debian and as root, is `make prometheus`")
+    return Path(found)
+
+
+def install_prometheus() -> None:
+    """Have apt install it, where it is not there."""
+    if shutil.which("prometheus") is not None:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise ServerUnavailable("Prometheus cannot be installed: that takes Debian's apt-get, and root")
+    with _no_service_is_started():
+        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", "prometheus"]):
+            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            subprocess.run(["apt-get", "--quiet", *arguments], env=environment, stdin=subprocess.DEVNULL, check=True)
+
+
+if __name__ == "__main__":
+    install_prometheus()
