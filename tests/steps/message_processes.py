@@ -46,6 +46,8 @@ class Errand:
     lease_s: float = 0.3
     records: bool = True
     """Whether the handler works in steps: one that does not is the control."""
+    finishes: bool = True
+    """Whether its last step is `finish`, or a phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Desk:
         self.once = Onefold(errand.address, source="rides")
         self.once._database = boundaries.around(self.once._database)
         self._boundaries = boundaries
+        self._finishes = errand.finishes
         self._processor = FileProcessor(Path(errand.processor))
         handler = self._bill if errand.records else self._bill_in_one_go
         self.once.consumer("billing", topic="ride.wanted", lease_s=errand.lease_s)(handler)
@@ -84,7 +87,10 @@ class Desk:
     def _bill(self, given: Message, work: Steps) -> None:
         work.phase("create", insert, f"{given.id} created")
         work.call("charge", self._charge, given.id, work.derive("charge"))
-        work.finish(insert, f"{given.id} paid")
+        if self._finishes:
+            work.finish(insert, f"{given.id} paid")
+        else:
+            work.phase("pay", insert, f"{given.id} paid")
 
     def _bill_in_one_go(self, given: Message, tx: Transaction[Any]) -> None:
         insert(tx, f"{given.id} created")
