@@ -71,6 +71,17 @@ async def test_of_many_deliveries_at_once_each_source_has_one_effect(till: Till)
     assert await backend.effects() == [f"{EU} 1001", f"{JP} 1001", f"{US} 1001"]
 
 
+async def test_deliveries_at_once_that_see_an_id_free_and_taken_handle_it_once(till: Till) -> None:
+    """Many rounds: it takes a failed message of another source that is written between two looks."""
+    backend, inbox = till.backend, till.inbox()
+    for number in range(30):
+        given = [(sale(source, f"n{number}"), again) for source in (EU, US, JP) for again in (False, True, False)]
+        await asyncio.gather(*(backend.deliver(inbox, one, redelivered=again) for one, again in given))
+        await backend.run_due(inbox)
+    effects = await backend.effects()
+    assert (len(effects), len(set(effects))) == (90, 90)
+
+
 @pytest.mark.parametrize("order", ["strict", "latest"])
 async def test_ordered_consumers_tell_sources_apart_too(till: Till, order: Literal["strict", "latest"]) -> None:
     backend, inbox = till.backend, till.inbox(order=order)

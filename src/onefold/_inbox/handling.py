@@ -26,6 +26,7 @@ from onefold._inbox.failure_decision import AttemptsSoFar, decide_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
+from onefold._inbox.message_identity import identity_of
 from onefold._inbox.renaming import rename
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stepped_handling import BEGINS_STREAM, MakeWork, SteppedHandling
@@ -229,6 +230,12 @@ class Inbox:
         done = (sql.drop(name, stored.id),) if kept else ()
         begin: tuple[Step, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
         if order == "none":
+            if stored.own_id is not None:
+                # A delivery that saw its id free may be writing its row under that: take the id first, or wait for it.
+                own = identity_of(stored.own_id, stored.source)
+                if not await Batch((*begin, sql.take_id(name, own))) and await Fetch(sql.handled(name, own)):
+                    return await self._end_as_duplicate(stored, done)
+                begin = ()
             if await Batch((*begin, sql.claim(order, name, stored.identity, None, kept=kept))):
                 return _Go(done)
             if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):

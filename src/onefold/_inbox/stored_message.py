@@ -58,6 +58,11 @@ class StoredMessage:
             return Identity(self.id, self.id, None)
         return replace(identity_of(self.message.id, self.message.source), name=self.id)
 
+    @property
+    def own_id(self) -> str | None:
+        """Its id, where it goes by another name."""
+        return None if self.message is None or self.id == self.message.id else self.message.id
+
     def set_apart(self) -> Self:
         """The same under the name that it has where another source's message has its id."""
         return replace(self, id=self.identity.apart)

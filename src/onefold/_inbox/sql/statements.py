@@ -82,6 +82,10 @@ class Statements(OperatorStatements):
             SELECT 1 FROM onefold_inbox
             WHERE {THIS} AND (source IS NULL OR $3::text IS NULL OR source = $3::text)
         """)
+        self._take_id = d.text("""
+            INSERT INTO onefold_inbox (consumer, message_id, source) VALUES ($1::text, $2::text, $3::text)
+            ON CONFLICT DO NOTHING
+        """)
         self._reap = d.text(f"""
             DELETE FROM onefold_inbox WHERE consumer = $1::text AND message_id IN (
                 SELECT message_id FROM onefold_inbox
@@ -110,6 +114,10 @@ class Statements(OperatorStatements):
     def handled(self, consumer: str, who: Identity) -> Statement:
         """One row: it was handled under this name."""
         return Statement(self._handled, (consumer, who.name, who.source))
+
+    def take_id(self, consumer: str, who: Identity) -> Statement:
+        """A row: no other transaction has this name, and none gets it before this one has ended."""
+        return Statement(self._take_id, (consumer, who.name, who.source))
 
     def reap(self, consumer: str, retention_ms: int, limit: int) -> Statement:
         return Statement(self._reap, (consumer, -retention_ms, limit))
