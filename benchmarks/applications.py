@@ -25,7 +25,9 @@ from starlette.routing import Route
 
 import onefold
 from onefold._http.asgi import TRANSACTION
+from onefold._kernel.telemetry import Listener
 from onefold.policies import trusted_header
+from onefold.prometheus import prometheus_metrics
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -72,10 +74,10 @@ def asyncpg_bare(place: str, pool_size: int) -> Starlette:
     return application(pay, lifespan=lambda app: opened(pool))
 
 
-def asyncpg_onefold(place: str, pool_size: int) -> Starlette:
+def asyncpg_onefold(place: str, pool_size: int, listener: Listener | None = None) -> Starlette:
     """The INSERT, in onefold's transaction."""
     pool = asyncpg_pool(place, pool_size)
-    once = onefold.AsyncOnefold(pool, principal=account_of)
+    once = onefold.AsyncOnefold(pool, principal=account_of, listener=listener)
 
     @once.idempotent(required=True)
     async def pay(request: Request) -> Response:
@@ -86,6 +88,11 @@ def asyncpg_onefold(place: str, pool_size: int) -> Starlette:
     app = application(pay, lifespan=lambda app: opened(pool))
     once.install(app)
     return app
+
+
+def asyncpg_measured(place: str, pool_size: int) -> Starlette:
+    """The same, with metrics for Prometheus."""
+    return asyncpg_onefold(place, pool_size, prometheus_metrics())
 
 
 def asyncpg_textbook(place: str, pool_size: int) -> Starlette:
@@ -194,6 +201,7 @@ APPLICATIONS: Final[dict[str, Callable[[str, int], Starlette]]] = {
         noop,
         asyncpg_bare,
         asyncpg_onefold,
+        asyncpg_measured,
         asyncpg_textbook,
         psycopg_bare,
         psycopg_onefold,

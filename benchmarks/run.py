@@ -48,6 +48,7 @@ COMPARISONS: Final = {
         variants=(
             Variant(name="bare", application="asyncpg_bare"),
             Variant(name="onefold first", application="asyncpg_onefold", floor=0.8),
+            Variant(name="with metrics", application="asyncpg_measured"),
             Variant(name="onefold replay", application="asyncpg_onefold", keys="repeated", floor=1.3),
             Variant(name="textbook", application="asyncpg_textbook"),
             NOOP,

@@ -89,9 +89,8 @@ class GuardedRequest(Generic[E]):
         self._key = key
         self._key_ms = key_ms
         self._ask: Ask | None = None
-        self._body = b""
+        self._began, self._body = 0.0, b""
         self._run: Run | None = None
-        self._began = 0.0  # when its claim was granted
         self.request = request
         self._route = route
         self.policy = route.policy
@@ -203,8 +202,9 @@ class GuardedRequest(Generic[E]):
     def _begin(self, claim: Claim) -> Response | None:
         if isinstance(claim, Run):
             self._run = claim
-            self._began = monotonic_s()
-            self._emit_claimed("run")
+            if self._guard.listener is not None:
+                self._began = monotonic_s()
+                self._emit_claimed("run")
             if self.work is None:
                 self.tx.open(self.operation)
             else:
