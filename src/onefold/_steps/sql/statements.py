@@ -219,5 +219,6 @@ class Statements:
 
     def expired(self, limit: int) -> Statement:
         """Locks digest and fence of what is finished and past its retention, and of what was begun and left without a
-        step. A work with steps that is not finished is never forgotten by itself: something of it has happened."""
+        step: a call of it that raised may have happened, and its key is as old as one that is forgotten. A work with
+        steps that is not finished is never forgotten by itself: something of it has happened."""
         return Statement(self._expired, (limit,))
