@@ -57,13 +57,17 @@ async def test_sagas_are_listed_shown_cancelled_and_retried_from_another_process
         assert "cli-done: conformance-order version 1, completed" in shown.stdout
         assert "'reserved book'" in shown.stdout
 
+        refused = onefold("saga", "retry", "sagashop:engine", "cli-waits", "--actor", "ann", cwd=shop)
+        assert (refused.returncode, "Traceback" in refused.stderr) == (1, False), refused.stderr
+        assert "saga 'cli-waits' is running" in refused.stderr
+
         cancelled = onefold("saga", "cancel", "sagashop:engine", "cli-waits", "--actor", "ann", cwd=shop)
         assert cancelled.returncode == 0, cancelled.stderr
         with pytest.raises(Compensated, match="cancelled by ann"):
             await engine.result("cli-waits", timeout_s=PATIENCE_S)
         assert WORLD.of("cli-waits") == ["reserve", "release"]
         actions = [(each.name, each.result) for each in await engine.history("cli-waits") if each.kind == "action"]
-        assert actions == [("cancel", "ann")]
+        assert actions == [("retry", "ann"), ("cancel", "ann")]
 
         WORLD.broken.add("fixed cli-stops")
         retried = onefold("saga", "retry", "sagashop:engine", "cli-stops", "--actor", "bob", cwd=shop)
