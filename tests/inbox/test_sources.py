@@ -11,9 +11,10 @@ from onefold._inbox.handling import Inbox
 from onefold._inbox.ledger_entry import LedgerEntry
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.retention import reap
+from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stored_message import stored_from_delivery
 from onefold._inbox.version_order import Early
-from onefold._kernel.checkout import with_connection
+from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
@@ -21,6 +22,7 @@ from onefold._kernel.transaction import Transaction
 from onefold.errors import OnefoldError
 from onefold.telemetry import Duplicate, Failed, Handled, Parked
 from tests.inbox.backends import Backend, delivery, message
+from tests.worker.consuming import until
 
 EU, US, JP = "/shop/eu", "/shop/us", "/shop/jp"
 
@@ -80,6 +82,28 @@ async def test_deliveries_at_once_that_see_an_id_free_and_taken_handle_it_once(t
         await backend.run_due(inbox)
     effects = await backend.effects()
     assert (len(effects), len(set(effects))) == (90, 90)
+
+
+async def test_a_ledger_entry_apart_waits_for_one_that_saw_the_id_free(on_postgres: Backend) -> None:
+    """Between their looks another source's message of this id became a dead letter."""
+    backend = on_postgres
+    first, second = (LedgerEntry("postgres", "billing", "1001", source=US, lease_s=60.0) for _ in range(2))
+    inside, outside = backend.executor()[0], backend.executor()[0]
+    assert await run_async(first.begin(), inside)
+    dead = stored_from_delivery(delivery(sale(EU))).values()
+    keep = STATEMENTS["postgres"].keep(
+        "billing", dead, state="dead", reason="?", started=1, failed=1, history="[]", due_ms=None
+    )
+    await backend.flow(with_connection(lambda: run_batch(keep)))
+    other = asyncio.create_task(run_async(second.begin(), outside))
+
+    async def is_decided() -> bool:
+        return other.done() or bool(await backend.rows("SELECT 1 FROM pg_locks WHERE NOT granted"))
+
+    await until(is_decided)
+    assert not other.done()
+    await run_async(first.commit(()), inside)
+    assert not await other
 
 
 @pytest.mark.parametrize("order", ["strict", "latest"])

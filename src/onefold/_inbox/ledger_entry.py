@@ -132,5 +132,8 @@ class LedgerEntry:
             return True
         if who.source is None or not await Fetch(sql.id_conflict(name, who)):
             return False
+        # A delivery that saw the id free may be writing its row under that: take the id first, or wait for it.
+        if not await Batch((sql.take_id(name, who),)) and await Fetch(sql.handled(name, who)):
+            return False
         self._who = who.set_apart()
         return await Batch((sql.claim("none", name, self._who, None, kept=False),)) > 0
