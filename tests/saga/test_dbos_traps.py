@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import queue
 import sqlite3
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -17,10 +21,11 @@ from dbos import DBOS
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from onefold._engines.dbos.executor_locks import FileLocks, SessionLocks
+from onefold._engines.dbos import takeover as takeover_module
+from onefold._engines.dbos.executor_locks import FileLocks, SessionLocks, number_of
 from onefold._engines.dbos.saga_database import SagaDatabase
 from onefold._engines.dbos.takeover import Takeover
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, StoreBusy
 from onefold.sagas import Abort, Compensated, Saga, saga
 from onefold.sagas.dbos import Dbos
 from tests.saga.conformance.cases import seen, until
@@ -78,6 +83,52 @@ async def test_a_lock_file_that_cannot_be_locked_takes_no_process_for_dead(url: 
     with pytest.raises(ConfigurationError, match="cannot be told from dead ones"):
         async with opened(url):
             pass
+
+
+def test_an_executor_id_that_another_process_has_is_told(url: str, tmp_path: Path) -> None:
+    path, byte = tmp_path / "sagas.db-executors", number_of("own")
+    lock = (
+        f"import fcntl, sys; f = open({str(path)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX, 1, {byte}); print(flush=True)"
+    )
+    locks = FileLocks(SagaDatabase(url), "own")
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", f"{lock}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        other.stdout.readline()
+        with pytest.raises(StoreBusy, match="the lock of executor own is held"):
+            locks.hold()
+        other.stdin.close()
+    locks.hold()
+    locks.hold()  # once more, as every look does
+    locks.close()
+
+
+async def test_any_number_of_running_sagas_is_looked_at_page_by_page(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "_PAGE", 2)
+    executors = ["live", "live", "live", "dead-1", "own", "live", "dead-2"]
+
+    class Looks(Takeover):
+        async def _running(self, executor: str | None = None, *, offset: int = 0) -> list[Any]:
+            found = [SimpleNamespace(executor_id=name) for name in executors if executor in (None, name)]
+            return found[offset : offset + 2]
+
+    class Locks(FileLocks):
+        asked: ClassVar[list[str]] = []
+
+        def take(self, executor: str) -> bool:
+            self.asked.append(executor)
+            return False
+
+    locks = Locks(SagaDatabase(url), "own")
+    looks = Looks(locks, own="own", workflows=["a@1"], every_s=1)
+    for _ in range(4):
+        await looks.look()
+    assert locks.asked == ["live", "dead-1", "live", "live", "dead-2"]
+    await looks.look()
+    assert locks.asked[5:] == ["live"]  # from the first page again
+    locks.close()
 
 
 async def test_looking_for_dead_processes_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -371,6 +422,48 @@ async def test_a_transaction_commits_with_its_record_or_not_at_all(url: str, tmp
         assert history[0] == ("step", "take", False)
         assert ("step", "again", True) in history
         assert history[-1] == ("undo", "take", False)
+
+
+@saga("shut", undo_retry=RETRY, undo_pause=QUICK)
+async def shut(s: Saga, o: dict[str, Any]) -> None:
+    await s.tx("take", take, o, retry=RETRY, undo=fail_to_give)
+    raise Abort("no more")
+
+
+CLOSED, REFUSALS = threading.Event(), queue.Queue[int]()
+
+
+def fail_to_give(session: Session, o: dict[str, Any]) -> None:
+    if CLOSED.is_set():
+        REFUSALS.put(1)
+        raise OSError("the warehouse is closed")
+    session.execute(GIVE)
+
+
+async def test_a_compensation_in_a_transaction_that_keeps_failing_is_told(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    CLOSED.set()
+    async with shop(tmp_path, "threads") as database, opened(url, shut, database=database) as engine:
+        await engine.start(shut, "s-1", {})
+        refused = 0
+        while refused <= RETRY.attempts_max:  # into the second round
+            refused += await asyncio.to_thread(REFUSALS.get, timeout=PATIENCE_S)
+        assert "the warehouse is closed" in str((await engine.status("s-1")).error)
+        CLOSED.clear()
+        with pytest.raises(Compensated):
+            await engine.result("s-1", timeout_s=PATIENCE_S)
+    assert "saga s-1 is stuck: the compensation of step take failed in round 1" in caplog.text
+    assert free(tmp_path) == 1
+
+
+async def test_what_two_people_do_at_once_is_in_the_history(url: str) -> None:
+    async with opened(url) as engine:
+        await engine.start(patient, "s-1", {})
+        people = [f"person-{number}" for number in range(4)]
+        await asyncio.gather(*[engine.audit("s-1", action="retry", actor=name) for name in people])
+        noted = [entry.result for entry in await engine.history("s-1") if entry.kind == "action"]
+        assert sorted(noted) == people
 
 
 async def test_a_transaction_without_a_database_or_of_the_other_colour_stops(url: str, tmp_path: Path) -> None:

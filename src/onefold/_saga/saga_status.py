@@ -12,7 +12,8 @@ from onefold._saga.saga_values import Json
 
 State: TypeAlias = Literal["running", "compensating", "stuck", "stopped", "completed", "compensated"]
 """stuck: a compensation keeps failing, and is tried again and again. stopped: the code or the engine is at fault, and
-nothing goes on until a person has repaired it. The last two are final."""
+nothing goes on until that is repaired and the saga is retried: by a person, or by the process that takes over when the
+one that has it is replaced. The last two are final."""
 
 STATES: tuple[State, ...] = ("running", "compensating", "stuck", "stopped", "completed", "compensated")
 

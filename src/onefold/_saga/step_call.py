@@ -140,25 +140,29 @@ class StepCall:
 
     def fail(self, error: Exception, *, last: bool) -> Json:
         """Note a failed attempt. Its record where it is final, else it is raised again."""
-        aborted = isinstance(error, Abort)
-        text = describe(error)
+        aborted, text = isinstance(error, Abort), describe(error)
         self.failures.append(text)
+        self.log_failure(text, last=last, aborted=aborted)
+        if last or aborted:
+            return self.failure(text, aborted=aborted)
+        raise error
+
+    def log_failure(self, error: str, *, last: bool, aborted: bool) -> None:
+        """Tell of an attempt that has just failed. `last`: no attempt is left."""
         if self.undo and (last or aborted):
             _log.error(
                 "saga %s is stuck: the compensation of step %s failed in round %d (%s); the next begins after a pause",
-                self.saga_id, self.step, self.round, text,
+                self.saga_id, self.step, self.round, error,
             )  # fmt: skip
         elif aborted:
-            _log.info("saga %s: step %s aborted (%s)", self.saga_id, self.step, text)
+            _log.info("saga %s: step %s aborted (%s)", self.saga_id, self.step, error)
         elif last:
-            _log.warning("saga %s: step %s failed, and has no attempts left (%s)", self.saga_id, self.step, text)
+            _log.warning("saga %s: step %s failed, and has no attempts left (%s)", self.saga_id, self.step, error)
         else:
             _log.info(
                 "saga %s: attempt %d at step %s failed (%s); it is tried again",
-                self.saga_id, len(self.failures), self.journal_name, text,
+                self.saga_id, len(self.failures), self.journal_name, error,
             )  # fmt: skip
-            raise error
-        return self.failure(text, aborted=aborted)
 
 
 def describe(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -64,8 +65,6 @@ _LOOK_S_MAX: Final = 0.5
 #: How soon a saga runs that is resumed.
 _QUEUE_S: Final = 0.5
 _PAGE: Final = 200
-#: So many actions of persons are kept with a saga.
-_ACTIONS_MAX: Final = 100
 
 
 class OnefoldDBOS(DBOS):
@@ -276,11 +275,9 @@ class Dbos(SagaEngine):
         return sorted(entries, key=lambda entry: (entry.ended_at is None, entry.ended_at))
 
     async def _note(self, saga_id: str, action: str, actor: str) -> None:
-        found = await self._find(saga_id)
-        noted = [*(found.attributes or {}).get(AUDIT, []), {"action": action, "actor": actor, "at_ms": wall_ms()}]
-        await outside(
-            lambda: DBOS.update_workflow_attributes_async(saga_id, {AUDIT: noted[-_ACTIONS_MAX:]}, merge=True)
-        )
+        await self._find(saga_id)
+        noted = {f"{AUDIT}{uuid.uuid4().hex}": {"action": action, "actor": actor, "at_ms": wall_ms()}}
+        await outside(lambda: DBOS.update_workflow_attributes_async(saga_id, noted, merge=True))
 
     async def _list(self, state: State | None, limit: int) -> Sequence[SagaStatus]:
         listed: list[SagaStatus] = []

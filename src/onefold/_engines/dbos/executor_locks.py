@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from onefold._engines.dbos.saga_database import SagaDatabase
 from onefold.db.sqlite._locks import LockFile
-from onefold.errors import ConfigurationError
+from onefold.errors import ConfigurationError, StoreBusy, StoreUnavailable
 
 _log = logging.getLogger("onefold.saga")
 
@@ -60,7 +60,8 @@ class FileLocks:
         self._own = own
 
     def hold(self) -> None:
-        self._file.try_lock(number_of(self._own), self)
+        if not self._file.try_lock(number_of(self._own), self):
+            raise _held_elsewhere(self._own)
 
     def take(self, executor: str) -> bool:
         return self._file.try_lock(number_of(executor), self)
@@ -96,9 +97,8 @@ class SessionLocks:
                 return
         self._connection = self._engine.connect()
         if not self.take(self._own):
-            # A peer is about to resume our sagas, or the server has not noticed yet that the old session is gone.
             self._drop()
-            raise sa.exc.InvalidRequestError(f"the lock of executor {self._own} is held by another session")
+            raise _held_elsewhere(self._own)
 
     def take(self, executor: str) -> bool:
         return bool(self._ask("SELECT pg_try_advisory_lock(:number)", executor))
@@ -112,7 +112,7 @@ class SessionLocks:
 
     def _ask(self, statement: str, executor: str) -> object:
         if self._connection is None:
-            raise sa.exc.InvalidRequestError(f"executor {self._own} has no session for locks")
+            raise StoreUnavailable(f"executor {self._own} has no session for its locks")
         return self._connection.execute(sa.text(statement), {"number": number_of(executor)}).scalar()
 
     def _drop(self) -> None:
@@ -120,6 +120,14 @@ class SessionLocks:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
+
+
+def _held_elsewhere(executor: str) -> StoreBusy:
+    # A peer is about to resume our sagas, or the server has not noticed yet that our old session is gone.
+    return StoreBusy(
+        f"the lock of executor {executor} is held by another process or session for now: it is tried again. Where that "
+        "lasts, two processes have one executor id"
+    )
 
 
 def open_locks(database: SagaDatabase, own: str) -> ExecutorLocks:

@@ -34,7 +34,8 @@ T = TypeVar("T")
 TOPIC: Final = "onefold"
 CANCEL: Final = "onefold.cancel"
 STOPPED: Final = "onefold.stopped"
-AUDIT: Final = "onefold.audit"
+#: Of what persons did to a saga: an attribute for each action, so that two at once do not overwrite each other.
+AUDIT: Final = "onefold.audit."
 
 #: What waits for ever, waits for so long.
 FOREVER_S: Final = 10 * 365 * 86_400.0
@@ -100,13 +101,16 @@ class SagaContext:
         call.failures = []
         for number in range(1, call.retry.attempts_max + 1):
             name = call.journal_name if number == 1 else f"{call.journal_name}:attempt:{number}"
+            known, last = len(call.failures), number == call.retry.attempts_max
             try:
                 return self._read(await self._transaction(self._datasource, name, call))
             except (TransactionFailed, PortableWorkflowError, sa.exc.DBAPIError) as error:
                 text, aborted = _failure_of(error)
-            if not call.failures:
-                call.failures = [text]  # of a replay
-            if aborted or number == call.retry.attempts_max:
+            if len(call.failures) == known:
+                call.failures.append(text)  # from the journal: it was told when it happened
+            else:
+                call.log_failure(text, last=last, aborted=aborted)
+            if aborted or last:
                 return call.failure(text, aborted=aborted)
             await DBOS.sleep_async(call.retry.backoff.ceiling_s(number, throttled=False))
         raise AssertionError("the last attempt gives a record")

@@ -91,7 +91,8 @@ def actions_of(workflow: WorkflowStatus) -> list[HistoryEntry]:
     """What persons did to a saga."""
     return [
         HistoryEntry(kind="action", name=each["action"], result=each["actor"], ended_at=moment(each["at_ms"]))
-        for each in (workflow.attributes or {}).get(AUDIT, [])
+        for name, each in (workflow.attributes or {}).items()
+        if name.startswith(AUDIT)
     ]
 
 

@@ -10,8 +10,10 @@ fenced out by DBOS at its next write.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from dbos import DBOS, WorkflowStatus
 
@@ -19,6 +21,9 @@ from onefold._engines.dbos.executor_locks import ExecutorLocks
 from onefold._engines.dbos.saga_context import STOPPED, outside
 
 _log = logging.getLogger("onefold.saga")
+
+#: Sagas that are looked at, or resumed, at a time.
+_PAGE: Final = 1000
 
 
 def queue_of(workflow: str) -> str:
@@ -42,6 +47,8 @@ class Takeover:
         self._own = own
         self._workflows = list(workflows)
         self._every_s = every_s
+        #: How many running sagas were looked at in this round: a page at a time, whatever there are.
+        self._seen = 0
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -58,7 +65,9 @@ class Takeover:
     async def look(self) -> int:
         """Resume the sagas of dead processes; how many."""
         await asyncio.to_thread(self._locks.hold)
-        executors = {each.executor_id for each in await self._running() if each.executor_id}
+        page = await self._running(offset=self._seen)
+        self._seen = self._seen + _PAGE if len(page) == _PAGE else 0
+        executors = {each.executor_id for each in page if each.executor_id}
         resumed = 0
         for executor in sorted(executors - {self._own}):
             resumed += await self._resume_of(executor)
@@ -68,21 +77,26 @@ class Takeover:
         if not await asyncio.to_thread(self._locks.take, executor):
             return 0
         try:
+            resumed = 0
             # Looked for again: a peer may have resumed them before it gave the lock back.
-            found = await self._running(executor)
-            if found:
-                await outside(lambda: resume(found))
+            while found := await self._running(executor):
+                await outside(functools.partial(resume, found))
                 _log.warning(
                     "executor %s resumed %d sagas of executor %s, which is dead: %s",
                     self._own, len(found), executor, ", ".join(each.workflow_id for each in found[:10]),
                 )  # fmt: skip
-            return len(found)
+                resumed += len(found)
+                if len(found) < _PAGE:
+                    break
+            return resumed
         finally:
             await asyncio.to_thread(self._locks.give_back, executor)
 
-    async def _running(self, executor: str | None = None) -> list[WorkflowStatus]:
+    async def _running(self, executor: str | None = None, *, offset: int = 0) -> list[WorkflowStatus]:
+        """A page of the sagas that run: those of an executor, or of all."""
         return await outside(
             lambda: DBOS.list_workflows_async(
-                status="PENDING", name=self._workflows, executor_id=executor, load_input=False, load_output=False
+                status="PENDING", name=self._workflows, executor_id=executor, load_input=False, load_output=False,
+                limit=_PAGE, offset=offset,
             )
-        )
+        )  # fmt: skip
