@@ -2,8 +2,8 @@
 
 On Postgres: round trips (ReadyForQuery answers, counted on the wire), bytes sent (few, where statements are prepared),
 bytes of WAL and transaction ids, one request after the other; and the function calls of onefold's own code, which a
-worker's CPU is spent on. On SQLite: statements, commits and hops between threads. `LIMITS` is the pinned table: it
-changes when onefold's protocol does, on purpose, and in the same commit.
+worker's CPU is spent on. On SQLite: statements, commits, hops between threads and function calls. `LIMITS` is the
+pinned table: it changes when onefold's protocol does, on purpose, and in the same commit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import sqlite3
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ LIMITS: Final = (
     Limit(subject="sqlite first", unit="statements", most=6),
     Limit(subject="sqlite first", unit="commits", most=1),
     Limit(subject="sqlite first", unit="hops between threads", most=2),
+    Limit(subject="sqlite first", unit="function calls", most=488),
     Limit(subject="sqlite replay", unit="statements", most=1),
     Limit(subject="sqlite replay", unit="commits", most=0),
     Limit(subject="sqlite replay", unit="hops between threads", most=0),
@@ -165,8 +167,9 @@ class Calls:
 
 @contextmanager
 def counted_calls() -> Iterator[Calls]:
-    """Functions of onefold that are called, or resumed, on this thread from now on, and functions of C that they call.
-    What libraries do by themselves does not count: it differs from version to version."""
+    """Functions of onefold that are called, or resumed, from now on, and functions of C that they call; on this thread
+    and on those that are started meanwhile. What libraries do by themselves does not count: it differs from version to
+    version."""
     calls = Calls()
     ours = str(Path(onefold.__file__).parent)
 
@@ -174,11 +177,13 @@ def counted_calls() -> Iterator[Calls]:
         if event in ("call", "c_call") and frame.f_code.co_filename.startswith(ours):
             calls.made += 1
 
+    threading.setprofile(count)
     sys.setprofile(count)
     try:
         yield calls
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
 
 
 async def _count_wal(place: str, counts: Counts) -> None:
@@ -214,15 +219,17 @@ async def wal_position(watcher: asyncpg.Connection[asyncpg.Record]) -> tuple[int
 
 
 async def _count_sqlite(place: str, counts: Counts) -> None:
-    with traced_sqlite() as statements, counted_hops() as hops:
+    with traced_sqlite() as statements, counted_hops() as hops, counted_calls() as calls:
 
         async def count_statements(subject: str, application: Application, start: int) -> None:
             statements.clear()
             hops.clear()
+            calls.made = 0
             await application.post_all(COUNTED, start=start)
             counts[f"sqlite {subject}", "statements"] = len(statements) / COUNTED
             counts[f"sqlite {subject}", "commits"] = sum(map(commits, statements)) / COUNTED
             counts[f"sqlite {subject}", "hops between threads"] = len(hops) / COUNTED
+            counts[f"sqlite {subject}", "function calls"] = calls.made / COUNTED
 
         async with _application("sqlite_onefold", place) as ours:
             await ours.post_all(WARM_UP, start=0)

@@ -15,8 +15,6 @@ from typing import Final
 import asyncpg
 
 from benchmarks.guards import (
-    COUNTED,
-    WARM_UP,
     Application,
     Counts,
     Limit,
@@ -77,6 +75,8 @@ LIMITS: Final = tuple(
 )
 
 SQLITE_WAYS: Final = ("bare", "onefold request", "onefold once.work")  # DBOS has connections that are not traced
+WARM_UP: Final = 20
+COUNTED: Final = 20
 WAL_COUNTED: Final = 300
 _PAYMENT: Final = {"account": "acct_4711", "amount": 1250}
 

@@ -75,7 +75,7 @@ class SqliteConnection:
         with file as connection:
             if file is not self._lent or term != self.term:
                 raise TransactionMisused(OVER)
-            self._begin(light=False)
+            self._begin(file, light=False)
         return connection
 
     @property
@@ -84,24 +84,26 @@ class SqliteConnection:
         return self._file.connection.executed
 
     def batch(self, steps: Sequence[Step]) -> int:
+        file = self._file  # once: it asks the system which process this is
         if not _ENDS.isdisjoint(steps):
-            self._file.shut(self._busy_timeout_s)
+            file.shut(self._busy_timeout_s)
         try:
-            with self._file:
-                self._check(steps)
+            with file:
+                self._check(file, steps)
                 match steps:
                     case (Boundary.BEGIN_LIGHT, Statement() as statement, Boundary.COMMIT):
-                        return self._commit_alone(statement)
+                        return self._commit_alone(file, statement)
                     case _:
-                        return self._step_by_step(steps)
+                        return self._step_by_step(file, steps)
         except VENDOR_ERRORS as error:
             raise error_for(error) from error
 
     def fetch(self, statement: Statement) -> list[Row]:
+        file = self._file
         try:
-            with self._file:
-                self._check()
-                return self._execute(statement).fetchall()
+            with file:
+                self._check(file)
+                return self._execute(file, statement).fetchall()
         except VENDOR_ERRORS as error:
             raise error_for(error) from error
 
@@ -115,7 +117,7 @@ class SqliteConnection:
             for step in steps:
                 if not isinstance(step, Statement) or not step.brief:
                     return None
-                rows: list[Row] = file.light.execute(step.sql, step.values).fetchall()
+                rows: list[Row] = sqlite3.Cursor(file.light).execute(step.sql, step.values).fetchall()
         except sqlite3.Error:
             return None  # the one who waits, or is told, is on a thread
         return rows
@@ -224,14 +226,12 @@ class SqliteConnection:
             )
         return self._lent
 
-    @property
-    def _current(self) -> sqlite3.Connection:
-        return self._file.light if self._light else self._file.connection
+    def _current(self, file: SqliteFile) -> sqlite3.Connection:
+        return file.light if self._light else file.connection
 
-    def _check(self, steps: Sequence[Step] = ()) -> None:
+    def _check(self, file: SqliteFile, steps: Sequence[Step] = ()) -> None:
         """What became of the transaction in the handler's hands? What it tried does not matter if all is undone now.
         That it is gone does, unless nothing is to be written instead: an answer after it would be stored for good."""
-        file = self._file
         trespass, file.connection.trespass = file.connection.trespass, None
         undone = bool(steps) and steps[0] is Boundary.ROLLBACK
         if trespass is not None and not undone:
@@ -242,64 +242,63 @@ class SqliteConnection:
             self.parts.check()  # we have interrupted it
             raise TransactionEnded(LOST)
 
-    def _execute(self, statement: Statement) -> sqlite3.Cursor:
-        cursor = self._current.cursor()
-        cursor.row_factory = None
-        return cursor.execute(statement.sql, statement.values)
+    def _execute(self, file: SqliteFile, statement: Statement) -> sqlite3.Cursor:
+        """In a turn of ours, by sqlite3's own cursor: the guarded one is for handlers, and costs as much again."""
+        return sqlite3.Cursor(self._current(file)).execute(statement.sql, statement.values)
 
-    def _cross(self, step: Boundary | Nested) -> None:
-        connection = self._current
+    def _cross(self, file: SqliteFile, step: Boundary | Nested) -> None:
+        connection = self._current(file)
         match step:
             case Boundary.COMMIT:
                 self.parts.check()
-                connection.commit()
-                self._end()
+                sqlite3.Connection.commit(connection)
+                self._end(file)
             case Boundary.ROLLBACK:
-                connection.rollback()
-                self._end()
+                sqlite3.Connection.rollback(connection)
+                self._end(file)
             case Boundary.SAVEPOINT:
-                self._begin(light=False)  # the handler's first touch may be a savepoint
+                self._begin(file, light=False)  # the handler's first touch may be a savepoint
                 connection.execute(f"{step.value} onefold")
             case Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
                 connection.execute(f"{step.value} onefold")
             case Nested(boundary, number):
-                self._begin(light=False)
+                self._begin(file, light=False)
                 connection.execute(f"{boundary.value} onefold_{number}")
                 self.parts.cross(boundary, number)
             case _:  # whatever level is asked for: transactions of SQLite are serializable
-                self._begin(light=step is Boundary.BEGIN_LIGHT)
+                self._begin(file, light=step is Boundary.BEGIN_LIGHT)
 
-    def _step_by_step(self, steps: Sequence[Step]) -> int:
+    def _step_by_step(self, file: SqliteFile, steps: Sequence[Step]) -> int:
         count = 0
         for step in steps:
             if isinstance(step, Statement):
-                cursor = self._execute(step)
+                cursor = self._execute(file, step)
                 count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
             else:
-                self._cross(step)
+                self._cross(file, step)
                 count = 0
         return count
 
-    def _commit_alone(self, statement: Statement) -> int:
+    def _commit_alone(self, file: SqliteFile, statement: Statement) -> int:
         """One statement that is a transaction of its own. SQLite begins and ends it: one call instead of three."""
         self._take_lock(light=True)
         try:
-            self._patiently(lambda: self._execute(statement).close())
+            self._patiently(lambda: self._execute(file, statement).close())
         finally:
             self._let_go()
         return 0
 
-    def _begin(self, *, light: bool) -> None:
+    def _begin(self, file: SqliteFile, *, light: bool) -> None:
         if self._writing:
             return
         self._take_lock(light=light)
         try:
-            self._patiently(lambda: self._current.execute(_BEGIN))
+            self._patiently(lambda: sqlite3.Cursor(self._current(file)).execute(_BEGIN))
         except sqlite3.Error as error:
             self._let_go()
             raise error_for(error) from error
         if not light:
-            self._file.connection.over = False
+            file.connection.over = False
 
     def _take_lock(self, *, light: bool) -> None:
         patience_s = min(self._busy_timeout_s, _LIGHT_PATIENCE_S) if light else self._busy_timeout_s
@@ -319,10 +318,10 @@ class SqliteConnection:
                     raise
             time.sleep(pause_s)
 
-    def _end(self) -> None:
+    def _end(self, file: SqliteFile) -> None:
         if not self._light:
             self.term += 1
-            self._file.connection.over = True
+            file.connection.over = True
         self._let_go()
 
     def _let_go(self) -> None:

@@ -23,7 +23,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 if sys.platform != "win32":
@@ -57,14 +57,22 @@ class LockFile:
 
     def try_lock(self, number: int, holder: object) -> bool:
         """Whether the holder has the lock now, or had it before."""
-        offset = number & _OFFSETS
+        return self.try_locks((number,), holder) == 1
+
+    def try_locks(self, numbers: Sequence[int], holder: object) -> int:
+        """How many of them, in this order, the holder has now, or had before: up to the first that is refused."""
+        holders = self._holders
         with self._mutex:
-            if offset in self._holders:
-                return self._holders[offset] is holder
-            if not self._lock_byte(offset):
-                return False
-            self._holders[offset] = holder
-            return True
+            for place, number in enumerate(numbers):
+                offset = number & _OFFSETS
+                if offset in holders:
+                    if holders[offset] is not holder:
+                        return place
+                elif self._lock_byte(offset):
+                    holders[offset] = holder
+                else:
+                    return place
+        return len(numbers)
 
     def unlock(self, holder: object, numbers: list[int]) -> None:
         with self._mutex:
@@ -114,8 +122,10 @@ class LockFile:
             return True
 
         def _unlock_byte(self, offset: int) -> None:
-            with contextlib.suppress(OSError):  # it was not locked: see above
+            try:
                 fcntl.lockf(self._open(), fcntl.LOCK_UN, 1, offset)
+            except OSError:  # it was not locked: see above
+                return
 
         def _is_byte_locked(self, offset: int) -> bool:
             asked = {"kind": fcntl.F_WRLCK, "whence": os.SEEK_SET, "start": offset, "length": 1, "pid": 0}
@@ -207,11 +217,9 @@ class KeyLocks:
         connection.create_function("onefold_locked", 1, self.is_locked)
 
     def lock(self, requests: int, *numbers: int) -> None:
-        self._refusal = None
-        for place, number in enumerate(numbers):
-            if not self._try(number):
-                self._refusal = "same" if place < requests else "other"
-                return
+        had = self._current().try_locks(numbers, self)
+        self._held += numbers[:had]
+        self._refusal = None if had == len(numbers) else "same" if had < requests else "other"
 
     def refusal(self) -> str | None:
         return self._refusal
@@ -224,12 +232,6 @@ class KeyLocks:
         if self._held:
             held, self._held = self._held, []
             self._file.unlock(self, held)
-
-    def _try(self, number: int) -> bool:
-        if not self._current().try_lock(number, self):
-            return False
-        self._held.append(number)
-        return True
 
     def _current(self) -> LockFile:
         if self._file.process != os.getpid():  # forked: what the parent has locked is the parent's
