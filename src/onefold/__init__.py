@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onefold._kernel.messages import Message
     from onefold._kernel.transaction import Transaction
     from onefold._policy.retry import RetryPolicy
-    from onefold._steps.points import StepOptions
+    from onefold._steps.step_order import StepOptions
     from onefold._steps.steps import Steps
     from onefold.errors import OnefoldError
 
@@ -56,7 +56,7 @@ _MODULE_OF = {
     "Request": "_http.request",
     "RetryPolicy": "_policy.retry",
     "Retrying": "_client.retrying",
-    "StepOptions": "_steps.points",
+    "StepOptions": "_steps.step_order",
     "Steps": "_steps.steps",
     "Transaction": "_kernel.transaction",
     "call": "_client.context",

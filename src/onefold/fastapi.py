@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from onefold._http.fastapi import Tx, authorize_from, principal_from
 from onefold._http.starlette import stored_principal
-from onefold._steps.points import StepOptions
+from onefold._steps.step_order import StepOptions
 from onefold._steps.steps import Steps
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from onefold._outbox.sql import postgres as outbox_postgres
 from onefold._saga import effect_rows
 from onefold._steps import sql as works
 from onefold._steps.model import Held, WorkAsk
-from onefold._steps.sql import completing, unfinished
+from onefold._steps.sql import completer_statements, unfinished
 from onefold._worker import wakeup
 from onefold.brokers.local import _sql as local
 from onefold.db import _migrations as migrations
@@ -140,7 +140,7 @@ def _statements() -> set[str]:
         *(statement.sql for statement in journal.STATEMENTS["postgres"].durable),
         *_texts(journal_schema),
         *_of_works(),
-        *_texts(completing.STATEMENTS["postgres"]),
+        *_texts(completer_statements.STATEMENTS["postgres"]),
         *_texts(unfinished.STATEMENTS["postgres"]),
         *effect_rows.STATEMENTS["postgres"],
         *_texts(wakeup),

@@ -13,7 +13,7 @@ import pytest
 from psycopg_pool import ConnectionPool
 
 from onefold import AsyncOnefold, Onefold, single_principal
-from onefold._saga import effects as effects_module
+from onefold._saga import local_effects
 from onefold._saga.execution import run_saga
 from onefold._saga.step_keys import StepKeys, running
 from onefold.errors import ConfigurationError, ResultNotSerializable
@@ -177,7 +177,7 @@ async def test_old_effects_are_forgotten(stock: Stock, monkeypatch: pytest.Monke
     column, old = ("created_at_ms", "0") if is_sqlite else ("created_at", "'2000-01-01'")
     await stock.execute(f"UPDATE onefold_effect SET {column} = {old}")
     await stock.execute(f"INSERT INTO onefold_effect (key, state, {column}) VALUES ('other', 'applied', {old})")
-    monkeypatch.setattr(effects_module, "_REAPED_AT_ONCE", 1)
+    monkeypatch.setattr(local_effects, "_REAPED_AT_ONCE", 1)
     assert await effects.reap(older_s=3600) == 2
 
 

@@ -23,10 +23,10 @@ from starlette.routing import Host, Mount, Router
 
 from onefold import AsyncOnefold, Keyring, Onefold, single_principal
 from onefold import Request as HttpRequest
-from onefold._http.completing import Replays
+from onefold._http.repeated_requests import RequestRepeater
 from onefold._http.request import Request as PlainRequest
 from onefold._http.stored_request import KEPT, read_request, write_request
-from onefold._steps.completing import Abandoned, CompletedWorks, CompletionAttempt
+from onefold._steps.completer import Abandoned, CompletedWorks, CompletionAttempt
 from onefold._steps.unfinished import list_works
 from onefold.errors import ConfigurationError
 from onefold.fastapi import Steps, stored_principal
@@ -311,7 +311,7 @@ def test_a_work_that_is_gone_is_not_begun_anew(address: str, place: Place) -> No
         place.change("DELETE FROM onefold_step")
         place.change("DELETE FROM onefold_work")
         layer = accounts.once._layer
-        replays = Replays(layer.installed, layer.stepped().sealing)
+        replays = RequestRepeater(layer.installed, layer.stepped().sealing)
         picked = Abandoned(bytes(digest), "POST /rides/{number}", 1, bytes(request))
         assert client.portal.call(replays.attempt_on_loop, picked) == CompletionAttempt(409)
         assert (len(accounts.seen), place.works_left()) == (1, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onefold._policy.backoff import Backoff
-from onefold._steps.completing import Abandoned, CompletedWorks, Completer, CompleterConfig, CompletionAttempt
+from onefold._steps.completer import Abandoned, CompletedWorks, Completer, CompleterConfig, CompletionAttempt
 from onefold._steps.model import Held
 from onefold._steps.unfinished import release
 from onefold.errors import ConfigurationError

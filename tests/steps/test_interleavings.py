@@ -23,11 +23,11 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
 from onefold._kernel.transaction import no_outbox
-from onefold._steps.completing import Completer, CompleterConfig, CompletionAttempt
+from onefold._steps.completer import Completer, CompleterConfig, CompletionAttempt
 from onefold._steps.model import Held, WorkClaim
 from onefold._steps.performing import Performing
-from onefold._steps.points import StepOptions
 from onefold._steps.sealing import Sealing
+from onefold._steps.step_order import StepOptions
 from onefold._steps.works import Works
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlite import SqliteDatabase

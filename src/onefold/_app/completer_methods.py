@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from onefold._kernel.context_managers import on_tasks, on_threads
 
 if TYPE_CHECKING:
-    from onefold._steps.completing import CompletedWorks
+    from onefold._steps.completer import CompletedWorks
 
 _NAME = "once.completing()"
 
@@ -27,7 +27,7 @@ class ThreadCompleter:
 
     def complete(self, *, limit: int = 100, **settings: Unpack[CompleterSettings]) -> CompletedWorks:
         """Finish requests that were begun in steps and left, by making them again in this process: one round."""
-        from onefold._app.completing import completion_of
+        from onefold._app.completion import completion_of
 
         once: Any = self
         return completion_of(once, settings).on_thread(once._database, limit)
@@ -36,7 +36,7 @@ class ThreadCompleter:
         self, *, every_s: float = 30.0, **settings: Unpack[CompleterSettings]
     ) -> AbstractContextManager[None]:
         """The same, on a thread, for as long as the block lasts."""
-        from onefold._app.completing import completing_work
+        from onefold._app.completion import completing_work
         from onefold._worker.embedded import on_a_thread
 
         once: Any = self
@@ -48,7 +48,7 @@ class TaskCompleter:
 
     async def complete(self, *, limit: int = 100, **settings: Unpack[CompleterSettings]) -> CompletedWorks:
         """Finish requests that were begun in steps and left, by making them again in this process: one round."""
-        from onefold._app.completing import completion_of
+        from onefold._app.completion import completion_of
 
         once: Any = self
         return await completion_of(once, settings).on_loop(once._database, limit)
@@ -57,7 +57,7 @@ class TaskCompleter:
         self, *, every_s: float = 30.0, **settings: Unpack[CompleterSettings]
     ) -> AbstractAsyncContextManager[None]:
         """The same, as a task, for as long as the block lasts."""
-        from onefold._app.completing import completing_work
+        from onefold._app.completion import completing_work
         from onefold._worker.embedded import as_task
 
         once: Any = self

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from onefold._app.completer_methods import CompleterSettings
-from onefold._app.completing import check_every, completion_of
+from onefold._app.completion import check_every, completion_of
 from onefold._cli.options import TARGET_HELP
 from onefold._cli.output import answer, log_to_stderr, say
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._http.lifespan_block import run_lifespan
-from onefold._steps.completing import COMPLETING_EVERY_S, CompletedWorks, CompleterConfig
+from onefold._steps.completer import COMPLETING_EVERY_S, CompletedWorks, CompleterConfig
 from onefold._steps.unfinished import list_works
 
 _ROUND = 1000

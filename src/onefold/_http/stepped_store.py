@@ -3,7 +3,7 @@
 Theory of operation. A claim takes the locks of the key and looks for its record, as for every request; then, in that
 very transaction, it inserts the work's row and commits. From there on the row keeps others away, and no connection is
 held. A row that is there already is looked at under the locks of the key once more: a work whose lease runs is in
-flight, one that was given up is taken over with its steps. The settle waits for the lock of the key, writes the record
+flight, one that was abandoned is taken over with its steps. The settle waits for the lock of the key, writes the record
 and deletes the work in one transaction: a claim finds the lock, the work, or the record.
 
 Failure windows. A crash before the settle's COMMIT leaves the work and its steps, and the next one goes on. A COMMIT

@@ -20,8 +20,8 @@ from onefold._kernel.results import result_type_of
 from onefold._policy.ranges import require
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import AnySaga, Start
-from onefold._saga.effects import effects_database
 from onefold._saga.engine_context import EngineContext
+from onefold._saga.local_effects import effects_database
 from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed, stopping
 from onefold._saga.saga_names import check_name
 from onefold._saga.saga_values import Json, decode, encode, parameter_types

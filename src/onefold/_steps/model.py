@@ -6,7 +6,7 @@ A work is in one of these states, seen from a process that wants to do it:
     ------------------------------------  --------------------  -----------
     never seen, or forgotten              Held                  Held
     being done, its lease runs            Busy                  Differs
-    given up: its lease has run out       Held, with its steps  Differs
+    abandoned: its lease has run out       Held, with its steps  Differs
     parked for a person                   WaitsForPerson        Differs
     finished, and remembered              Done, with its steps  Differs
 

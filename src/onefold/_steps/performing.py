@@ -22,9 +22,9 @@ from onefold._kernel.effects import Call, Flow, Isolation, Step, begin_at
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold._steps.attempt_guard import AttemptGuard
 from onefold._steps.model import Done, Held, RecordedStep, StepKind
-from onefold._steps.points import NewStep, Next, Points, RecordedResult, StepOptions, Unknown
 from onefold._steps.ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.sealing import Sealing
+from onefold._steps.step_order import NewStep, Next, RecordedResult, StepOptions, StepOrder, Unknown
 from onefold._steps.step_records import StepRecords
 from onefold._steps.step_results import StepResults
 from onefold._steps.step_telemetry import StepEnds, ignore
@@ -58,7 +58,7 @@ class Performing:
         self._isolation = isolation
         self._results = StepResults(self.digest, operation, sealing)
         self._beats = beats
-        self._points = Points(claim.steps, what=operation, ended=ended)
+        self._order = StepOrder(claim.steps, what=operation, ended=ended)
         self.guard = AttemptGuard(works, held, operation, beats)
         self._records = StepRecords(works, operation, self.guard)
         #: Names that keys were derived from.
@@ -99,7 +99,7 @@ class Performing:
         async def run() -> tuple[RecordedStep, Any]:
             if step.marked:
                 await self._records.commit_call(held, RecordedStep(step.position, step.name, "call", "started", None))
-                self._points.started()
+                self._order.started()
             held.may_have_called = True
             record, value = self._results.record(step, "call", returns, await Call(function))
             await self._records.commit_call(held, record)
@@ -112,22 +112,22 @@ class Performing:
         try:
             record, value = await step()
         except Exception:
-            self._points.failed()
+            self._order.failed()
             await self.guard.end_step(held)
             raise
         except BaseException:
-            self._points.failed()
+            self._order.failed()
             self.guard.renew_again(held)
             raise
-        self._points.done(record.result)
+        self._order.done(record.result)
         await self.guard.end_step(held)
         return value
 
     async def finish(self, function: Callable[[Any], Any], returns: object, new_transaction: NewTransaction) -> Any:
         self.guard.check_next("finish")
-        self._points.finish()
+        self._order.finish()
         if self._done is not None:
-            self._points.finish_done()
+            self._order.finish_done()
             return self._results.read_end(self._done.result, returns)
         held, tx = self.guard.held, new_transaction()
         try:
@@ -145,33 +145,33 @@ class Performing:
             if not isinstance(error, OutcomeUnknown):
                 self.guard.unsure = None
             self.finishing = None
-            self._points.finish_failed()
+            self._order.finish_failed()
             await self.guard.end_step(held)
             raise
         except BaseException:
-            self._points.finish_failed()
+            self._order.finish_failed()
             self.guard.renew_again(held)
             raise
-        self._points.finish_done()
+        self._order.finish_done()
         return value
 
     def check_end(self) -> None:
         """Called before the work is ended. No step is begun after it. Raises WorkMisused, OutcomeUnknown, WorkParked,
         WorkChanged."""
-        self.guard.check_end(is_running=self._points.is_running)
-        self._points.check_end()
+        self.guard.check_end(is_running=self._order.is_running)
+        self._order.check_end()
         self.guard.is_left = True
 
     @property
     def has_begun(self) -> bool:
         """Whether a step was asked for."""
-        return self._points.has_begun
+        return self._order.has_begun
 
     def leave(self) -> bool:
         """The attempt ends, and no step is begun after it. False: one is still under way, in a task or on a thread of
         its own. It is recorded when it is done, if the work was not taken over by then, and gives the work back."""
         self.guard.is_left = True
-        return not self._points.is_running
+        return not self._order.is_running
 
     # --- a phase ---------------------------------------------------------------------------------------------
 
@@ -215,9 +215,9 @@ class Performing:
 
     def _ask(self, kind: StepKind, options: StepOptions) -> Next:
         self.guard.check_next(f"{kind} {options.name!r}")
-        step = self._points.ask(kind, options)
+        step = self._order.ask(kind, options)
         if isinstance(step, NewStep) and self._done is not None:
-            self._points.failed()
+            self._order.failed()
             raise WorkMisused(
                 f"{self._operation} is finished, and {kind} {options.name!r} is not among the steps that it recorded: "
                 "what is to be done after the end of a work is another work"

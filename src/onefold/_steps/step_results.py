@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from onefold._kernel.results import decode_result, encode_result, read_back
 from onefold._steps.model import RecordedStep, StepKind
-from onefold._steps.points import NewStep
 from onefold._steps.sealing import Sealing, end_context, step_context
+from onefold._steps.step_order import NewStep
 
 
 class StepResults(NamedTuple):

@@ -5,9 +5,9 @@
 from onefold._policy.backoff import Backoff
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import SagaDefinition, saga
-from onefold._saga.effects import Effects, Undone
 from onefold._saga.engine import SagaEngine
 from onefold._saga.execution import Saga
+from onefold._saga.local_effects import Effects, Undone
 from onefold._saga.saga_errors import (
     Abort,
     CancelRequested,

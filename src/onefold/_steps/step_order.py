@@ -112,7 +112,7 @@ class Unknown:
 Next: TypeAlias = NewStep | RecordedResult | Unknown
 
 
-class Points:
+class StepOrder:
     """The steps of one attempt at a work."""
 
     __slots__ = (

@@ -11,7 +11,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from onefold._steps.model import RecordedStep, StepKind
-from onefold._steps.points import NAME_CHARS_MAX, NewStep, Points, RecordedResult, StepOptions, Unknown, step_options
+from onefold._steps.step_order import (
+    NAME_CHARS_MAX,
+    NewStep,
+    RecordedResult,
+    StepOptions,
+    StepOrder,
+    Unknown,
+    step_options,
+)
 from onefold.errors import ConfigurationError, WorkChanged, WorkMisused
 
 
@@ -23,15 +31,15 @@ def started(position: int, name: str) -> RecordedStep:
     return RecordedStep(position, name, "call", "started", None)
 
 
-def points(*recorded: RecordedStep) -> Points:
-    return Points(recorded, what="POST /rides")
+def points(*recorded: RecordedStep) -> StepOrder:
+    return StepOrder(recorded, what="POST /rides")
 
 
-def ask(machine: Points, kind: StepKind, name: str, **options: Any) -> Any:
+def ask(machine: StepOrder, kind: StepKind, name: str, **options: Any) -> Any:
     return machine.ask(kind, StepOptions(name, **options))
 
 
-def run(machine: Points, kind: StepKind, name: str) -> None:
+def run(machine: StepOrder, kind: StepKind, name: str) -> None:
     assert isinstance(ask(machine, kind, name), NewStep)
     machine.done(b"null")
 
@@ -103,7 +111,7 @@ def test_nothing_follows_finish() -> None:
         machine.finish()
 
 
-@pytest.mark.parametrize("end", [Points.finish, Points.check_end])
+@pytest.mark.parametrize("end", [StepOrder.finish, StepOrder.check_end])
 def test_code_that_ends_before_all_that_is_recorded_was_asked_for_is_refused(end: Any) -> None:
     machine = points(done(0, "create"), done(1, "charge", "call"))
     ask(machine, "phase", "create")
@@ -192,7 +200,7 @@ class Op:
 class World:
     """What outlives the process: the record, and how often each step had its effect."""
 
-    make: type[Points] = Points
+    make: type[StepOrder] = StepOrder
     records: dict[int, RecordedStep] = field(default_factory=dict)
     effects: dict[str, int] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
@@ -212,7 +220,7 @@ class World:
             return None
         return answers
 
-    def step(self, machine: Points, op: Op, crashes: Iterator[bool]) -> bytes | None:
+    def step(self, machine: StepOrder, op: Op, crashes: Iterator[bool]) -> bytes | None:
         following = machine.ask(op.kind, StepOptions(op.name, replayable=op.replayable))
         if isinstance(following, RecordedResult):
             assert (following.recorded.name, following.recorded.kind) == (op.name, op.kind)
@@ -253,7 +261,7 @@ programs = st.lists(ops, max_size=6).map(
 crash_plans = st.lists(st.integers(0, 15).map(lambda place: [False] * place + [True]), max_size=6)
 
 
-def check_resumes(program: list[Op], plans: list[list[bool]], make: type[Points] = Points) -> None:
+def check_resumes(program: list[Op], plans: list[list[bool]], make: type[StepOrder] = StepOrder) -> None:
     """Attempts that die, and then one that does not: what has to hold at its end."""
     world = World(make)
     expected = World().attempt(program, iter(()))
@@ -278,21 +286,21 @@ def test_whatever_dies_a_resume_runs_nothing_that_is_recorded_and_ends_like_an_u
     check_resumes(program, plans)
 
 
-class ForgetsTheLast(Points):
+class ForgetsTheLast(StepOrder):
     """Planted: does not look at the last record."""
 
     def __init__(self, recorded: Any, *, what: str) -> None:
         super().__init__(list(recorded)[:-1], what=what)
 
 
-class IgnoresTheMark(Points):
+class IgnoresTheMark(StepOrder):
     """Planted: makes a call again that was started."""
 
     def ask(self, kind: StepKind, options: StepOptions) -> Any:
         return super().ask(kind, StepOptions(options.name))
 
 
-class ClosesGaps(Points):
+class ClosesGaps(StepOrder):
     """Planted: numbers records one after the other, as if no step had raised."""
 
     def __init__(self, recorded: Any, *, what: str) -> None:
@@ -300,7 +308,7 @@ class ClosesGaps(Points):
 
 
 @pytest.mark.parametrize("planted", [ForgetsTheLast, IgnoresTheMark, ClosesGaps])
-def test_the_property_finds_a_planted_bug(planted: type[Points]) -> None:
+def test_the_property_finds_a_planted_bug(planted: type[StepOrder]) -> None:
     @settings(max_examples=400, deadline=None, database=None, phases=[Phase.generate])
     @given(programs, crash_plans)
     def check(program: list[Op], plans: list[list[bool]]) -> None:

@@ -23,7 +23,7 @@ from onefold._http.request import Request
 from onefold._http.request_identity import operations_of
 from onefold._http.stored_request import StoredRequest, read_request
 from onefold._http.wsgi import request_of
-from onefold._steps.completing import ATTEMPT_S, Abandoned, CompletionAttempt
+from onefold._steps.completer import ATTEMPT_S, Abandoned, CompletionAttempt
 from onefold._steps.sealing import Sealing, request_context
 from onefold.errors import ConfigurationError, OnefoldError
 
@@ -33,7 +33,7 @@ _CANCEL_S: Final = 5.0
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
 
-class Replays:
+class RequestRepeater:
     """Makes requests again that were left."""
 
     def __init__(self, installed: list[InstalledApp], sealing: Sealing, *, attempt_s: float = ATTEMPT_S) -> None:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._app.completer_methods import CompleterSettings
-from onefold._http.completing import Replays, check_installed
+from onefold._http.repeated_requests import RequestRepeater, check_installed
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold._policy.ranges import require
-from onefold._steps.completing import CompletedWorks, Completer, CompleterConfig
+from onefold._steps.completer import CompletedWorks, Completer, CompleterConfig
 
 if TYPE_CHECKING:
     from onefold._app.base_app import BaseOnefold
@@ -37,17 +37,17 @@ class Completion:
         self._dialect = dialect
         self._config = CompleterConfig(**settings)
         self.installed = layer.installed
-        self._replays = Replays(layer.installed, layer.stepped().sealing, attempt_s=self._config.attempt_s)
+        self._repeater = RequestRepeater(layer.installed, layer.stepped().sealing, attempt_s=self._config.attempt_s)
 
     def on_thread(self, database: Database[Any], limit: int) -> CompletedWorks:
         """One round."""
-        return run(self._flow(self._replays.attempt, limit, lambda: False), ThreadExecutor(database))
+        return run(self._flow(self._repeater.attempt, limit, lambda: False), ThreadExecutor(database))
 
     async def on_loop(
         self, database: AsyncDatabase[Any], limit: int, stopped: Callable[[], bool] = lambda: False
     ) -> CompletedWorks:
         """One round. What runs when it is stopped goes on to its end."""
-        return await run_async(self._flow(self._replays.attempt_on_loop, limit, stopped), TaskExecutor(database))
+        return await run_async(self._flow(self._repeater.attempt_on_loop, limit, stopped), TaskExecutor(database))
 
     def _flow(self, attempt: Callable[..., Any], limit: int, stopped: Callable[[], bool]) -> Flow[CompletedWorks]:
         require("limit", limit, least=1, most=100_000)

@@ -24,7 +24,7 @@ from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkGivenUp
 from onefold._policy.backoff import Backoff, Draw
 from onefold._policy.ranges import require
-from onefold._steps.sql.completing import STATEMENTS
+from onefold._steps.sql.completer_statements import STATEMENTS
 
 _log = logging.getLogger("onefold.steps")
 
