@@ -38,7 +38,12 @@ PROBLEMS = (
     (403, "not-authorized", "The application does not allow this request to the caller."),
     (406, "answer-encoded", "The stored answer has a content coding that the request does not accept: accept it."),
     (408, "body-too-slow", "The body did not arrive in time; nothing was done. Retry with the same key."),
-    (409, "key-in-flight", "The same request is being worked on. Wait for Retry-After, then retry with the same key."),
+    (
+        409,
+        "key-in-flight",
+        "The same request is being worked on, or its process died and its lease still runs. Wait for Retry-After "
+        "(where the request is done in recorded steps, up to the rest of the lease), then retry with the same key.",
+    ),
     (
         409,
         "work-parked",
