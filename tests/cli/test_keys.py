@@ -286,16 +286,33 @@ def test_resume_of_a_message_redrives_its_dead_letter_and_discard_forgets_its_wo
             stage.deliver(message(name))
             stage.run_due()
         found = {each["operation"]: each for each in ask(place, "list", "--parked")}
-        assert sorted(found) == ["billing: m1", "billing: m2"]
-        told_again = ask(place, "resume", found["billing: m1"]["id"], "--again", "--actor", "ada", "--yes")
+        assert sorted(found) == ["billing: m1 from shop", "billing: m2 from shop"]
+        told_again = ask(place, "resume", found["billing: m1 from shop"]["id"], "--again", "--actor", "ada", "--yes")
         assert told_again == {
-            "resumed": found["billing: m1"]["id"],
-            "operation": "billing: m1",
+            "resumed": found["billing: m1 from shop"]["id"],
+            "operation": "billing: m1 from shop",
             "recorded": "call 'charge' was not made, and is made",
             "redriven": 1,
         }
         assert stage.run_due() == [Handled("billing", "ride.wanted")]
         onefold("dlq", "discard", "m2", "--actor", "ada", "--yes", "-d", place.address)
+        assert stage.left() == (0, 0, 0)
+
+
+def test_resume_of_a_message_redrives_none_of_another_source(place: Place) -> None:
+    with stage_at(place, asynchronous=False, attempts=2) as stage:
+        stage.charge_step = StepOptions("charge", replayable=False)
+        for source in ("first", "second"):
+            stage.during = fail_once()
+            stage.deliver(message("m1", source=source))
+        stage.run_due()
+        assert len(stage.failed()) == 2
+        for work in ask(place, "list", "--parked"):
+            _, _, source = work["operation"].rpartition(" from ")
+            told = ask(place, "resume", work["id"], "--again", "--actor", "ada", "--yes")
+            assert told["redriven"] == 1
+            assert [each.source for each in stage.failed().values() if each.state == "waiting"] == [source]
+            assert stage.run_due() == [Handled("billing", "ride.wanted")]
         assert stage.left() == (0, 0, 0)
 
 

@@ -10,11 +10,14 @@ import pytest
 
 from onefold import StepOptions
 from onefold._inbox.redrive import Filter, discard, redrive
+from onefold._kernel.effects import Discard
 from onefold._kernel.results import encode_result
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, Parked
-from onefold._steps.message_work import forget_message, read_operation
+from onefold._steps.message_work import MessageName, forget_message, read_operation
 from onefold._steps.sealing import Sealing, step_context
 from onefold._steps.unfinished import list_works, release, resume
+from onefold._steps.work_attempt import WorkAttempt
+from onefold.errors import StoreUnavailable
 from tests.steps.message_stage import Stage, message, stage_at
 from tests.steps.places import Place, effects
 
@@ -195,7 +198,7 @@ def test_a_call_whose_outcome_is_unknown_makes_a_dead_letter_until_a_person_says
     [event] = stage.run_due()
     assert isinstance(event, DeadLettered)
     [work] = stage.place.flow(list_works(dialect, parked_only=True))
-    assert read_operation(work.operation) == ("billing", "m1")
+    assert read_operation(work.operation) == MessageName("billing", "shop", "m1")
     assert f"onefold keys show {work.id}" in stage.failed()["m1"].reason
     # Redriven before that, it is dead again at once, and its handler is not called.
     before = list(stage.runs)
@@ -206,6 +209,78 @@ def test_a_call_whose_outcome_is_unknown_makes_a_dead_letter_until_a_person_says
     stage.place.flow(resume(dialect, work.id, actor="ada", result=result))
     stage.place.flow(redrive(dialect, Filter(consumer="billing"), actor="ada"))
     assert stage.run_due() == [HANDLED]
+    assert len(stage.charges) == 1
+    assert_done(stage)
+
+
+def test_the_end_of_a_message_leaves_anothers_of_the_same_id_alone(stage: Stage) -> None:
+    """The one of another source has failed, and waits, while the first is in its call."""
+    other = message(source="other")
+
+    def other_comes() -> Any:
+        stage.during = once_only(KeyError("on purpose"))
+        return stage.hand(other, inbox=stage.another())
+
+    stage.during = other_comes
+    assert stage.deliver() == HANDLED
+    assert [each.source for each in stage.failed().values()] == ["other"]
+    assert stage.run_due() == [HANDLED]
+    assert effects(stage.place) == ["m1 created", "m1 created", "m1 paid 500", "m1 paid 500"]
+    assert len(stage.ledger()) == 2
+    assert stage.left() == (0, 0, 0)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_message_whose_id_was_taken_meanwhile_is_handled_under_another_name(place: Place, finishes: bool) -> None:
+    with stage_at(place, asynchronous=False, attempts=1) as stage:
+        stage.finishes = finishes
+        other = message(source="other")
+
+        def other_comes() -> Any:
+            stage.between = lambda: None
+            assert stage.hand(other, inbox=stage.another()) == HANDLED
+
+        stage.between = other_comes
+        assert stage.deliver() == HANDLED
+        assert (len(stage.charges), len({key for _, key in stage.charges})) == (2, 2)
+        assert effects(place).count("m1 created") == 2
+        assert len(stage.ledger()) == 2
+        assert stage.left() == (0, 0, 0)
+
+
+def test_a_message_that_is_being_handled_keeps_its_work_when_what_waits_of_it_is_discarded(place: Place) -> None:
+    with stage_at(place, asynchronous=False) as stage:
+        forget = functools.partial(forget_message, place.database.dialect)
+
+        def discarded() -> None:
+            stage.during = lambda: None
+            assert stage.hand(redelivered=True, inbox=stage.another()) == DUPLICATE
+            gone = discard(place.database.dialect, "billing", ("m1",), actor="ada", force=True, forget=forget)
+            assert place.flow(gone) == 1
+
+        stage.during = discarded
+        assert stage.deliver() == HANDLED
+        assert stage.runs == ["m1"]
+        assert_done(stage)
+
+
+def test_a_store_that_fails_at_the_end_counts_as_no_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = once_only(StoreUnavailable("the connection was lost during COMMIT"))
+    commit = WorkAttempt._commit
+
+    async def fail_first(self: WorkAttempt, *args: Any) -> None:
+        try:
+            lost()
+        except StoreUnavailable:
+            await Discard()
+            raise
+        await commit(self, *args)
+
+    monkeypatch.setattr(WorkAttempt, "_commit", fail_first)
+    with pytest.raises(StoreUnavailable):
+        stage.deliver()
+    assert stage.failed() == {}
+    assert stage.deliver(redelivered=True) == HANDLED
     assert len(stage.charges) == 1
     assert_done(stage)
 

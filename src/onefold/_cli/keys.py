@@ -14,6 +14,8 @@ from onefold._cli.options import ACTOR, DATABASE, JSON, YES, actor_name, confirm
 from onefold._cli.output import age, answer, harmless, moment, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
+from onefold._inbox.failed_messages import kept_names
+from onefold._inbox.message_identity import identity_of
 from onefold._inbox.redrive import Filter, redrive
 from onefold._kernel.results import encode_result
 from onefold._steps.message_work import read_operation
@@ -157,8 +159,11 @@ def resume_command(
 def _redrive(db: CommandSession, work: WorkView, actor: str) -> int:
     """A message that waits for a person is a dead letter: have it tried again. 0: it is none, and goes on when it is
     due."""
-    consumer, message_id = read_operation(work.operation)
-    chosen = Filter(consumer=consumer, ids=(message_id,))
+    name = read_operation(work.operation)
+    kept = db.ask(kept_names(db.dialect, name.consumer, identity_of(name.message_id, name.source)))
+    if not kept:
+        return 0
+    chosen = Filter(consumer=name.consumer, ids=kept)
     return db.ask(redrive(db.dialect, chosen, actor=actor)).failed_messages
 
 

@@ -7,6 +7,7 @@ hand would make all of them suspects.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -15,10 +16,11 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import reread
 from onefold._inbox.handling import Inbox
 from onefold._inbox.handling_log import log_failure
+from onefold._inbox.message_identity import Identity
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stored_message import FailedMessage, StoredMessage, place, stored_from_row
-from onefold._kernel.checkout import with_connection
+from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Fetch
 from onefold._kernel.telemetry import Listener, tell
@@ -195,3 +197,9 @@ def _in_order(failed_message: FailedMessage) -> tuple[bytes, int, int]:
     if message is None:
         return b"", 0, 0
     return failed_message.stream or b"", message.epoch or 0, message.version or 0
+
+
+async def kept_names(dialect: str, consumer: str, who: Identity) -> tuple[str, ...]:
+    """The ids of the failed messages that are of this message."""
+    rows = await with_connection(functools.partial(fetch_rows, STATEMENTS[dialect].stepped.kept(consumer, who)))
+    return tuple(name for (name,) in rows)

@@ -200,14 +200,14 @@ class Inbox:
         if not isinstance(opened, _Go):
             await Release()
             return opened
-        error: Exception | None
         if self._stepped is None:
             error = await self._run([stored], tx, opened.after)
         else:
-            outcome = await self._stepped.run(stored, opened.after)
-            if isinstance(outcome, Duplicate):
+            if isinstance(outcome := await self._stepped.run(stored, opened.after), Duplicate):
                 return outcome
             error = outcome
+            if await self._stepped.finds_id_taken(stored, error):
+                return await self._attempt_apart(stored.set_apart(), tx)
         if error is None:
             if self.behind and stored.stream is not None and not isinstance(stored, FailedMessage):
                 self.behind.discard(stored.stream)

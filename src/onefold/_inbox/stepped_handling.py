@@ -25,12 +25,19 @@ from onefold._inbox.handler_call import Invocation, Performs
 from onefold._inbox.handler_transaction import AnswerCheck
 from onefold._inbox.sql.statements import Statements
 from onefold._inbox.stored_message import FailedMessage, StoredMessage, place
-from onefold._kernel.checkout import rollback_and_release, run_batch, with_connection
+from onefold._kernel.checkout import fetch_rows, rollback_and_release, run_batch, with_connection
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Call, Flow, Statement, Step
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry.consumer_events import Duplicate
-from onefold.errors import ConfigurationError, WorkInProgress, WorkParked
+from onefold.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UniqueViolated,
+    WorkInProgress,
+    WorkParked,
+)
 
 _log = logging.getLogger("onefold.consumer")
 
@@ -111,7 +118,8 @@ class SteppedHandling:
 
     async def run(self, stored: StoredMessage, after: tuple[Statement, ...]) -> Duplicate | Exception | None:
         """Handle it. An error: it has failed, and its recorded steps stay. Duplicate: it is busy elsewhere. `after`
-        goes with the ledger row. The transaction that found out that it is its turn is ended first."""
+        goes with the ledger row. The transaction that found out that it is its turn is ended first. Raises StoreError:
+        the store could not record what was done, which is no failure of the handler."""
         # Of a strict stream it has written where that stands; else a ledger row, which comes with the end.
         if self._consumer.order == "none":
             await rollback_and_release()
@@ -135,7 +143,17 @@ class SteppedHandling:
             return None
         if work.is_taken_over:
             return await with_connection(functools.partial(self._postpone, stored))
+        if isinstance(error, StoreUnavailable | OutcomeUnknown):
+            raise error
         return work.parked or error
+
+    async def finds_id_taken(self, stored: StoredMessage, error: Exception | None) -> bool:
+        """Whether its end was refused because another source's message of the same id has ended meanwhile."""
+        if not isinstance(error, UniqueViolated):
+            return False
+        kept = isinstance(stored, FailedMessage)
+        conflict = self._sql.id_conflict(self._consumer.name, stored.identity, kept=kept)
+        return bool(await with_connection(functools.partial(fetch_rows, conflict)))
 
     def begins_stream(self, stored: StoredMessage) -> bool:
         """Whether it is the first version of a strict stream. Nothing stands in front of those behind it until it has
@@ -149,7 +167,7 @@ class SteppedHandling:
             unless=(sql.stepped.unless_handled(name, who),),
             before=() if at is None else (sql.lock(name, at[0]),),
             # A delivery of it that came meanwhile is kept as a failed message.
-            settle=(sql.stepped.settle(name, who, at), sql.drop(name, stored.id), *after),
+            settle=(sql.stepped.settle(name, who, at), sql.stepped.drop_kept(name, who), *after),
             known=sql.handled(name, who),
         )
 

@@ -55,7 +55,7 @@ class MessageWork(WorkAttempt):
         ask = WorkAsk(
             digest=digest,
             kind="message",
-            operation=write_operation(name.consumer, kept_as),
+            operation=write_operation(name),
             fingerprint=digest,
             lease_s=lease_s,
             retention_s=retention_s,
@@ -94,17 +94,19 @@ class MessageWork(WorkAttempt):
         return await with_connection(look)
 
 
-def write_operation(consumer: str, message_id: str) -> str:
+def write_operation(name: MessageName) -> str:
     """What people and logs call the work of a message."""
-    return f"{consumer}: {message_id}"
+    return f"{name.consumer}: {name.message_id} from {name.source}"
 
 
-def read_operation(operation: str) -> tuple[str, str]:
-    """The consumer, and what it keeps the message as. Names of consumers have no colon."""
-    consumer, _, message_id = operation.partition(": ")
-    return consumer, message_id
+def read_operation(operation: str) -> MessageName:
+    """The message that a work is of. Names of consumers have no colon, and sources no spaces."""
+    consumer, _, rest = operation.partition(": ")
+    message_id, _, source = rest.rpartition(" from ")
+    return MessageName(consumer, source, message_id)
 
 
 def forget_message(dialect: str, consumer: str, source: str, message_id: str) -> tuple[Statement, ...]:
-    """What deletes its work, if there is one, and all that is recorded of it: the message was given up."""
-    return STATEMENTS[dialect].forget(MessageName(consumer, source, message_id).digest)
+    """What deletes its work, and all that is recorded of it: the message was given up. One that is being done at this
+    moment stays, and ends."""
+    return STATEMENTS[dialect].forget_idle(MessageName(consumer, source, message_id).digest)

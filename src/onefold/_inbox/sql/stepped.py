@@ -21,6 +21,11 @@ class SteppedStatements:
             EXISTS (SELECT 1 FROM onefold_progress WHERE consumer = $1::text AND stream = $5::bytea
                     AND epoch = $6::bigint AND version = ($7::bigint - 1))
         """
+        kept = """
+            FROM onefold_letter WHERE consumer = $1::text AND message_id IN ($2::text, $3::text)
+              AND (message_id = $3::text OR source IS NULL OR $4::text IS NULL OR source = $4::text)
+        """
+        self._kept, self._drop_kept = d.text(f"SELECT message_id {kept}"), d.text(f"DELETE {kept}")
         free = f"NOT ({handled})"
         self._settle = {
             is_ordered: d.text(f"{columns} VALUES ($1::text, CASE WHEN {when} THEN $2::text END, $4::text)")
@@ -34,3 +39,11 @@ class SteppedStatements:
     def settle(self, consumer: str, who: Identity, at: tuple[Value, Value, Value] | None) -> Statement:
         """The ledger row. Refused where it is there, or where it is not the turn of this version of a strict stream."""
         return Statement(self._settle[at is not None], (consumer, who.name, who.apart, who.source, *(at or ())))
+
+    def drop_kept(self, consumer: str, who: Identity) -> Statement:
+        """Deletes what is kept of this message, under either name; another source's of the same id stays."""
+        return Statement(self._drop_kept, (consumer, who.name, who.apart, who.source))
+
+    def kept(self, consumer: str, who: Identity) -> Statement:
+        """The names under which this message is kept."""
+        return Statement(self._kept, (consumer, who.name, who.apart, who.source))

@@ -38,6 +38,11 @@ class UnfinishedStatements:
             d.text(f"DELETE FROM onefold_step WHERE {_THIS}"),
             d.text(f"DELETE FROM onefold_work WHERE {_THIS}"),
         )
+        gone = f"NOT EXISTS (SELECT 1 FROM onefold_work WHERE {_THIS})"
+        self._forget_idle = (
+            d.text(f"DELETE FROM onefold_work WHERE {_THIS} AND lease_ends_at <= {d.now}"),
+            d.text(f"DELETE FROM onefold_step WHERE {_THIS} AND {gone}"),
+        )
         self._resume = d.text(
             f"UPDATE onefold_work SET parked = NULL, attempts = 0, due_at = {d.now}, lease_ends_at = {d.now} "
             f"WHERE {_THIS}"
@@ -61,6 +66,10 @@ class UnfinishedStatements:
 
     def forget(self, digest: bytes) -> tuple[Statement, ...]:
         return tuple(Statement(sql, (digest,)) for sql in self._forget)
+
+    def forget_idle(self, digest: bytes) -> tuple[Statement, ...]:
+        """`forget`, unless its lease runs."""
+        return tuple(Statement(sql, (digest,)) for sql in self._forget_idle)
 
     def resume(self, digest: bytes) -> Statement:
         """Its attempts are counted anew."""
