@@ -299,6 +299,16 @@ def test_resume_of_a_message_redrives_its_dead_letter_and_discard_forgets_its_wo
         assert stage.left() == (0, 0, 0)
 
 
+def test_a_result_is_not_taken_where_nothing_tells_whether_it_is_sealed(place: Place) -> None:
+    begin(place, A, ("charge", "started"), parked="outcome unknown: charge")
+    place.change("UPDATE onefold_work SET kind = 'work', request = NULL")
+    resume = ("resume", A.hex(), "--result", "7", "--actor", "ada", "--yes")
+    refused = keys(place, *resume)
+    assert refused.returncode != 0
+    assert "say --unsealed" in refused.stderr
+    assert ask(place, *resume, "--unsealed")["resumed"] == A.hex()
+
+
 def test_resume_of_a_message_redrives_none_of_another_source(place: Place) -> None:
     with stage_at(place, asynchronous=False, attempts=2) as stage:
         stage.charge_step = StepOptions("charge", replayable=False)

@@ -126,6 +126,9 @@ def resume_command(
         str,
         typer.Option("--app", metavar="TARGET", help="module:attribute of the Onefold whose keys seal --result."),
     ] = "",
+    unsealed: Annotated[
+        bool, typer.Option("--unsealed", help="With --result: its application has no Keyring (sealer=).")
+    ] = False,
     actor: Annotated[str, ACTOR] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
@@ -134,7 +137,7 @@ def resume_command(
     Its attempts are counted anew."""
     if result is not None and again:
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
-    sealing = _sealing_of(target) if target else None
+    sealing = _sealing_of(target) if target else Sealing() if unsealed else None
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
         call = find_unknown_call(steps)
@@ -186,9 +189,15 @@ def _store_result(
     if call is None:
         return plain  # refused below, with what to do
     if sealing is None:
-        if work.is_sealed or any(is_sealed(step.result) for step in steps if step.result):
+        results = [step.result for step in steps if step.result]
+        if work.is_sealed or any(map(is_sealed, results)):
             raise ConfigurationError(
                 f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
+            )
+        if work.kind != "request" and not results:
+            raise ConfigurationError(
+                f"nothing recorded of work {work.id} tells whether its results are sealed: name its application, --app "
+                "shop.app:once, or say --unsealed where that has no Keyring"
             )
         sealing = Sealing()
     return sealing.seal(plain, step_context(bytes.fromhex(work.id), call.position, call.name))
