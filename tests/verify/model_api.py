@@ -67,7 +67,8 @@ class Begun:
 
 @dataclass
 class ModelApi:
-    """`defects` are planted; `stripe` makes it one in Stripe's manner; `key_optional` runs requests without a key."""
+    """`defects` are planted; `stripe` makes it one in Stripe's manner; `key_optional` runs requests without a key.
+    `answers_alike` says of every execution that it is ok, and where it is only with `located`."""
 
     defects: frozenset[str] = frozenset()
     stripe: bool = False
@@ -78,6 +79,9 @@ class ModelApi:
     refuses_expired: bool = False
     unique_items: bool = False
     moved: bool = False
+    located: bool = False
+    fails_with: int | None = None
+    missing_key: int = 400
     now_s: float = 0.0
     rows: list[object] = field(default_factory=list)
     requests: list[ProbeRequest] = field(default_factory=list)
@@ -111,6 +115,8 @@ class ModelApi:
         item = self._item(request.body)
         if item is None:
             return self._refuse(400, "body-invalid")
+        if self.fails_with is not None:
+            return ProbeAnswer(status=self.fails_with)
         if self.moved:
             return ProbeAnswer(status=307, headers=(("location", b"/orders/"),))
         if self.unique_items and item in self.rows:
@@ -122,7 +128,7 @@ class ModelApi:
                 or (lines and "empty is none" in self.defects)
             ):
                 return Begun((object(),), None, item)
-            return self._refuse(400, "key-missing")
+            return self._refuse(self.missing_key, "key-missing")
         return self._claim(self._scope(request, principal, key), self._fingerprint(request), item, principal)
 
     def finish(self, begun: Begun) -> ProbeAnswer:
@@ -165,7 +171,7 @@ class ModelApi:
         return Begun(scope, fingerprint, item)
 
     def _is_used_up(self, kept: Stored) -> bool:
-        return "answers once" in self.defects and kept.replays >= 1
+        return ("answers once" in self.defects and kept.replays >= 1) or "runs every retry" in self.defects
 
     def _has_expired(self, kept: Stored) -> bool:
         if "keeps keys for ever" in self.defects:
@@ -190,7 +196,8 @@ class ModelApi:
         self.rows.append(item)
         number = len(self.rows)
         body = {"ok": True} if self.answers_alike else {"id": number, "item": item}
-        lines = {"content-type": "application/json", "location": "/orders/1" if self.answers_alike else f"/o/{number}"}
+        place = "/orders/1" if self.answers_alike and not self.located else f"/o/{number}"
+        lines = {"content-type": "application/json", "location": place}
         lines["set-cookie"] = f"session=s{number}; Path=/"
         headers = tuple((name, value.encode()) for name, value in lines.items())
         return ProbeAnswer(status=201, headers=headers, body=json.dumps(body).encode())

@@ -10,7 +10,7 @@ from onefold._verify.answers import exchange
 from onefold._verify.catalogue import CHECKS
 from onefold._verify.credentials import Secrets
 from onefold._verify.http_port import NoAnswer, ProbeAnswer, ProbeRequest, Reply
-from onefold._verify.reports.text_report import text
+from onefold._verify.reports.text_report import text, verdict_line
 from tests.verify.model_api import DEFECTS, ModelApi
 from tests.verify.probes import ACME, names, probe
 
@@ -70,15 +70,96 @@ def test_a_replay_without_its_mark_fails_the_profile_of_stripe_only() -> None:
 
 @pytest.mark.parametrize("defect", ["no principal", "no route", "answers once", "no lock", "keeps keys for ever"])
 def test_where_all_answers_are_alike_a_count_finds_what_they_hide(defect: str) -> None:
-    """Without one such a check is skipped, or says that answers cannot tell; it never claims what it did not see."""
+    """Without one such a check is skipped; it never claims what it did not see."""
     plain = ModelApi(frozenset({defect}), answers_alike=True, marks=False)
     assert names(probe(plain), "failed") == [DEFECTS[defect]]
     blind = ModelApi(frozenset({defect}), answers_alike=True, marks=False)
     report = probe(blind, counted=False)
     assert names(report, "failed") == []
     [finding] = [finding for finding in report.findings if finding.check == DEFECTS[defect]]
-    assert finding.outcome == "skipped" or defect in ("answers once", "no lock")
-    assert "--count" in finding.seen or defect == "no lock"
+    assert finding.outcome == "skipped"
+    assert "give --count" in finding.seen
+    assert report.verdict == "untold"
+
+
+#: They ask whether a retry has run: an execution with the same answer looks like a replay.
+ABOUT_RETRIES = {
+    *("replay", "byte-identity", "replay-headers", "unrelated-headers", "cookies", "parallel"),
+    *("key-bare", "key-parameters", "key-hostile"),
+}
+
+
+@pytest.mark.parametrize("canary", [False, True])
+def test_an_api_that_runs_every_retry_and_always_answers_the_same_is_not_told_to_keep_the_contract(
+    canary: bool,
+) -> None:
+    api = ModelApi(frozenset({"runs every retry"}), answers_alike=True, marks=False)
+    report = probe(api, counted=False, canary=canary)
+    assert not ABOUT_RETRIES & set(names(report, "passed"))
+    assert report.verdict == "untold"
+    skipped = {finding.check: finding.seen for finding in report.of("skipped")}
+    for check in ABOUT_RETRIES & skipped.keys():
+        assert "give --count" in skipped[check], check
+    first_line = verdict_line(report)
+    assert first_line.startswith("NOT TOLD: ")
+    assert "--count" in first_line
+    assert "keeps the contract" not in text(report)
+    assert names(probe(api, canary=canary), "failed")[0] == "replay"
+
+
+def test_answers_alike_are_told_by_the_mark_of_replays_or_by_where_the_first_one_is() -> None:
+    for api in (ModelApi(answers_alike=True), ModelApi(answers_alike=True, located=True, marks=False)):
+        report = probe(api, counted=False, other_headers=(), other_url=None, expiry_s=None)
+        assert names(report, "failed") == []
+        assert set(names(report, "passed")) >= ABOUT_RETRIES
+    located = ModelApi(frozenset({"runs every retry"}), answers_alike=True, located=True, marks=False)
+    assert {"replay", "parallel"} <= set(names(probe(located, counted=False), "failed"))
+
+
+def test_keys_that_are_cut_are_found_by_an_answer_that_belongs_to_another_key() -> None:
+    for counted in (True, False):
+        defects = frozenset({"cuts keys", "compares payloads in flight only"})
+        assert "key-length" in names(probe(ModelApi(defects, marks=False), counted=counted), "failed")
+    alike = ModelApi(defects, marks=False, answers_alike=True)
+    assert "key-length" in names(probe(alike), "failed")
+    assert "key-length" in names(probe(alike, counted=False), "skipped")
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_where_retries_run_again_checks_of_replays_are_skipped_with_that_reason(counted: bool) -> None:
+    report = probe(ModelApi(frozenset({"runs every retry"})), counted=counted)
+    skipped = {finding.check: finding.seen for finding in report.of("skipped")}
+    for check in ("byte-identity", "replay-headers", "key-length", "key-parameters", "other-principal", "expiry"):
+        assert "retries run again" in skipped[check], check
+    assert names(report, "failed")[0] == "replay"
+    hostile = probe(ModelApi(frozenset({"runs every retry", "concatenates SQL"})), counted=counted)
+    assert "key-hostile" in names(hostile, "failed"), "what a key does to the server is found all the same"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "unsaid"),
+    [
+        (500, "the server failed: see its log", "--body"),
+        (503, "the server failed: see its log", "--profile"),
+        (401, "give --header with credentials", "--body"),
+        (403, "give --header with credentials", "--body"),
+        (422, "check --body", "its log"),
+    ],
+)
+def test_a_target_that_cannot_be_tested_is_told_with_what_helps(status: int, said: str, unsaid: str) -> None:
+    report = probe(ModelApi(fails_with=status))
+    assert report.verdict == "unusable"
+    assert said in (report.unusable or "")
+    assert unsaid not in (report.unusable or "")
+
+
+def test_a_missing_key_that_is_refused_otherwise_is_told_so() -> None:
+    [finding] = probe(ModelApi(missing_key=422), only=("key-missing",)).of("failed")
+    assert "run twice" not in finding.why
+    assert "is refused" in finding.why
+    assert "400" in finding.advice
+    [run] = probe(ModelApi(frozenset({"runs without a key"})), only=("key-missing",)).of("failed")
+    assert "run twice" in run.why
 
 
 def test_nothing_more_is_sent_than_was_announced() -> None:

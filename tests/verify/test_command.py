@@ -208,6 +208,38 @@ def test_a_canary_says_one_line_and_fails_with_all_of_it() -> None:
     assert "  what to do  store the answer" in ill.stdout
 
 
+@pytest.mark.parametrize("words", [[], ["--canary"]])
+def test_what_answers_cannot_tell_is_no_success_and_the_first_line_asks_for_a_count(
+    words: list[str], tmp_path: Path
+) -> None:
+    api = ModelApi(frozenset({"runs every retry"}), answers_alike=True, marks=False)
+    with serving(api) as url:
+        answer = verify(f"{url}/orders", *words, *REPORTS, cwd=tmp_path)
+    assert answer.returncode == 2
+    first = answer.stdout.partition("\n")[0]
+    assert first.startswith(f"NOT TOLD: {url}/orders: ")
+    assert "--count" in first
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "untold"
+    [suite] = ElementTree.fromstring((tmp_path / "r.xml").read_text())
+    assert suite.get("errors") == "1"
+    assert _samples(tmp_path / "r.prom")["onefold_verify_success"] == 0
+    with serving(api, tmp_path / "count") as url:
+        counted = verify(f"{url}/orders", *words, "--count", "cat count", cwd=tmp_path)
+    assert counted.returncode == 1
+
+
+def test_the_checks_that_are_announced_are_those_of_the_result() -> None:
+    for words in ([], ["--canary"], ["--skip", "replay"], ["--profile", "stripe", "--key-optional"]):
+        stripe = "stripe" in words
+        with serving(ModelApi(stripe=stripe, key_optional=stripe)) as url:
+            answer = verify(f"{url}/orders", *words)
+        said = re.search(r": (\d+) checks of the profile", answer.stderr)
+        figures = re.search(r"(\d+) passed, (\d+) failed, (\d+) skipped;", answer.stdout)
+        assert said is not None
+        assert figures is not None
+        assert int(said[1]) == sum(map(int, figures.groups()))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

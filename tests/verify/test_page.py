@@ -26,3 +26,8 @@ def test_every_profile_leaves_out_checks_that_exist() -> None:
     for profile in PROFILES.values():
         assert profile.left_out.keys() <= {check.name for check in CHECKS}
         assert f"`{profile.name}`" in PAGE
+
+
+def test_the_result_that_the_page_shows_has_all_checks() -> None:
+    [figures] = re.findall(r"(\d+) passed, (\d+) failed, (\d+) skipped;", PAGE)
+    assert sum(map(int, figures)) == len(CHECKS)

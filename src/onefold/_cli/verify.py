@@ -103,7 +103,7 @@ def command(
     metrics_file: Annotated[Path | None, _METRICS_FILE] = None,
 ) -> None:
     """Test an HTTP API, or a consumer, against the contract. Exit code 0: all checks passed; 1: one failed; 2: wrong
-    options, or the target cannot be tested."""
+    options, or the target cannot be tested, or its answers do not tell (give --count)."""
     files = {json_document: json_file, junit: junit_file, html_page: html_file, metrics: metrics_file}
     try:
         require_httpx()
@@ -276,10 +276,11 @@ def _announce(plan: _Plan, *, dry_run: bool, ask: bool) -> bool:
     sending = f"at most {plan.requests_max} requests ({target.method}), up to {target.duplicates} at once"
     if not plan.requests_max:
         sending = f"no requests; {target.deliveries + 1} messages"
+    left_out = f", {len(plan.left_out)} of them left out" if plan.left_out else ""
     commands = "".join(f"; runs the command of {option}" for option in plan.truth.options)
     line = (
-        f"{plan.shown}: {len(plan.checks)} checks of the profile {target.profile.name}; sends {sending}, each with "
-        f"keys of its own, and each may take effect{commands}; run {plan.run_id}"
+        f"{plan.shown}: {len(plan.checks) + len(plan.left_out)} checks of the profile {target.profile.name}{left_out}; "
+        f"sends {sending}, each with keys of its own, and each may take effect{commands}; run {plan.run_id}"
     )
     if dry_run:
         typer.echo(harmless(line))
@@ -340,6 +341,6 @@ def _write(file: Path | None, content: str) -> None:
 def _say_report(report: ProbeReport, *, canary: bool) -> None:
     brief = canary and report.verdict == "passed"
     typer.echo(harmless(verdict_line(report) if brief else text(report).rstrip("\n")))
-    code = {"passed": 0, "failed": 1, "unusable": 2}[report.verdict]
+    code = {"passed": 0, "failed": 1, "unusable": 2, "untold": 2}[report.verdict]
     if code:
         raise typer.Exit(code)

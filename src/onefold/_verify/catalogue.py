@@ -31,6 +31,8 @@ class ProbeCheck:
     requests: int
     together: int = 0
     canary: bool = False
+    of_replays: bool = False
+    """It compares with a replay, or with what is none: where retries run again, it says nothing."""
 
 
 CHECKS: Final[tuple[ProbeCheck, ...]] = (
@@ -52,6 +54,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="store the bytes of the answer, not the objects that it was made of",
         run=replay.check_byte_identity,
         requests=2,
+        of_replays=True,
         canary=True,
     ),
     ProbeCheck(
@@ -62,6 +65,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="store an allow-list of headers with the answer",
         run=replay.check_replay_headers,
         requests=2,
+        of_replays=True,
     ),
     ProbeCheck(
         name="replay-mark",
@@ -71,6 +75,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="add the header where an answer comes from the store",
         run=replay.check_replay_mark,
         requests=2,
+        of_replays=True,
     ),
     ProbeCheck(
         name="unrelated-headers",
@@ -80,6 +85,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="leave headers out of the fingerprint, but for those that change what is asked for",
         run=replay.check_unrelated_headers,
         requests=2,
+        of_replays=True,
     ),
     ProbeCheck(
         name="cookies",
@@ -89,6 +95,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="leave Set-Cookie, WWW-Authenticate and tokens out of what is stored",
         run=replay.check_cookies,
         requests=2,
+        of_replays=True,
     ),
     ProbeCheck(
         name="mismatch",
@@ -138,6 +145,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="parse the header as a Structured Field String; take the bare text for its content, or refuse it",
         run=key_header.check_key_bare,
         requests=2,
+        of_replays=True,
     ),
     ProbeCheck(
         name="key-types",
@@ -165,6 +173,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="take the string only as the key; skip its parameters",
         run=key_header.check_key_parameters,
         requests=2,
+        of_replays=True,
     ),
     ProbeCheck(
         name="key-repeated",
@@ -192,6 +201,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="refuse what is longer than you store, before the store is asked",
         run=key_header.check_key_length,
         requests=4,
+        of_replays=True,
     ),
     ProbeCheck(
         name="key-hostile",
@@ -219,6 +229,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="make the authenticated account part of the key's scope",
         run=scope.check_other_principal,
         requests=3,
+        of_replays=True,
     ),
     ProbeCheck(
         name="no-credentials",
@@ -237,6 +248,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="make method and route part of the key's scope",
         run=scope.check_other_route,
         requests=3,
+        of_replays=True,
     ),
     ProbeCheck(
         name="problem-bodies",
@@ -264,6 +276,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         advice="check the expiry when a key is looked up, not only when old rows are deleted",
         run=expiry.check_expiry,
         requests=3,
+        of_replays=True,
     ),
     ProbeCheck(
         name="redelivery",

@@ -7,15 +7,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal["passed", "failed", "skipped"]
-Verdict = Literal["passed", "failed", "unusable"]
+Verdict = Literal["passed", "failed", "unusable", "untold"]
 
 
 class Violation(Exception):
-    """The API does not do what the contract says; the text is what it does instead."""
+    """The API does not do what the contract says; the text is what it does instead. `why` and `advice` are given where
+    those of the check do not fit."""
+
+    def __init__(self, seen: str, *, why: str | None = None, advice: str | None = None) -> None:
+        super().__init__(seen)
+        self.why, self.advice = why, advice
+
+
+class RanAgain(Violation):
+    """A request happened more often than it may."""
 
 
 class NotApplicable(Exception):
     """The check says nothing about this API, or needs an option that was not given."""
+
+
+class Untold(NotApplicable):
+    """Answers cannot tell whether the promise is kept; a count could."""
 
 
 class UnusableTarget(Exception):
@@ -45,6 +58,8 @@ class CheckFinding:
     advice: str
     outcome: Outcome
     seen: str
+    untold: bool = False
+    """Whether it was skipped because answers cannot tell, and there is no count."""
     exchanges: tuple[Exchange, ...] = ()
 
 
@@ -68,9 +83,11 @@ class ProbeReport:
     def verdict(self) -> Verdict:
         if any(finding.outcome == "failed" for finding in self.findings):
             return "failed"
-        if self.unusable is not None or not any(finding.outcome == "passed" for finding in self.findings):
+        if self.unusable is not None:
             return "unusable"
-        return "passed"
+        if any(finding.untold for finding in self.findings):
+            return "untold"
+        return "passed" if any(finding.outcome == "passed" for finding in self.findings) else "unusable"
 
     def of(self, outcome: Outcome) -> Sequence[CheckFinding]:
         return [finding for finding in self.findings if finding.outcome == outcome]

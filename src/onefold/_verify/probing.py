@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onefold._verify.answers import exchange, is_marked, same_answer
-from onefold._verify.findings import Exchange, NotApplicable, UnusableTarget, Violation
+from onefold._verify.findings import Exchange, NotApplicable, RanAgain, Untold, UnusableTarget, Violation
 from onefold._verify.http_port import HeaderLines, HttpPort, NoAnswer, ProbeAnswer, ProbeRequest
 from onefold._verify.payloads import Payloads
 from onefold._verify.profiles import Profile
@@ -64,6 +64,10 @@ class Probe:
         self.requests = 0
         self.tells_apart = False
         """Whether two executions of the same payload have different answers, so that a replay can be told from one."""
+        self.locations_tell = False
+        """Whether two executions have different Locations, which tells them apart where their content does not."""
+        self.runs_again = False
+        """Whether retries were seen to run: what a replay looks like cannot be known then."""
         self.other_payload_refused: str | None = None
         self._left = 0
         self._seen: list[Exchange] = []
@@ -148,7 +152,12 @@ class Probe:
             return True
         if not same_answer(first, answer):
             return False
-        return True if self.tells_apart else None
+        if self.tells_apart:
+            return True
+        place = answer.header("location")
+        if self.locations_tell and place is not None:
+            return place == first.header("location")
+        return None
 
     def require_replay(self, first: ProbeAnswer, answer: ProbeAnswer, what: str) -> None:
         """Inside a block of `effects`: where answers cannot tell, its count does."""
@@ -161,7 +170,7 @@ class Probe:
     def require_count(self) -> None:
         """Answers say nothing about what happened."""
         if self.around.count is None:
-            raise NotApplicable("two executions have the same answer, so a replay looks like one: give --count")
+            raise Untold("two executions have the same answer, so a replay looks like one: give --count")
 
     @contextmanager
     def effects(self, expected: int, of: str) -> Iterator[None]:
@@ -177,4 +186,5 @@ class Probe:
         after = self.around.count()
         self._seen.append(Exchange(sent="the count command, before and after", came=f"{before}, {after}"))
         if after - before != expected:
-            raise Violation(f"the count rose by {after - before}, and must rise by {expected}: {of}")
+            violation = RanAgain if after - before > expected else Violation
+            raise violation(f"the count rose by {after - before}, and must rise by {expected}: {of}")

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from onefold._verify.answers import cut, same_answer
 from onefold._verify.catalogue import ProbeCheck
-from onefold._verify.findings import CheckFinding, NotApplicable, Outcome, ProbeReport, UnusableTarget, Violation
+from onefold._verify.findings import (
+    CheckFinding,
+    NotApplicable,
+    Outcome,
+    ProbeReport,
+    Untold,
+    UnusableTarget,
+    Violation,
+)
 from onefold._verify.http_port import ProbeAnswer
-from onefold._verify.probing import Probe
+from onefold._verify.probing import ABOUT_PACE, ABOUT_RIGHTS, Probe
 
 #: Requests of `establish`.
 FIRST_REQUESTS: Final = 3
 
 #: Redirects that repeat the request elsewhere. (302 and 303 may be the answer itself: what was made is there.)
 _MOVED: Final = frozenset({301, 307, 308})
+
+
+_FAILED: Final = "the server failed: see its log"
 
 
 def requests_max(checks: Sequence[ProbeCheck], duplicates: int) -> int:
@@ -40,13 +52,18 @@ def establish(probe: Probe) -> None:
                 f"the same payload with another key is answered {again.status}: write {{{{unique}}}} or {{{{n}}}} into "
                 "--body, so that each request is about something else"
             )
-        probe.tells_apart = again.succeeded and not same_answer(first, again)
+        # A refusal tells, too, where it is about the payload: an execution of its own would have been refused as well.
+        told = again.status < 500 and again.status not in ABOUT_PACE | ABOUT_RIGHTS
+        probe.tells_apart = told and not same_answer(first, again)
+        places = first.header("location"), again.header("location")
+        probe.locations_tell = None not in places and places[0] != places[1]
         other = probe.payloads.other(request.body)
         if other is not None:
             new = probe.request(other, probe.profile.spell(probe.around.new_key()))
             answer = probe.send(new, "another payload, with a new key")
             if not answer.succeeded:
-                probe.other_payload_refused = f"it is answered {answer.status}; give --other-body"
+                hint = _FAILED if answer.status >= 500 else "give --other-body"
+                probe.other_payload_refused = f"it is answered {answer.status}; {hint}"
     except Violation as error:
         raise UnusableTarget(str(error)) from error
 
@@ -57,10 +74,16 @@ def _require_taken(probe: Probe, first: ProbeAnswer) -> None:
         raise UnusableTarget(f"a request was answered {first.status}, and sent on to {where}: give that address")
     if not first.succeeded:
         body = cut(probe.around.hide(first.body.decode("utf-8", "replace")))
-        raise UnusableTarget(
-            f"a request with a new key was answered {first.status} {body}: check --body, --header and --method; for an "
-            "API that takes keys without quotes: --profile stripe"
-        )
+        answered = " ".join(filter(None, [str(first.status), body]))
+        raise UnusableTarget(f"a request with a new key was answered {answered}: {_what_helps(first.status)}")
+
+
+def _what_helps(status: int) -> str:
+    if status >= 500:
+        return _FAILED
+    if status in (401, 403):
+        return "give --header with credentials that may do this, e.g. --header 'Authorization: ...'"
+    return "check --body, --header and --method; for an API that takes keys without quotes: --profile stripe"
 
 
 def run(
@@ -100,22 +123,24 @@ def run(
 
 
 def _run_check(probe: Probe, check: ProbeCheck) -> CheckFinding:
+    if check.of_replays and probe.runs_again:
+        return _finding(check, "skipped", "retries run again, so that there is no replay to look at: see replay")
     probe.allow(check.requests + check.together * probe.target.duplicates)
     try:
         return _finding(check, "passed", check.run(probe))
     except Violation as violation:
-        return _finding(check, "failed", str(violation), probe)
+        failed = _finding(check, "failed", str(violation))
+        return replace(
+            failed,
+            why=violation.why or check.why,
+            advice=violation.advice or check.advice,
+            exchanges=probe.exchanges,
+        )
     except NotApplicable as reason:
-        return _finding(check, "skipped", str(reason))
+        return replace(_finding(check, "skipped", str(reason)), untold=isinstance(reason, Untold))
 
 
-def _finding(check: ProbeCheck, outcome: Outcome, seen: str, probe: Probe | None = None) -> CheckFinding:
+def _finding(check: ProbeCheck, outcome: Outcome, seen: str) -> CheckFinding:
     return CheckFinding(
-        check=check.name,
-        promise=check.promise,
-        why=check.why,
-        advice=check.advice,
-        outcome=outcome,
-        seen=seen,
-        exchanges=probe.exchanges if probe is not None else (),
+        check=check.name, promise=check.promise, why=check.why, advice=check.advice, outcome=outcome, seen=seen
     )

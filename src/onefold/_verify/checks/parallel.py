@@ -24,7 +24,8 @@ def _run_duplicates(probe: Probe) -> str:
     duplicates = probe.target.duplicates
     with probe.effects(1, f"{duplicates} duplicates at once"):
         answers = probe.send_together([request] * duplicates, "at once: duplicates")
-        ran = _different([answer for answer in answers if answer.succeeded])
+        succeeded = sorted((answer for answer in answers if answer.succeeded), key=is_marked)
+        ran = _different(probe, succeeded)
         if len(ran) > 1:
             raise Violation(f"{duplicates} duplicates at once got {len(ran)} different answers: it ran that often")
         if not ran:
@@ -33,8 +34,10 @@ def _run_duplicates(probe: Probe) -> str:
         if wrong:
             raise Violation(f"duplicates in flight were answered {_statuses(wrong)}, and not 409 or the first answer")
         retry = probe.send(request, "retry afterwards")
-        if not same_answer(ran[0], retry):
+        if not same_answer(ran[0], retry) or probe.is_replay(ran[0], retry) is False:
             raise Violation(f"the retry afterwards was answered {retry.status}, and not with the first answer")
+        if any(probe.is_replay(ran[0], answer) is None for answer in (*succeeded[1:], retry)):
+            probe.require_count()
     return _statuses(answers)
 
 
@@ -56,11 +59,11 @@ def _may_lose(probe: Probe, answer: ProbeAnswer) -> bool:
     return answer.succeeded or answer.status in probe.profile.in_flight or paced
 
 
-def _different(answers: list[ProbeAnswer]) -> list[ProbeAnswer]:
+def _different(probe: Probe, answers: list[ProbeAnswer]) -> list[ProbeAnswer]:
     """One of each; what is marked as a replay is no other execution."""
     found: list[ProbeAnswer] = []
-    for answer in sorted(answers, key=is_marked):
-        if not any(same_answer(answer, known) for known in found) and not (found and is_marked(answer)):
+    for answer in answers:
+        if all(probe.is_replay(known, answer) is False for known in found):
             found.append(answer)
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold._verify.answers import is_marked, same_answer
-from onefold._verify.findings import NotApplicable, Violation
+from onefold._verify.answers import is_marked
+from onefold._verify.findings import NotApplicable, RanAgain, Violation
 from onefold._verify.http_port import HeaderLines, ProbeAnswer
 from onefold._verify.probing import Probe
 
@@ -21,6 +21,14 @@ _UNRELATED: Final[HeaderLines] = (
 
 
 def check_replay(probe: Probe) -> str:
+    try:
+        return _retry_several_times(probe)
+    except RanAgain:
+        probe.runs_again = True
+        raise
+
+
+def _retry_several_times(probe: Probe) -> str:
     request = probe.new_request()
     with probe.effects(1, f"1 request and {_RETRIES} retries"):
         first = probe.send_first(request)
@@ -28,12 +36,12 @@ def check_replay(probe: Probe) -> str:
             retry = probe.send(request, f"retry {number}")
             if retry.status != first.status:
                 raise Violation(f"retry {number} was answered {retry.status}, the first request {first.status}")
-            if not same_answer(first, retry) and not is_marked(retry):
-                raise Violation(f"retry {number} has another content than the first answer: it ran again")
-    seen = f"{_RETRIES} retries were answered {first.status} with the first content"
-    if probe.around.count is None and not probe.tells_apart:
-        seen += "; executions have this content, too, so that only --count can tell whether they ran"
-    return seen
+            replay = probe.is_replay(first, retry)
+            if replay is False:
+                raise RanAgain(f"retry {number} has another content or Location than the first answer: it ran again")
+            if replay is None:
+                probe.require_count()
+    return f"{_RETRIES} retries were answered {first.status} with the first content"
 
 
 def check_byte_identity(probe: Probe) -> str:
@@ -93,4 +101,6 @@ def _retried(probe: Probe) -> tuple[ProbeAnswer, ProbeAnswer]:
     retry = probe.send(request, "retry")
     if retry.status != first.status:
         raise NotApplicable(f"the retry was answered {retry.status} and not replayed: see the check replay")
+    if probe.is_replay(first, retry) is None:
+        probe.require_count()
     return first, retry

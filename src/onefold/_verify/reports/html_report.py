@@ -14,7 +14,7 @@ table { border-collapse: collapse; margin: .5em 0 2em }
 td, th { padding: .3em .9em; text-align: left; vertical-align: top }
 tr:nth-child(even) { background: #f4f4f4 }
 pre { background: #f4f4f4; padding: .7em; overflow-x: auto; white-space: pre-wrap }
-.failed, .unusable { color: #a00 } .passed { color: #070 } .skipped { color: #666 }
+.failed, .unusable, .untold { color: #a00 } .passed { color: #070 } .skipped { color: #666 }
 """
 
 

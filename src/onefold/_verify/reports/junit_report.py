@@ -9,8 +9,8 @@ from onefold._verify.reports.text_report import verdict_line
 
 
 def junit(report: ProbeReport) -> str:
-    """A target that could not be tested is an error of the suite: no green run without a check."""
-    unusable = report.verdict == "unusable"
+    """A target that could not be tested, or not be judged, is an error of the suite: no green run without a check."""
+    unusable = report.verdict in ("unusable", "untold")
     suite = ElementTree.Element(
         "testsuite",
         name=f"onefold verify {report.target}",

@@ -15,9 +15,9 @@ def metrics(report: ProbeReport) -> str:
         "# HELP onefold_verify_success Whether all checks passed and at least one was done.",
         "# TYPE onefold_verify_success gauge",
         f"onefold_verify_success{{{target}}} {int(report.verdict == 'passed')}",
-        "# HELP onefold_verify_usable Whether the target could be tested.",
+        "# HELP onefold_verify_usable Whether the target could be tested, and its answers or a count told.",
         "# TYPE onefold_verify_usable gauge",
-        f"onefold_verify_usable{{{target}}} {int(report.verdict != 'unusable')}",
+        f"onefold_verify_usable{{{target}}} {int(report.verdict in ('passed', 'failed'))}",
         "# HELP onefold_verify_check_passed Whether a check passed.",
         "# TYPE onefold_verify_check_passed gauge",
     ]

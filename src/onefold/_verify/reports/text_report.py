@@ -18,6 +18,11 @@ def verdict_line(report: ProbeReport) -> str:
             return f"PASSED: {report.target} keeps the contract: {figures}"
         case "failed":
             return f"FAILED: {report.target} breaks the contract: {figures}"
+        case "untold":
+            return (
+                f"NOT TOLD: {report.target}: two executions have the same answer, so that a retry that ran again looks "
+                f"like a replay; give --count with a command that prints how often it has happened: {figures}"
+            )
         case "unusable":
             reason = report.unusable or "no check could be done: each was skipped"
             return f"NOT TESTED: {report.target}: {reason}"
@@ -41,7 +46,7 @@ def _lines(report: ProbeReport) -> Iterator[str]:
     if passed := report.of("passed"):
         yield ""
         yield from (f"passed   {finding.check}: {finding.seen}" for finding in passed)
-    if not report.counted and report.verdict != "unusable":
+    if not report.counted and report.verdict in ("passed", "failed"):
         yield ""
         yield "What happened was told from the answers alone. --count has a command count it: see docs/verify.md."
 
