@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from onefold._inbox.failed_messages import give_up, take
+from onefold._inbox.failed_messages import take
 from onefold._inbox.handling import Inbox, _Go
+from onefold._inbox.in_hand import give_up
 from onefold._inbox.stored_message import StoredMessage
 from onefold._kernel.effects import Batch, Boundary
 from onefold._kernel.executors import TaskExecutor

@@ -17,6 +17,8 @@ STREAM = b"s" * 16
 WHO = identity_of("m7", "shop")
 THOSE = json.dumps([asdict(identity_of(name, "shop")) for name in ("m7", "m8")])
 
+HELD = json.dumps([{"name": name, "started": 1, "failed": 0} for name in ("m7", "m8")])
+
 
 async def crowd(backend: Backend) -> None:
     for state, due, count in (("dead", "NULL", 20_000), ("waiting", "NULL", 20_000), ("waiting", "now()", 20)):
@@ -44,7 +46,10 @@ PLANS = [
     (SQL.any_id_conflict("billing", THOSE), "onefold_letter_pkey"),
     (SQL.claim_many("billing", THOSE), "onefold_letter_pkey"),
     (SQL.runs.take("billing", STREAM, 1, 7, 1000, 100), "onefold_letter_stream"),
-    (SQL.runs.put_back("billing", '["m7", "m8"]'), "onefold_letter_pkey"),
+    (SQL.in_hand.ours("billing", HELD), "onefold_letter_pkey"),
+    (SQL.in_hand.give_back("billing", HELD, None), "onefold_letter_pkey"),
+    (SQL.in_hand.dead_letter("billing", HELD, "late"), "onefold_letter_pkey"),
+    (SQL.in_hand.renew("billing", HELD, 1000), "onefold_letter_pkey"),
     (SQL.runs.drop("billing", '["m7", "m8"]'), "onefold_letter_pkey"),
     (SQL.runs.known("billing", THOSE), "onefold_letter_pkey"),
 ]

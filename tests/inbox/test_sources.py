@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from onefold._inbox.handling import Inbox
+from onefold._inbox.keeping import park
 from onefold._inbox.ledger_entry import LedgerEntry
 from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.retention import reap
@@ -259,7 +260,7 @@ async def test_a_failed_message_is_never_written_over_by_that_of_another_source(
     till.failing = {EU}
     await backend.deliver(inbox, sale(EU))
     [failed_message] = (await backend.failed_messages()).values()
-    late = inbox.park(stored_from_delivery(delivery(sale(US))), Early("it waits", False, None))
+    late = park(inbox.sql, "billing", stored_from_delivery(delivery(sale(US))), Early("it waits", False, None))
 
     async def write() -> None:
         await Batch((Boundary.BEGIN, late, Boundary.COMMIT))

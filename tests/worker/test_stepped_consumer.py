@@ -117,6 +117,51 @@ async def test_two_processes_that_get_the_same_messages_handle_each_once(place: 
         await once.close()
 
 
+async def test_a_kept_message_in_a_long_call_is_not_taken_by_a_process_that_would_have_it_wait(place: Place) -> None:
+    """Each process that took it would count as one that died of it."""
+    applications = [AsyncOnefold(place.address, source="rides") for _ in range(2)]
+    brokers = [MemoryBroker(), MemoryBroker()]
+    events: list[Any] = []
+    runs: list[str] = []
+    may_end = asyncio.Event()
+
+    async def charge() -> None:
+        await may_end.wait()
+
+    for once in applications:
+
+        @once.consumer("billing", topic="ride.wanted", lease_s=0.5, concurrency=1)
+        async def bill(given: Message, work: Steps) -> None:
+            runs.append(given.id)
+            await work.call("charge", charge)
+            await work.finish(insert_async, f"{given.id} paid")
+
+    moment = "(extract(epoch FROM due_at) * 1000)::bigint" if place.is_postgres else "due_at_ms"
+
+    def look() -> tuple[int, int]:
+        [(started, due_ms)] = place.rows(f"SELECT started, {moment} FROM onefold_letter")
+        return started, due_ms
+
+    async with (
+        running(runner(applications[0], brokers[0], events)),
+        running(runner(applications[1], brokers[1], events)),
+    ):
+        brokers[0].put(message("long"), redelivered=True)
+        brokers[1].put(message("other"))
+        await until(lambda: len(runs) == 2)
+        _, first_ms = look()
+        # Past what its start allowed for, and past that again.
+        await until(lambda: look()[0] != 1 or look()[1] > first_ms + 3_000)
+        started, _ = look()
+        may_end.set()
+        assert started == 1
+        await until(lambda: events.count(HANDLED) == 2)
+    assert (sorted(runs), effects(place)) == (["long", "other"], ["long paid", "other paid"])
+    assert place.rows("SELECT 1 FROM onefold_letter") == []
+    for once in applications:
+        await once.close()
+
+
 async def test_a_call_that_takes_longer_than_its_lease_keeps_the_message(place: Place) -> None:
     once = AsyncOnefold(place.address, source="rides")
     events: list[Any] = []

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._inbox.delivery_reading import find_problem
-from onefold._inbox.stored_message import StoredMessage, place, stored_from_delivery, write_identities
+from onefold._inbox.keeping import park
+from onefold._inbox.stored_message import StoredMessage, place, stored_from_delivery, write_held, write_identities
 from onefold._inbox.version_order import Early, Stand, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
@@ -57,8 +58,7 @@ async def run_in_one_go(
         return []  # each is a work of its own
     if inbox.consumer.signature.opens:
         return []  # what dependencies have opened stays open until COMMIT: for a hundred messages it may not suffice
-    stored_messages = list(failed_messages)
-    if not await checkout(lambda: _is_its_turn(inbox, stored_messages[0])):
+    if not await checkout(lambda: _is_their_turn(inbox, failed_messages)):
         await rollback_and_release()
         return []
     handled = 0
@@ -66,18 +66,20 @@ async def run_in_one_go(
     def settle(count: int) -> tuple[Statement, ...]:
         nonlocal handled
         handled = count
-        return _settle(inbox, stored_messages[:count], stored_messages[count:])
+        return _settle(inbox, failed_messages[:count], failed_messages[count:])
 
-    if await inbox.run_each(stored_messages, tx, settle) is not None:
+    if await inbox.run_each(failed_messages, tx, settle) is not None:
         return []
-    return [inbox.report(Handled(inbox.consumer.name, stored.topic)) for stored in stored_messages[:handled]]
+    inbox.in_hand.drop(failed_messages)
+    return [inbox.report(Handled(inbox.consumer.name, stored.topic)) for stored in failed_messages[:handled]]
 
 
 async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> None:
-    """Failed messages that were started together and not run wait again, as if they had not been."""
+    """Failed messages that were started together and not run wait again, as if they had not been. Those that another
+    process has taken meanwhile are left to it."""
     sql, name = inbox.sql, inbox.consumer.name
     stream, _, _ = place(failed_messages[0])
-    back = sql.runs.put_back(name, _ids(failed_messages))
+    back = sql.in_hand.give_back(name, write_held(failed_messages), None)
 
     async def work() -> None:
         # Under the stream's lock, and the first is woken: what they wait for may have been handled by another process
@@ -86,6 +88,7 @@ async def put_back(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> No
         await Batch((back, sql.wake_first(name, stream), Boundary.COMMIT))
 
     await with_connection(work)
+    inbox.in_hand.drop(failed_messages)
 
 
 async def park_all(inbox: Inbox, deliveries: Sequence[Delivery]) -> list[InboxEvent] | None:
@@ -122,27 +125,30 @@ async def _park(inbox: Inbox, stored_messages: list[StoredMessage]) -> list[Inbo
             continue
         known.add(stored.id)
         assert isinstance(verdict, Early)
-        keeps.append(inbox.park(stored, verdict))
+        keeps.append(park(sql, name, stored, verdict))
         events.append(Parked(name, stored.topic))
     await Batch((*keeps, Boundary.COMMIT))
     return events
 
 
-async def _is_its_turn(inbox: Inbox, stored: StoredMessage) -> bool:
-    """Begin, lock the stream, and see that it stands where the first of a run expects it."""
+async def _is_their_turn(inbox: Inbox, failed_messages: Sequence[FailedMessage]) -> bool:
+    """Begin, lock the stream, and see that it stands where the first of a run expects it, and that all are still
+    ours."""
     sql, name = inbox.sql, inbox.consumer.name
-    stream, epoch, version = place(stored)
+    stream, epoch, version = place(failed_messages[0])
     begin: tuple[Step, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
-    return await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))) > 0
+    if not await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))):
+        return False
+    return len(await Fetch(sql.in_hand.ours(name, write_held(failed_messages)))) == len(failed_messages)
 
 
-def _settle(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[StoredMessage]) -> tuple[Statement, ...]:
+def _settle(inbox: Inbox, handled: Sequence[StoredMessage], left: Sequence[FailedMessage]) -> tuple[Statement, ...]:
     """What goes in front of COMMIT: the ledger rows (one that is there already breaks the transaction), the failed
     messages are gone, the stream stands at the last, and what follows is due."""
     sql, name = inbox.sql, inbox.consumer.name
     stream, epoch, version = place(handled[-1])
     ids = _ids(handled)
-    back = (sql.runs.put_back(name, _ids(left)),) if left else ()
+    back = (sql.in_hand.give_back(name, write_held(left), None),) if left else ()
     return (
         sql.runs.write(name, ids, handled[-1].source),
         sql.runs.drop(name, ids),

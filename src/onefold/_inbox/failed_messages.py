@@ -78,7 +78,7 @@ async def take(
         event = DeadLettered(consumer.name, topic or "?", _KILLER, message_id)
         log_failure(event, consumer.attempts)
         tell(listener, event)
-    return _read_rows(consumer, started)
+    return _hold(inbox, started)
 
 
 async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
@@ -90,20 +90,7 @@ async def take_run(inbox: Inbox, last: StoredMessage) -> list[FailedMessage]:
     async def work() -> list[Any]:
         return await Fetch(statement)
 
-    return _read_rows(inbox.consumer, await with_connection(work))
-
-
-async def give_up(inbox: Inbox) -> None:
-    """Failed messages that were started and not finished, for no fault of theirs, count as not started."""
-    while inbox.unfinished:
-        message_id = next(iter(inbox.unfinished))
-        unstart = inbox.sql.unstart(inbox.consumer.name, message_id)
-
-        async def work(step: Any = unstart) -> int:
-            return await Batch((step,))
-
-        await with_connection(work)
-        inbox.unfinished.discard(message_id)
+    return _hold(inbox, await with_connection(work))
 
 
 async def list_failed(
@@ -187,8 +174,9 @@ def read_row(*row: Any, consumer: Consumer | None = None) -> FailedMessage:
     )
 
 
-def _read_rows(consumer: Consumer, rows: list[Any]) -> list[FailedMessage]:
-    failed_messages = [read_row(*row, consumer=consumer) for row in rows]
+def _hold(inbox: Inbox, rows: list[Any]) -> list[FailedMessage]:
+    failed_messages = [read_row(*row, consumer=inbox.consumer) for row in rows]
+    inbox.in_hand.hold(failed_messages)
     return sorted(failed_messages, key=_in_order)  # RETURNING keeps no order
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ from onefold._inbox.failure_decision import AttemptsSoFar, decide_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
+from onefold._inbox.in_hand import InHand, claim, is_ours, leave
+from onefold._inbox.keeping import begin_wait, dead_letter, park
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.renaming import rename
 from onefold._inbox.sql import STATEMENTS
@@ -33,6 +35,7 @@ from onefold._inbox.stepped_handling import BEGINS_STREAM, MakeWork, SteppedHand
 from onefold._inbox.stored_message import (
     FailedMessage,
     StoredMessage,
+    kept_as_started,
     place,
     reason_of,
     stored_from_delivery,
@@ -92,8 +95,10 @@ class Inbox:
         """`make_work` is for handlers that work in recorded steps."""
         self.consumer = consumer
         self.sql = STATEMENTS[dialect]
+        #: Those that this process has started: see `in_hand.py`.
+        self.in_hand = InHand()
         #: Those that were started but neither handled nor failed: the database went away, or a stop cut them off.
-        self.unfinished: set[str] = set()
+        self.unfinished = InHand()
         #: Streams whose last delivery had to wait for an earlier one, as far as this process knows.
         self.behind = StreamsBehind()
         self._name = consumer.name
@@ -161,7 +166,7 @@ class Inbox:
                 renamed = await with_connection(lambda: rename(self.sql, self._name, failed_message))
                 if renamed is None:
                     return self.report(Duplicate(self._name, failed_message.topic))
-                failed_message = renamed
+                failed_message = self.in_hand.rename(failed_message, renamed)
             if problem is not None:
                 return self.report(await with_connection(lambda: self._refuse(failed_message, problem)))
             event = await self._attempt(failed_message, tx)
@@ -169,8 +174,16 @@ class Inbox:
                 event = replace(event, redriven=True)
             return self.report(event)
         except BaseException:  # a stop that cuts it off, too: taken for a death, it would make a suspect of it
-            self.unfinished.add(failed_message.row_id)
+            self.abandon([failed_message])
             raise
+        finally:
+            self.in_hand.drop([failed_message])
+
+    def abandon(self, failed_messages: Iterable[FailedMessage]) -> None:
+        """They were cut off, and are to be given back."""
+        left = list(failed_messages)
+        self.in_hand.drop(left)
+        self.unfinished.hold(left)
 
     # --- one attempt -------------------------------------------------------------------------------------
 
@@ -182,14 +195,9 @@ class Inbox:
             if await with_connection(lambda: run_batch(self.sql.id_conflict(self._name, stored.identity))):
                 return await self._run_kept(stored.set_apart(), reason, tx)
             return self.report(Duplicate(self._name, stored.topic))
-        return await self.run_failed(
-            FailedMessage(
-                id=stored.id, headers=stored.headers, data=stored.data, message=stored.message, origin=stored.origin,
-                row_id=stored.id, state="waiting", reason=reason, started=1, failed=0, history_json="[]",
-                created_ms=self._now_ms(), due_in_s=lease_ms / 1000, died_ms=None, redrive=None,
-            ),
-            tx,
-        )  # fmt: skip
+        failed_message = kept_as_started(stored, reason, self._now_ms(), lease_ms)
+        self.in_hand.hold([failed_message])
+        return await self.run_failed(failed_message, tx)
 
     async def _attempt(self, stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
         began = monotonic_s()
@@ -220,8 +228,11 @@ class Inbox:
             renamed = await with_connection(functools.partial(rename, self.sql, self._name, stored))
             if renamed is None:
                 return Duplicate(self._name, stored.topic)
-            stored = renamed
-        return await self._attempt(stored, tx)
+            stored = self.in_hand.rename(stored, renamed)
+        try:
+            return await self._attempt(stored, tx)
+        finally:
+            self.in_hand.pop(stored.id, None)
 
     async def _open(self, stored: StoredMessage) -> _Go | _IdConflict | InboxEvent:
         """Begin, and write the ledger row if the message is ours to handle now."""
@@ -236,8 +247,10 @@ class Inbox:
                 if not await Batch((*begin, sql.take_id(name, own))) and await Fetch(sql.handled(name, own)):
                     return await self._end_as_duplicate(stored, done)
                 begin = ()
-            if await Batch((*begin, sql.claim(order, name, stored.identity, None, kept=kept))):
+            if await Batch((*begin, claim(sql, self.consumer, stored, None))):
                 return _Go(done)
+            if not await is_ours(sql, name, stored):
+                return await leave(name, stored)
             if await Fetch(sql.id_conflict(name, stored.identity, kept=kept)):
                 await Batch((Boundary.ROLLBACK,))
                 return _IdConflict()
@@ -245,7 +258,7 @@ class Inbox:
         stream, epoch, version = place(stored)
         first: tuple[Statement, ...] = (sql.ensure(name, stream, epoch), sql.lock(name, stream))
         if self._stepped is None:
-            first = (*first, sql.claim(order, name, stored.identity, (stream, epoch, version), kept=kept))
+            first = (*first, claim(sql, self.consumer, stored, (stream, epoch, version)))
         if not await Batch((*begin, *first)) or self._stepped is not None:
             not_yet = await self._judge(stored, done)
             if not_yet is not None:
@@ -262,6 +275,8 @@ class Inbox:
         """It is not plainly the next one: look closer, with the stream's row locked. None: it is its turn after all."""
         sql, name = self.sql, self._name
         stream, epoch, version = place(stored)
+        if not await is_ours(sql, name, stored):
+            return await leave(name, stored)
         [(*row, handled, kept, conflict)] = await Fetch(sql.look(name, stream, epoch, stored.identity))
         if handled or (kept and not isinstance(stored, FailedMessage)):
             return await self._end_as_duplicate(stored, done)
@@ -269,10 +284,10 @@ class Inbox:
             await Batch((Boundary.ROLLBACK,))
             return _IdConflict()
         stand = Stand(*row)
-        claim = sql.claim("none", name, stored.identity, None, kept=True)
+        write = sql.claim("none", name, stored.identity, None, kept=True)
         if self.consumer.order == "latest":
             if is_stale(stand, epoch, version):
-                await Batch((claim, *done, Boundary.COMMIT))
+                await Batch((write, *done, Boundary.COMMIT))
                 return Dropped(name, stored.topic)
             verdict: Turn | Early | Late = Turn()
         else:
@@ -283,37 +298,15 @@ class Inbox:
                 await Batch((sql.advance(name, stream, epoch, version - 1),))
                 return None
             case Turn():
-                return None if await Batch((claim,)) else await self._end_as_duplicate(stored, done)
+                return None if await Batch((write,)) else await self._end_as_duplicate(stored, done)
             case Early():
-                await Batch((*self._begin_wait(stand, stored, verdict), self.park(stored, verdict), _COMMIT))
+                waits = begin_wait(sql, self.consumer, stand, stored, verdict)
+                await Batch((*waits, park(sql, name, stored, verdict), _COMMIT))
                 self.behind.note(stream)
                 return Parked(name, stored.topic)
             case Late(reason):
-                await Batch((self._keep(stored, "dead", reason, None), _COMMIT))
+                await Batch((dead_letter(sql, name, stored, reason), _COMMIT))
                 return DeadLettered(name, stored.topic, reason, stored.id)
-
-    def _begin_wait(self, stand: Stand, stored: StoredMessage, early: Early) -> tuple[Statement, ...]:
-        if not early.begins:
-            return ()
-        stream, epoch, _ = place(stored)
-        wait = self.sql.wait(self._name, stream, epoch, milliseconds(self.consumer.baseline_wait_s))
-        # What is parked of the epoch that ends here will never have its turn.
-        return (wait, self.sql.wake(self._name, stream, epoch, 0)) if epoch > stand.epoch else (wait,)
-
-    def park(self, stored: StoredMessage, early: Early) -> Statement:
-        """It waits for its turn. That it was started to find this out does not count."""
-        if isinstance(stored, FailedMessage):
-            stored = replace(stored, started=stored.started - 1)
-        return self._keep(stored, "waiting", early.reason, early.due_in_ms)
-
-    def _keep(self, stored: StoredMessage, state: str, reason: str, due_ms: int | None) -> Statement:
-        started, failed, history = (
-            (stored.started, stored.failed, stored.history_json) if isinstance(stored, FailedMessage) else (0, 0, "[]")
-        )
-        return self.sql.keep(
-            self._name, stored.values(), state=state, reason=reason,
-            started=started, failed=failed, history=history, due_ms=due_ms,
-        )  # fmt: skip
 
     async def _end_as_duplicate(self, stored: StoredMessage, done: tuple[Statement, ...]) -> InboxEvent:
         """Handled already, or kept already. A failed message of what was handled goes."""
@@ -361,6 +354,9 @@ class Inbox:
             stored = stored.set_apart()
         rows = await Fetch(sql.known(name, stored.id))
         state, started, failed, history = rows[0] if rows else ("waiting", 1, 0, "[]")
+        if isinstance(stored, FailedMessage) and failed == stored.failed:
+            # A process that took it over meanwhile finds that it has failed here: its start is not one more.
+            started = min(started, stored.started)
         is_handled = bool(await Fetch(sql.handled(name, stored.identity)))
         before = AttemptsSoFar(state, started, failed)
         decision = decide_failure(self.consumer, error, before, is_handled=is_handled, draw=self._draw)
@@ -385,10 +381,12 @@ class Inbox:
 
     async def _refuse(self, stored: StoredMessage, problem: str) -> InboxEvent:
         await Batch((Boundary.BEGIN,))
+        if not await is_ours(self.sql, self._name, stored):
+            return await leave(self._name, stored)
         kept = isinstance(stored, FailedMessage)
         if not kept and await Fetch(self.sql.id_conflict(self._name, stored.identity)):
             stored = stored.set_apart()
-        await Batch((self._keep(stored, "dead", problem, None), _COMMIT))
+        await Batch((dead_letter(self.sql, self._name, stored, problem), _COMMIT))
         return DeadLettered(self._name, stored.topic, problem, stored.id)
 
     def report(self, event: InboxEvent) -> InboxEvent:

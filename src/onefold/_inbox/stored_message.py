@@ -196,6 +196,22 @@ def write_identities(stored_messages: Sequence[StoredMessage]) -> str:
     return json.dumps([asdict(stored.identity) for stored in stored_messages])
 
 
+def kept_as_started(stored: StoredMessage, reason: str, now_ms: int, due_ms: int) -> FailedMessage:
+    """The message as it was just kept: started once, by us."""
+    return FailedMessage(
+        id=stored.id, headers=stored.headers, data=stored.data, message=stored.message, origin=stored.origin,
+        row_id=stored.id, state="waiting", reason=reason, started=1, failed=0, history_json="[]", created_ms=now_ms,
+        due_in_s=due_ms / 1000, died_ms=None, redrive=None,
+    )  # fmt: skip
+
+
+def write_held(failed_messages: Sequence[FailedMessage]) -> str:
+    """The names of their rows and the counts that their starts wrote, as a JSON array."""
+    return json.dumps(
+        [{"name": each.row_id, "started": each.started, "failed": each.failed} for each in failed_messages]
+    )
+
+
 def with_failure(history: str, error: BaseException, now_ms: int) -> str:
     """The history with one more failure; the last ones are kept, and not at any length."""
     failures: list[dict[str, str]] = json.loads(history)

@@ -99,6 +99,9 @@ class ConsumerWorker:
         """Consume until told to stop, from when the broker is opened; failed messages need no broker."""
         name = self.consumer.name
         failed_messages = asyncio.create_task(repeat(name, "running failed messages", stop, self._failed_messages.run))
+        # Beyond the stop: what is being handled may take as long as the grace.
+        renew = repeat(name, "renewing the leases of failed messages", asyncio.Event(), self._failed_messages.renew)
+        renewing = asyncio.create_task(renew)
         chores = [asyncio.create_task(repeat(name, "deleting old ledger rows", stop, self._reap))]
         try:
             await either(stop, opened)
@@ -119,7 +122,10 @@ class ConsumerWorker:
             try:
                 await join_tasks([failed_messages, *chores], grace_s)
             finally:
-                await self._failed_messages.end(grace_s)
+                try:
+                    await self._failed_messages.end(grace_s)
+                finally:
+                    await join_tasks([renewing], 0.0)
 
     def turn(self) -> None:
         """It gets round, though perhaps in vain: a broker that is absent is no reason for another process."""

@@ -1,20 +1,23 @@
 """A consumer's failed messages at work: those that are due are started and run, whether or not the broker is there.
 
 A failed message is run in the partition of its stream, between deliveries. What a stop cuts off counts as not started:
-it would otherwise look as if its process had died of it.
+it would otherwise look as if its process had died of it. What is in hand for long, in a handler or waiting for the turn
+of its partition, is renewed: another process would take it otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from contextlib import suppress
 from typing import Final
 
 from onefold._inbox.catching_up import put_back, run_in_one_go
-from onefold._inbox.failed_messages import give_up, next_due, take, take_run
+from onefold._inbox.failed_messages import next_due, take, take_run
 from onefold._inbox.handling import Inbox
+from onefold._inbox.in_hand import give_up, renew_in_hand, wake_stranded
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.telemetry.consumer_events import Duplicate, Handled
@@ -31,6 +34,10 @@ POLL_S_MIN: Final = 0.05
 POLL_S_MAX: Final = 2.0
 #: How long a partition catches up before the deliveries that queue there have a turn.
 CATCH_UP_S_MAX: Final = 1.0
+#: Renewals within the time for which `take` keeps others away, which is two leases: all but one may fail.
+RENEWALS: Final = 6
+#: How often it is looked for messages that no other wakes.
+WAKE_STRANDED_EVERY_S: Final = 300.0
 #: How long what was cut off may take to be put back.
 GIVE_UP_S_MAX: Final = 10.0
 
@@ -59,6 +66,7 @@ class FailedMessageLoop:
         #: Set when there may be one that is due sooner than those that were known.
         self.due_signal = Signal()
         self.polled_at = time.monotonic()
+        self._stranded_at = self.polled_at if inbox.consumer.order == "strict" else math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run what is due; when nothing is, look again soon, and then less and less soon."""
@@ -76,15 +84,21 @@ class FailedMessageLoop:
         except StoreError as error:
             await self._health.pause(stop, "failed messages", error)
 
+    async def renew(self, stop: asyncio.Event) -> None:
+        """Renew what is in hand since the last time."""
+        names = set(self._inbox.in_hand)
+        await pause(stop, 2 * self._inbox.consumer.lease_s / RENEWALS)
+        names &= self._inbox.in_hand.keys()
+        if names:
+            await self._runner.run(renew_in_hand(self._inbox, names))
+
     async def end(self, grace_s: float) -> None:
         """Wait for those that are being run, and put back what was cut off. Should that fail, they are suspects."""
         started = dict(self._running)
         try:
             await join_tasks(started, grace_s)
         finally:
-            self._inbox.unfinished.update(
-                failed_message.row_id for task, failed_message in started.items() if task.cancelled()
-            )
+            self._inbox.abandon(failed_message for task, failed_message in started.items() if task.cancelled())
         if self._inbox.unfinished:
             with suppress(OnefoldError, TimeoutError):
                 async with asyncio.timeout(GIVE_UP_S_MAX):
@@ -96,6 +110,9 @@ class FailedMessageLoop:
             await either(stop, self._health.healthy)
         if self._inbox.unfinished:
             await self._runner.run(give_up(self._inbox))
+        if time.monotonic() >= self._stranded_at:
+            await self._runner.run(wake_stranded(self._inbox))
+            self._stranded_at = time.monotonic() + WAKE_STRANDED_EVERY_S
         self.due_signal.clear()  # before looking: what comes after this wakes us
         due_in_s = await self._runner.run(next_due(self._inbox))
         found = await self._start() if due_in_s is not None and due_in_s <= 0 else 0
@@ -155,5 +172,5 @@ class FailedMessageLoop:
                     await self._runner.run(put_back(self._inbox, left))
                 return
             except BaseException:
-                self._inbox.unfinished.update(failed_message.row_id for failed_message in left)
+                self._inbox.abandon(left)
                 raise

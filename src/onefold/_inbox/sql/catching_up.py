@@ -31,10 +31,6 @@ class Runs:
                 ) AS placed WHERE version = ($4::bigint + place))
             RETURNING {failed_columns(d)}
         """)
-        self._put_back = d.text(f"""
-            UPDATE onefold_letter SET started = started - 1, due_at = NULL
-            WHERE {these} AND state = 'waiting' AND started > failed
-        """)
         self._write = d.text(f"""
             INSERT INTO onefold_inbox (consumer, message_id, source)
             SELECT $1::text, item, $3::text FROM {d.items("$2::text")}
@@ -53,10 +49,6 @@ class Runs:
     def take(self, consumer: str, stream: bytes, epoch: int, version: int, lease_ms: int, limit: int) -> Statement:
         """Start the failed messages that follow this version without a gap."""
         return Statement(self._take, (consumer, stream, epoch, version, lease_ms, limit))
-
-    def put_back(self, consumer: str, ids: str) -> Statement:
-        """They were not run after all, and wait for their predecessors."""
-        return Statement(self._put_back, (consumer, ids))
 
     def write(self, consumer: str, ids: str, source: str | None) -> Statement:
         """Their ledger rows; one that is there already breaks the transaction."""

@@ -63,6 +63,10 @@ class Postgres:
         """The identities of a JSON array, as rows of name, apart and source."""
         return f"json_to_recordset({array}::json) AS each (name text, apart text, source text)"
 
+    def held(self, array: str) -> str:
+        """The failed messages of a JSON array, as rows of name, started and failed."""
+        return f"json_to_recordset({array}::json) AS each (name text, started int, failed int)"
+
     def refuse(self, text: str) -> str:
         """Breaks the transaction where it is computed. A constraint would, but would put the whole row into the log."""
         return f"(('taken: ' || {text})::int)::text"

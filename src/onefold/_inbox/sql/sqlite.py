@@ -43,11 +43,18 @@ class Sqlite:
         return f"(SELECT value AS item FROM json_each({array})) AS each"
 
     def identities(self, array: str) -> str:
-        members = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in ("name", "apart", "source"))
-        return f"(SELECT {members} FROM json_each({array})) AS each"
+        return _members(array, "name", "apart", "source")
+
+    def held(self, array: str) -> str:
+        return _members(array, "name", "started", "failed")
 
     def refuse(self, text: str) -> str:
         return "NULL"
 
     def contains(self, text: str, part: str) -> str:
         return f"instr({text}, {part}) > 0"
+
+
+def _members(array: str, *names: str) -> str:
+    members = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in names)
+    return f"(SELECT {members} FROM json_each({array})) AS each"

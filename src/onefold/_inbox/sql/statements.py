@@ -13,6 +13,7 @@ from __future__ import annotations
 from onefold._inbox.message_identity import Identity
 from onefold._inbox.sql.catching_up import Runs
 from onefold._inbox.sql.dialect import CONTENT, CONTENT_VALUES, STREAM, THIS, Dialect, failed_columns, mine, others
+from onefold._inbox.sql.in_hand import InHandStatements
 from onefold._inbox.sql.operators import OperatorStatements
 from onefold._inbox.sql.registry import RegistryStatements
 from onefold._inbox.sql.stepped import SteppedStatements
@@ -28,6 +29,7 @@ class Statements(OperatorStatements):
         self.proof = d.proof
         self.ended = d.ended
         self.runs = Runs(d)
+        self.in_hand = InHandStatements(d)
         self.registry = RegistryStatements(d)
         self.stepped = SteppedStatements(d)
         self._prepare_ledger(d)
@@ -52,6 +54,10 @@ class Statements(OperatorStatements):
             (order, kept): d.text(f"{insert} {turn} {'' if kept else f'AND {unkept}'} ON CONFLICT DO NOTHING")
             for order, turn in turns.items()
             for kept in (False, True)
+        }
+        self._claim_started = {
+            order: d.text(f"{insert} {turn} AND {_is_ours(5 if order == 'none' else 8)} ON CONFLICT DO NOTHING")
+            for order, turn in turns.items()
         }
         ledger, failed_message = "onefold_inbox", "onefold_letter"
         self._id_conflict = {
@@ -98,6 +104,13 @@ class Statements(OperatorStatements):
     ) -> Statement:
         """One row: the message is ours to handle, and in its turn. `kept`: it is a failed message, and may be one."""
         return Statement(self._claim[order, kept], (consumer, who.name, who.apart, who.source, *(at or ())))
+
+    def claim_started(
+        self, order: str, consumer: str, who: Identity, at: tuple[Value, Value, Value] | None, counts: tuple[int, int]
+    ) -> Statement:
+        """`claim` of a failed message that this process has started: its row still has these counts."""
+        values = (consumer, who.name, who.apart, who.source, *(at or ()), *counts)
+        return Statement(self._claim_started[order], values)
 
     def id_conflict(self, consumer: str, who: Identity, *, kept: bool = False) -> Statement:
         """One row: its name is that of another source's message, and it was not handled itself, nor is it kept."""
@@ -151,7 +164,7 @@ class Statements(OperatorStatements):
         """)
         self._wake = d.text(f"""
             UPDATE onefold_letter SET due_at = {d.now}
-            WHERE {STREAM} AND state = 'waiting' AND started <= failed
+            WHERE {STREAM} AND state = 'waiting' AND (started <= failed OR due_at IS NULL)
               AND (epoch < $3::bigint OR (epoch = $3::bigint AND version = $4::bigint))
         """)
         self._wake_first = d.text(f"""
@@ -183,7 +196,8 @@ class Statements(OperatorStatements):
 
     def wake(self, consumer: str, stream: bytes, epoch: int, version: int) -> Statement:
         """This version is due now, and so is whatever is left of earlier epochs: to be told that it is too late. What
-        is started has its turn, and keeps its lease: without that it would be started again, as a suspect."""
+        is in hand has its turn, and keeps its lease: without that it would be started again, as a suspect. What is
+        in no hand has no lease."""
         return Statement(self._wake, (consumer, stream, epoch, version))
 
     def wake_first(self, consumer: str, stream: bytes) -> Statement:
@@ -297,3 +311,9 @@ class Statements(OperatorStatements):
     def unstart(self, consumer: str, message_id: str, due_ms: int = 0) -> Statement:
         """That it was started does not count, and it is due so many milliseconds from now."""
         return Statement(self._unstart, (consumer, message_id, due_ms))
+
+
+def _is_ours(first: int) -> str:
+    """Whether the failed message waits with the counts that are the values from this one on."""
+    counts = f"started = ${first}::int AND failed = ${first + 1}::int"
+    return f"EXISTS (SELECT 1 FROM onefold_letter WHERE {THIS} AND state = 'waiting' AND {counts})"
