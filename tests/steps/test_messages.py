@@ -23,6 +23,7 @@ from tests.steps.places import Place, effects
 
 HANDLED = Handled("billing", "ride.wanted")
 DUPLICATE = Duplicate("billing", "ride.wanted")
+PARKED = Parked("billing", "ride.wanted")
 
 
 @pytest.fixture(params=[False, True], ids=["threads", "asyncio"])
@@ -102,7 +103,7 @@ def test_a_message_that_is_busy_elsewhere_is_looked_at_until_it_is_not_and_no_lo
     stage.deliver()
     keep_lease(stage.place)
     for _ in range(5):  # more looks than a suspect may have deaths
-        assert stage.run_due()[:1] in ([], [DUPLICATE])
+        assert stage.run_due()[:1] in ([], [PARKED])
         found = stage.failed()["m1"]
         assert (found.state, found.started, found.failed) == ("waiting", 1, 1)
     assert stage.runs == ["m1"]
@@ -126,7 +127,7 @@ def test_a_delivery_during_a_call_neither_runs_it_again_nor_is_lost(stage: Stage
 
     stage.during = deliver
     assert stage.deliver() == HANDLED
-    assert (events, stage.runs) == ([DUPLICATE], ["m1"])
+    assert (events, stage.runs) == ([PARKED], ["m1"])
     assert_done(stage)
 
 
@@ -254,7 +255,7 @@ def test_a_message_that_is_being_handled_keeps_its_work_when_what_waits_of_it_is
 
         def discarded() -> None:
             stage.during = lambda: None
-            assert stage.hand(redelivered=True, inbox=stage.another()) == DUPLICATE
+            assert stage.hand(redelivered=True, inbox=stage.another()) == PARKED
             gone = discard(place.database.dialect, "billing", ("m1",), actor="ada", force=True, forget=forget)
             assert place.flow(gone) == 1
 
@@ -366,7 +367,7 @@ def test_a_version_whose_stream_has_moved_on_meanwhile_ends_as_a_dead_letter(str
         strict.place.change("UPDATE onefold_progress SET epoch = 2, version = 7")
 
     strict.between = move
-    assert strict.deliver(message("v1", version=1)) == DUPLICATE
+    assert strict.deliver(message("v1", version=1)) == PARKED
     assert (effects(strict.place), strict.ledger()) == (["v1 created"], [])
     assert [type(event) for event in strict.run_due()] == [DeadLettered]
 

@@ -43,7 +43,8 @@ async def test_a_consumer_that_starts_while_it_is_paused_waits_until_it_is_resum
         assert await backend.flow(resume(backend.dialect, "billing", "ada"))
         await until(lambda: broker.idle)
         assert list(consumers.alive()) == ["billing"]
-    assert backend.events[:2] == [ConsumerPaused("billing", "paused by ada"), ConsumerResumed("billing")]
+    moves = [event for event in backend.events if isinstance(event, ConsumerPaused | ConsumerResumed)]
+    assert moves == [ConsumerPaused("billing", "paused by ada"), ConsumerResumed("billing")]
     assert await backend.effects() == ["m1"]
 
 

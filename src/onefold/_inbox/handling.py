@@ -211,7 +211,7 @@ class Inbox:
         if self._stepped is None:
             error = await self._run([stored], tx, opened.after)
         else:
-            if isinstance(outcome := await self._stepped.run(stored, opened.after), Duplicate):
+            if isinstance(outcome := await self._stepped.run(stored, opened.after), Duplicate | Parked):
                 return outcome
             error = outcome
             if await self._stepped.finds_id_taken(stored, error):

@@ -29,7 +29,7 @@ from onefold._kernel.checkout import fetch_rows, rollback_and_release, run_batch
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.effects import Batch, Boundary, Call, Flow, Statement, Step
 from onefold._kernel.messages import Message
-from onefold._kernel.telemetry.consumer_events import Duplicate
+from onefold._kernel.telemetry.consumer_events import Duplicate, Parked
 from onefold.errors import (
     ConfigurationError,
     OutcomeUnknown,
@@ -116,8 +116,8 @@ class SteppedHandling:
         self._check = AnswerCheck(consumer.name)
         self._make_work = make_work
 
-    async def run(self, stored: StoredMessage, after: tuple[Statement, ...]) -> Duplicate | Exception | None:
-        """Handle it. An error: it has failed, and its recorded steps stay. Duplicate: it is busy elsewhere. `after`
+    async def run(self, stored: StoredMessage, after: tuple[Statement, ...]) -> Duplicate | Parked | Exception | None:
+        """Handle it. An error: it has failed, and its recorded steps stay. Parked: it is busy elsewhere. `after`
         goes with the ledger row. The transaction that found out that it is its turn is ended first. Raises StoreError:
         the store could not record what was done, which is no failure of the handler."""
         # Of a strict stream it has written where that stands; else a ledger row, which comes with the end.
@@ -194,7 +194,7 @@ class SteppedHandling:
             if error is not invocation.error:  # one that came through the dependency's `yield`
                 _log.exception("consumer %r: a dependency failed while it was closed", self._consumer.name)
 
-    async def _postpone(self, stored: StoredMessage) -> Duplicate:
+    async def _postpone(self, stored: StoredMessage) -> Duplicate | Parked:
         """It is busy elsewhere: keep it, and look again. That it was started to find this out does not count."""
         sql, name = self._sql, self._consumer.name
         wait_s = self._consumer.lease_s / _LOOKS
@@ -205,10 +205,13 @@ class SteppedHandling:
             lease_ms = milliseconds(self._consumer.lease_s)
             values, apart = stored.values(), stored.identity.apart
             keep = sql.keep_new(name, values, apart, reason=_BUSY, lease_ms=lease_ms)
-            kept = await Batch((Boundary.BEGIN, keep))
-            await Batch((unstart, Boundary.COMMIT) if kept else (Boundary.ROLLBACK,))
+            if not await Batch((Boundary.BEGIN, keep)):
+                await Batch((Boundary.ROLLBACK,))
+                return Duplicate(name, stored.topic)  # handled, or kept already
+            await Batch((unstart, Boundary.COMMIT))
         _log.info(
-            "consumer %r: message %s on %r is being handled by another process; it is looked at again in %.3g s",
-            name, stored.id, stored.topic, wait_s,
+            "consumer %r: message %s on %r is being handled by another process, or the lease of one that died runs on "
+            "(%g s at most); it is looked at again in %.3g s",
+            name, stored.id, stored.topic, self._consumer.lease_s, wait_s,
         )  # fmt: skip
-        return Duplicate(name, stored.topic)
+        return Parked(name, stored.topic)

@@ -36,7 +36,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A message waits for an earlier version of its key."""
+    """A message waits: for an earlier version of its key, or for the process that has its recorded steps."""
 
     consumer: str
     topic: str
