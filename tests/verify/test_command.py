@@ -277,7 +277,7 @@ def test_a_consumer_is_tested_by_two_commands(handled_each_time: bool, tmp_path:
     """A directory is the consumer: a file per id, or one per delivery."""
     folder = tmp_path / "handled"
     folder.mkdir()
-    publish = "mktemp handled/{{id}}-XXXXXX" if handled_each_time else "touch handled/{{id}}"
+    publish = "mktemp --tmpdir=handled --suffix={{id}}" if handled_each_time else "touch handled/{{id}}"
     answer = onefold(*("verify", "--publish", publish, "--count", "ls handled | wc -l", "--count-shell"), cwd=tmp_path)
     assert answer.returncode == int(handled_each_time), answer.stdout
     assert len(list(folder.iterdir())) == (4 if handled_each_time else 2)
