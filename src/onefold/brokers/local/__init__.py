@@ -90,7 +90,7 @@ class LocalBroker:
             return []
 
         async def deliver() -> Collection[str]:
-            # Should a crash take these rows back, it takes the relay's mark with them: same file, same order.
+            # On SQLite a power cut that takes these rows back takes the relay and its marks with them.
             if self._sql.deliver_all:
                 subscribed = await self._deliver_together(messages)
             else:

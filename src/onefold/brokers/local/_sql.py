@@ -14,7 +14,8 @@ from onefold._kernel.pg_catalog import qualified
 
 CHANNEL: Final = "onefold_delivery"
 
-#: Postgres: what this transaction does may be lost in a crash of the server, with all that follows it.
+#: Postgres: what this transaction does may be lost in a crash of the server. Only a lease may: what was confirmed to a
+#: relay is marked, and forgotten, by one that outlives the server and comes back to it.
 _UNFLUSHED: Final = "set_config('synchronous_commit', 'off', true)"
 
 
@@ -140,7 +141,7 @@ STATEMENTS: Final = {
             ORDER BY m.number
             ON CONFLICT (consumer, id) DO NOTHING
         ),
-        told AS MATERIALIZED (SELECT {_UNFLUSHED} AS light, pg_notify('{CHANNEL}', $2::text) AS heard)
+        told AS MATERIALIZED (SELECT pg_notify('{CHANNEL}', $2::text) AS heard)
         SELECT DISTINCT topic FROM onefold_subscription CROSS JOIN told
         WHERE topic IN (SELECT topic FROM sent) OR topic ~ '[*>]'
         """,
