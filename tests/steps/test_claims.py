@@ -56,7 +56,7 @@ def test_a_work_whose_lease_has_run_out_is_taken_over_with_its_steps(place: Plac
     assert second.fence == first.fence + 1
     assert second.attempts == 2
     assert [(step.position, step.name, step.result) for step in second.steps] == [(0, "create", b'"r"')]
-    assert second.request == ASK.request
+    assert [bytes(request) for (request,) in place.rows("SELECT request FROM onefold_work")] == [ASK.request]
     assert isinstance(place.flow(place.works.claim(ASK)), Busy)
 
 

@@ -17,7 +17,7 @@ written for a work is written together with a look at the fence: a holder that w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -92,7 +92,6 @@ class Held:
     lease_s: float
     attempts: int = 1
     steps: tuple[RecordedStep, ...] = ()
-    request: bytes | None = field(default=None, repr=False)
     may_have_called: bool = False
     """Whether a call was begun, here or, for all that is known, by an attempt before: something may have happened that
     is not recorded."""

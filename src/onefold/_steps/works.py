@@ -69,7 +69,7 @@ class Works:
             await rollback_and_release()
             return None
         await Release()
-        return Held(ask.digest, fence, ask.operation, ask.lease_s, request=ask.request)
+        return Held(ask.digest, fence, ask.operation, ask.lease_s)
 
     async def take(self, ask: WorkAsk, opened: tuple[Step, ...], unless: tuple[Step, ...] = ()) -> WorkClaim | None:
         """Look at a work that is there, and take it over where its lease has run out. None: it has gone meanwhile.
@@ -92,7 +92,7 @@ class Works:
         return claim
 
     async def _judge(self, ask: WorkAsk, row: Row, unless: tuple[Step, ...]) -> WorkClaim:
-        digest, fingerprint, fence, attempts, parked, left_ms, finished, result, request = row
+        digest, fingerprint, fence, attempts, parked, left_ms, finished, result = row
         digest = bytes(digest)
         if not ask.has_input_of(digest, bytes(fingerprint)):
             return Differs()
@@ -104,9 +104,7 @@ class Works:
         if finished:
             return Done(digest, steps, _bytes(result))
         await Batch((self.sql.take(digest, fence, ask.lease_s), *unless, Boundary.COMMIT))
-        return Held(
-            digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, _bytes(request), may_have_called=True
-        )
+        return Held(digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, may_have_called=True)
 
     async def release(self, held: Held, *, tried: bool = True) -> None:
         """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was

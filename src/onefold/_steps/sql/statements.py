@@ -63,7 +63,7 @@ class Statements:
         """
         self._find = f"""
             SELECT digest, fingerprint, fence, attempts, parked, {d.ms_until("lease_ends_at")},
-                   finished_at IS NOT NULL, result, request
+                   finished_at IS NOT NULL, result
             FROM onefold_work WHERE digest IN ({{names}}) {d.lock_free}
         """
         self._seen = "SELECT 1 FROM onefold_work WHERE digest IN ({names}) LIMIT 1"
