@@ -30,7 +30,7 @@ READY := $(VENV)/.ready
 FOLDERS := $(wildcard src tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check types bench coverage soak rabbitmq restate prometheus clean
+.PHONY: help setup demo test quick check types bench coverage soak rabbitmq restate prometheus chromium clean
 
 define HELP
 make demo     a shop of four services, its crashes and its retries, live, on one SQLite file;
@@ -44,6 +44,7 @@ make coverage the tests, and what they do not reach
 make soak     the long tests that `make test` leaves out
 make rabbitmq have apt install RabbitMQ, without its service; `make test` does so by itself where it may
 make prometheus  have apt install Prometheus, without its service; `make test` does so by itself where it may
+make chromium have apt install Chromium, for the tests of the console; `make test` does so by itself where it may
 make restate  have npm put Restate's server into the virtual environment; `make test` does so where npm is
 make clean    remove the virtual environment and every cache
 
@@ -62,6 +63,7 @@ demo: $(READY)
 test: check
 	@$(may_install) && $(MAKE) --no-print-directory rabbitmq || echo "RabbitMQ is not installed here: its tests are skipped"
 	@$(may_install) && $(MAKE) --no-print-directory prometheus || echo "Prometheus is not installed here: its tests are skipped"
+	@$(may_install) && $(MAKE) --no-print-directory chromium || echo "Chromium is not installed here: the tests in a browser are skipped"
 	@command -v npm >/dev/null && $(MAKE) --no-print-directory restate || echo "Restate's server is not installed here: its tests are skipped"
 	$(BIN)/python -m pytest $(SPREAD) $(PYTEST_ARGS)
 
@@ -93,6 +95,9 @@ rabbitmq: $(READY)
 
 prometheus: $(READY)
 	$(BIN)/python -m tests.support.prometheus_server
+
+chromium: $(READY)
+	$(BIN)/python -m tests.support.chromium
 
 restate: $(READY)
 	$(BIN)/python -c 'from onefold.testing.servers import install_restate; install_restate()'

@@ -4,9 +4,7 @@ starting its service. For tests only."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 from onefold.testing.fault_proxy import HOST
 from onefold.testing.servers import PrivateServer, ServerUnavailable
 from onefold.testing.servers._process import Launch, get, hand_over, unprivileged_account
-from onefold.testing.servers._rabbitmq import _no_service_is_started
+from tests.support.debian_packages import install_package
 from tests.support.patience import PATIENCE_S
 
 
@@ -63,17 +61,5 @@ def program(name: str) -> Path:
     return Path(found)
 
 
-def install_prometheus() -> None:
-    """Have apt install it, where it is not there."""
-    if shutil.which("prometheus") is not None:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise ServerUnavailable("Prometheus cannot be installed: that takes Debian's apt-get, and root")
-    with _no_service_is_started():
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", "prometheus"]):
-            environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            subprocess.run(["apt-get", "--quiet", *arguments], env=environment, stdin=subprocess.DEVNULL, check=True)
-
-
 if __name__ == "__main__":
-    install_prometheus()
+    install_package("prometheus")
