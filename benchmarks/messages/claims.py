@@ -26,7 +26,7 @@ from onefold._outbox.claimed_rows import START, Limits
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
 from onefold._outbox.sql.postgres_claims import PLAN_BY_INDEX, scan, tour
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 
 WAITING: Final = 1_000
 RELAY: Final = "bench"

@@ -47,7 +47,7 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 
 WARM_UP: Final = 100
 COUNTED: Final = 500

@@ -14,7 +14,7 @@ from typing import Final
 
 from onefold._worker.relay import Relay
 from onefold.brokers.nats import NatsBroker
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 from onefold.telemetry import BucketsHeld, Event
 
 _ROOT: Final = Path(__file__).parents[2]  # where `-m benchmarks...` is found

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from onefold.brokers._connect import BrokerGiven
+from onefold.brokers._adapters import BrokerGiven
 from onefold.telemetry import Event
 
 PROCESSOR_URL = os.environ.get("PROCESSOR_URL", "http://127.0.0.1:8001")

@@ -16,7 +16,7 @@ from onefold._kernel.runners import run_async
 from onefold.brokers._local_schema import MIGRATIONS
 from onefold.brokers.local import LocalBroker
 from onefold.brokers.local._sql import STATEMENTS
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 from onefold.db._migrations import migrate
 from onefold.testing.conformance.brokers import BrokerSubject
 from onefold.testing.servers import PrivatePostgres

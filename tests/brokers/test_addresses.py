@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold.brokers._connect import broker_of
+from onefold.brokers._adapters import broker_of
 from onefold.brokers.kafka import KafkaBroker
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncOnefold, Message, Onefold
-from onefold.db import _connect
+from onefold.db import _drivers
 from onefold.errors import ConfigurationError
 from tests.cli.commands import Shop, one_line, onefold, started, until
 
@@ -130,7 +130,7 @@ def test_the_help_of_intents_says_what_a_try_is() -> None:
 
 @pytest.mark.parametrize("kind", [Onefold, AsyncOnefold])
 def test_a_missing_driver_is_named_once(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_connect, "find_spec", lambda name: None)
+    monkeypatch.setattr(_drivers, "find_spec", lambda name: None)
     for name in ("asyncpg", "psycopg"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, f"onefold.db.{name}", raising=False)

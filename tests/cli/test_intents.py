@@ -13,7 +13,7 @@ from onefold._client.journal.location import make_private
 from onefold._client.journal.schema import prepare
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from tests.cli.commands import one_line, onefold, told
 
 HASH = b"h" * 16

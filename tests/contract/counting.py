@@ -6,7 +6,7 @@ import inspect
 import threading
 from typing import Any
 
-from onefold.db._connect import async_database, sync_database
+from onefold.db._drivers import async_database, sync_database
 from tests.contract.backends import Backend
 from tests.contract.rows import ASGI
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from onefold._kernel.effects import Boundary, Statement, Step
-from onefold.db import _postgres
+from onefold.db import _postgres_session, _postgres_text
 from onefold.db._bound_batches import Binder
 from onefold.db._prepared_batches import Preparer
 
@@ -17,7 +17,7 @@ INSERT = Statement("INSERT INTO onefold_record VALUES ($1::bytea)", (b"x",))
 
 def test_tables_are_placed_in_their_schema_and_savepoints_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     # Its name is random: in one process of 2,560 it has failed messages only, and looks like a table of ours.
-    monkeypatch.setitem(_postgres.BOUNDARIES, Boundary.SAVEPOINT, "SAVEPOINT onefold_abcdefab")
+    monkeypatch.setitem(_postgres_text.BOUNDARIES, Boundary.SAVEPOINT, "SAVEPOINT onefold_abcdefab")
     messages, _, _ = Binder("mark").bind((Boundary.SAVEPOINT, INSERT, Boundary.COMMIT), (), set(), "shop")
     assert b"SAVEPOINT onefold_abcdefab\0" in messages
     assert b'INSERT INTO "shop".onefold_record' in messages
@@ -48,7 +48,7 @@ def test_batches_of_one_shape_are_written_with_their_own_values_whatever_was_kep
 
 
 def _wrapped(steps: tuple[Step, ...], handed_out: bool) -> Sequence[Step]:
-    return _postgres.as_ourselves(steps) if handed_out else steps
+    return _postgres_session.as_ourselves(steps) if handed_out else steps
 
 
 def test_a_statement_that_stands_in_a_batch_many_times_is_parsed_once() -> None:

@@ -20,7 +20,7 @@ from onefold._kernel.effects import Boundary, Step
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run, run_async
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate, newer, script
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import ConfigurationError, OnefoldError, StatementRefused, StoreReadOnly, StoreUnavailable
@@ -105,7 +105,7 @@ import json, sys
 from onefold._kernel.effects import Boundary, Step
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate
 
 database = sync_database(sys.argv[1])

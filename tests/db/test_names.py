@@ -34,9 +34,9 @@ from onefold._steps.sql import completer_statements, unfinished
 from onefold._worker import wakeup
 from onefold.brokers.local import _sql as local
 from onefold.db import _migrations as migrations
-from onefold.db import _postgres as db_postgres
+from onefold.db import _postgres_session
 from onefold.db._migrations import migrate
-from onefold.db._postgres import qualify_tables
+from onefold.db._postgres_text import qualify_tables
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.testing.servers import PrivatePostgres
@@ -131,7 +131,7 @@ def _statements() -> set[str]:
     found = [
         *_texts(idempotency),
         *_of_requests(),
-        *_texts(db_postgres),
+        *_texts(_postgres_session),
         *_texts(outbox_postgres),
         *_texts(type(outbox.STATEMENTS["postgres"])),
         *_texts(inbox.STATEMENTS["postgres"]),

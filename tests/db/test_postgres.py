@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold._kernel.effects import Statement, Value
-from onefold.db._postgres import check_dsn, inline_values, literals, script
+from onefold.db._postgres_session import check_dsn
+from onefold.db._postgres_text import inline_values, literals, script
 from onefold.errors import ConfigurationError, StatementRefused
 from onefold.testing.servers import PrivatePostgres
 

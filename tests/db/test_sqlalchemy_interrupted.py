@@ -96,7 +96,7 @@ def test_a_connection_that_is_refused_still_commits_each_statement_of_its_applic
         raise ConfigurationError("there are no tables")
 
     engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1, isolation_level="AUTOCOMMIT")
-    monkeypatch.setattr("onefold.db._postgres.Place.read", refuse)
+    monkeypatch.setattr("onefold.db._postgres_session.Place.read", refuse)
     with pytest.raises(ConfigurationError):
         SqlalchemyDatabase(engine).acquire()
     assert commits_each(engine)

@@ -27,7 +27,7 @@ from onefold._kernel.telemetry.consumer_events import InboxEvent
 from onefold._kernel.transaction import Transaction
 from onefold._outbox.schema import MIGRATIONS as OUTBOX
 from onefold._outbox.write import Outbox
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import async_sqlite

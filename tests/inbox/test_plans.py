@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
-from onefold.db._postgres import render_step
+from onefold.db._postgres_text import render_step
 from tests.inbox.backends import Backend
 
 SQL = STATEMENTS["postgres"]

@@ -13,7 +13,7 @@ from onefold._kernel import savepoints
 from onefold._kernel.effects import Boundary, Nested, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.owned_transaction import OwnedTransaction
-from onefold.db._connect import async_database, sync_database
+from onefold.db._drivers import async_database, sync_database
 from onefold.errors import ProgrammerError, StoreUnavailable, TransactionEnded, TransactionMisused
 from onefold.testing.servers import PrivatePostgres
 

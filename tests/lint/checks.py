@@ -185,6 +185,33 @@ def repeated_classes(sources: Iterable[Source], allowed: Mapping[str, str]) -> I
         )
 
 
+def repeated_modules(sources: Iterable[Source], allowed: Mapping[str, str]) -> Iterator[Finding]:
+    """Modules of one name in several folders, and names in `allowed` that need it no more.
+
+    Three patterns need no permission: a public module that re-exports the private one of its name, `sql/x.py` with the
+    statements of `x.py`, and a command that is named after what it is about.
+    """
+    texts = {PurePosixPath(source.path): source.text for source in sources}
+    homes: dict[str, list[PurePosixPath]] = {}
+    for path in texts:
+        if path.stem != "__init__" and not _is_named_after_another(path, texts):
+            homes.setdefault(path.stem, []).append(path)
+    for name, places in homes.items():
+        if len(places) > 1 and name not in allowed:
+            message = f"{places[0]} has this name too: say in its name what this one is about"
+            yield Finding(path=str(places[-1]), line=1, message=message)
+    for name in sorted(allowed.keys() - {name for name, places in homes.items() if len(places) > 1}):
+        yield Finding(
+            path="tests/lint/test_tree.py", line=1, message=f"{name} is allowed twice and is not: take it out"
+        )
+
+
+def _is_named_after_another(path: PurePosixPath, texts: Mapping[PurePosixPath, str]) -> bool:
+    if len(path.parts) == 1:
+        return re.search(rf"^from onefold\.\w+\.{path.stem} import", texts[path], re.MULTILINE) is not None
+    return path.parts[0] == "_cli" or (path.parent.name == "sql" and path.parents[1] / path.name in texts)
+
+
 # Imports and reach
 
 

@@ -38,6 +38,21 @@ REPEATED = {
     "WatchedResponse": "of the adapters of ASGI and WSGI",
 }
 
+#: Why some module names stand in several folders, for the same reason.
+REPEATED_MODULES = {
+    "_broker": "of each broker that is a folder",
+    "_connection": "of each driver and broker that is a folder",
+    "_errors": "of each driver that is a folder: a vendor's errors as ours",
+    "asgi": "of the HTTP layer and of shedding, each of which is middleware",
+    "model": "of each feature: its values",
+    "postgres": "of the statement sets of each feature",
+    "retention": "of each feature: what is deleted when",
+    "schema": "of each feature: its tables",
+    "sqlite": "of the statement sets of each feature",
+    "statements": "of the statement sets of each feature",
+    "wsgi": "of the HTTP layer and of shedding, each of which is middleware",
+}
+
 
 def modules() -> Iterator[Source]:
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -139,6 +154,10 @@ def test_every_python_file_has_a_name_that_says_something() -> None:
 
 def test_a_class_has_a_name_of_its_own() -> None:
     assert not "\n".join(str(finding) for finding in checks.repeated_classes(modules(), REPEATED))
+
+
+def test_a_module_has_a_name_of_its_own() -> None:
+    assert not "\n".join(str(finding) for finding in checks.repeated_modules(modules(), REPEATED_MODULES))
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
@@ -313,6 +332,26 @@ def test_a_class_name_in_two_modules_is_found_and_so_is_a_permission_that_is_not
     assert [finding.message.split()[0] for finding in checks.repeated_classes(sources, {"Link": "", "Line": ""})] == [
         "Line"
     ]
+
+
+def test_a_module_name_in_two_folders_is_found_and_patterns_are_not() -> None:
+    texts = {
+        "_http/keys.py": "",
+        "_cli/keys.py": "",
+        "_inbox/registry.py": "",
+        "_inbox/sql/registry.py": "",
+        "_worker/arq.py": "",
+        "arq.py": "from onefold._worker.arq import handled_once\n",
+        "_client/clients.py": "",
+        "clients.py": "from onefold._client.context import call\n",
+        "_steps/schema.py": "",
+        "_saga/schema.py": "",
+    }
+    sources = [Source(path=path, text=text) for path, text in texts.items()]
+    twice = [finding.path for finding in checks.repeated_modules(sources, {"schema": "control"})]
+    assert twice == ["clients.py"]
+    *_, unneeded = checks.repeated_modules(sources, {"schema": "control", "keys": "control"})
+    assert unneeded.message == "keys is allowed twice and is not: take it out"
 
 
 def test_an_exported_name_without_a_docstring_of_its_own_is_found() -> None:

@@ -17,7 +17,7 @@ from onefold._kernel.runners import run
 from onefold._kernel.transaction import Transaction
 from onefold._steps.model import WorkAsk
 from onefold._steps.works import Works
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate
 
 T = TypeVar("T")

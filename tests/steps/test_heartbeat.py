@@ -21,7 +21,7 @@ from onefold._kernel.ports import Connection
 from onefold._kernel.runners import run
 from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat, _Beats, renew
 from onefold._steps.model import Held
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 from onefold.errors import StoreUnavailable
 from tests.steps.places import ASK, ON_POSTGRES, Place
 from tests.support.patience import PATIENCE_S

@@ -12,7 +12,7 @@ import pytest
 from onefold import Onefold
 from onefold._kernel.effects import Statement
 from onefold._kernel.executors import ThreadExecutor
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from tests.upgrade.places import restore, rows, sent
 
 EU, US = "/shop/eu", "/shop/us"

@@ -21,7 +21,7 @@ from onefold._saga import schema as saga
 from onefold._steps import schema as steps
 from onefold.brokers import _endpoint_schema as endpoints
 from onefold.brokers import _local_schema as local
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
 from tests.upgrade.places import dialect_of, restore, rows, sent

@@ -9,7 +9,7 @@ import pytest
 
 from onefold._verify.commands import GroundTruth
 from onefold._verify.findings import UnusableTarget
-from onefold._verify.openapi import read_operation
+from onefold._verify.operation_request import read_operation
 from onefold._verify.payloads import Payloads
 from onefold.errors import ConfigurationError
 

@@ -31,7 +31,7 @@ from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers import local
 from onefold.brokers._local_schema import MIGRATIONS
 from onefold.brokers.local import LocalBroker
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 from onefold.db._migrations import migrate
 from tests.outbox.test_write import void
 from tests.support.patience import PATIENCE_S

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._kernel.ports import Broker
-from onefold.brokers._connect import broker_of
+from onefold.brokers._adapters import broker_of
 from onefold.brokers.local import LocalBroker
 from onefold.errors import ConfigurationError, OnefoldError
 from onefold.telemetry import Duplicate, Event, Handled, Relayed

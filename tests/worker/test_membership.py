@@ -22,7 +22,7 @@ from onefold._kernel.ports import Broker, ManagesSubscriptions
 from onefold._worker import membership
 from onefold._worker.consumer_admin import remove, survey
 from onefold._worker.consumer_runner import ConsumerRunner
-from onefold.brokers._connect import BrokerGiven
+from onefold.brokers._adapters import BrokerGiven
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker

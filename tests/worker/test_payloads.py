@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._inbox.handling import Inbox
-from onefold._worker.payloads import PydanticPayload
+from onefold._worker.pydantic_payloads import PydanticPayload
 from onefold.errors import ConfigurationError
 from onefold.telemetry import DeadLettered, Event, Handled
 from tests.inbox.backends import Backend, message

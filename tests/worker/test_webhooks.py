@@ -23,7 +23,7 @@ from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession
 from onefold._outbox.status_report import report
 from onefold.brokers import _endpoint_schema as schema
-from onefold.brokers._connect import broker_of
+from onefold.brokers._adapters import broker_of
 from onefold.brokers._endpoints import add, disable, enable, endpoints, note_failures, note_success
 from onefold.brokers.webhook import EndpointAnswer, WebhookBroker, _endpoint_table, verify_webhook
 from onefold.brokers.webhook._endpoint_table import make_endpoint

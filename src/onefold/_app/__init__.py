@@ -34,7 +34,7 @@ from onefold._worker.ledger_reaper import RETENTION_S
 from onefold._worker.transaction_blocks import async_block, block
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import RelaySettings, check_relay_settings
-from onefold.db._connect import async_database, sync_database
+from onefold.db._drivers import async_database, sync_database
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:

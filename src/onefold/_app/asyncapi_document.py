@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from onefold._inbox.consumer import Consumer
 from onefold._kernel.topics import MORE, ONE, is_pattern
 from onefold._outbox.schedules import Recurring
-from onefold._worker.payloads import PydanticPayload, schemas_of
-from onefold.brokers._connect import BrokerGiven
+from onefold._worker.pydantic_payloads import PydanticPayload, schemas_of
+from onefold.brokers._adapters import BrokerGiven
 
 VERSION: Final = "3.0.0"
 

@@ -34,8 +34,8 @@ from onefold._policy.quota import Quota
 from onefold._worker.ledger_reaper import LedgerReaper
 from onefold._worker.wakeup import Notifier, ThreadNotifier
 from onefold._worker.worker_settings import ConsumerSettings, RelaySettings, select_consumers
-from onefold.brokers._connect import BrokerGiven, broker_of, check_broker, check_patterns
-from onefold.db._connect import dialect_of
+from onefold.brokers._adapters import BrokerGiven, broker_of, check_broker, check_patterns
+from onefold.db._drivers import dialect_of
 from onefold.errors import ConfigurationError, ProgrammerError
 
 # What only some applications need is imported when they first need it: by methods.
@@ -194,7 +194,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         Its first parameter may be annotated with a type of data (`order: Order`, a pydantic model), and others with
         `Annotated[T, Depends(function)]`. `name` is its identity, at the broker and in the ledger."""
         from onefold._inbox.consumer import Consumer
-        from onefold._worker.payloads import PydanticPayload
+        from onefold._worker.pydantic_payloads import PydanticPayload
 
         refuse_unknown(settings, _CONSUMER_SETTINGS, f"consumer {name!r}")
         topics = _topics(topic)

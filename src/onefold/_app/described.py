@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onefold._inbox.consumer import Consumer
     from onefold._outbox.schedules import Recurring
     from onefold._outbox.write import Outbox
-    from onefold.brokers._connect import BrokerGiven
+    from onefold.brokers._adapters import BrokerGiven
 
 
 def show_given(database: object, source: str | None) -> str:
@@ -39,7 +39,7 @@ class Described:
         """Say that this application publishes events on a topic, and of which type their data is: for `asyncapi`, and
         for who reads the code. What is published is not held against it."""
         from onefold._app.asyncapi_document import Published
-        from onefold._worker.payloads import PydanticPayload
+        from onefold._worker.pydantic_payloads import PydanticPayload
 
         check_topic(topic)
         if any(each.topic == topic for each in self._published):

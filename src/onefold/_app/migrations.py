@@ -15,7 +15,7 @@ from onefold._saga import schema as saga_schema
 from onefold._steps import schema as steps_schema
 from onefold.brokers import _endpoint_schema as endpoint_schema
 from onefold.brokers import _local_schema as local_schema
-from onefold.db._connect import file_of, sync_database
+from onefold.db._drivers import file_of, sync_database
 from onefold.db._migrations import migrate
 from onefold.errors import ProgrammerError
 

@@ -11,7 +11,7 @@ from onefold._app.migrations import MIGRATIONS
 from onefold._cli.options import DATABASE
 from onefold._cli.session import open_session
 from onefold._kernel.redaction import redact
-from onefold.db._connect import dialect_of, file_of
+from onefold.db._drivers import dialect_of, file_of
 from onefold.db._migrations import migrate, newer, script
 from onefold.errors import ConfigurationError
 

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from onefold.db._connect import file_of
+from onefold.db._drivers import file_of
 
 _DATABASE = "postgresql://user@host/name, or the path of a SQLite file."
 

@@ -18,7 +18,7 @@ from onefold._kernel.effects import Flow
 from onefold._kernel.redaction import redact
 from onefold._outbox.debezium import connector
 from onefold._outbox.status_report import Chosen, Report, Stopped, cancel, discard_all, list_stopped, report, retry_all
-from onefold.db._connect import dialect_of
+from onefold.db._drivers import dialect_of
 
 app = typer.Typer(help="What waits in the outbox and why; and what to do with what is stopped.")
 

@@ -19,7 +19,7 @@ from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
-from onefold.brokers._connect import BrokerGiven
+from onefold.brokers._adapters import BrokerGiven
 
 #: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.
 _WIDE = 400

@@ -15,7 +15,7 @@ from onefold._kernel.effects import Flow
 from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
-from onefold.db._connect import async_database
+from onefold.db._drivers import async_database
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from onefold._app.base_app import run_flow
 from onefold._cli.options import require_database
 from onefold._http.install_checks import left_in
 from onefold._kernel.effects import Flow
-from onefold.db._connect import dialect_of
+from onefold.db._drivers import dialect_of
 from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing, StoreError
 
 AnyOnefold: TypeAlias = AsyncOnefold | Onefold

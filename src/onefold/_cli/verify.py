@@ -27,7 +27,7 @@ from onefold._verify.credentials import Secrets
 from onefold._verify.findings import ProbeReport
 from onefold._verify.http_port import HeaderLines, HttpPort
 from onefold._verify.httpx_port import is_loopback, open_port, require_httpx, require_url
-from onefold._verify.openapi import OperationRequest, read_operation
+from onefold._verify.operation_request import OperationRequest, read_operation
 from onefold._verify.payloads import Payloads
 from onefold._verify.probing import KEY_HEADER, Probe, Surroundings, Target
 from onefold._verify.profiles import PROFILES

@@ -30,7 +30,7 @@ class JournalStore:
 
     def __init__(self, given: object | None, *, retention_s: float) -> None:
         if given is not None:
-            from onefold.db._connect import check_usable
+            from onefold.db._drivers import check_usable
 
             check_usable(given, "journal")
         self._given = given
@@ -48,7 +48,7 @@ class JournalStore:
         """The journal's flows, in the dialect of its database."""
         if self._journal is None:
             from onefold._client.journal.flow import Journal
-            from onefold.db._connect import dialect_of
+            from onefold.db._drivers import dialect_of
 
             self._journal = Journal(dialect_of(self._location()), retention_s=self._retention_s)
         return self._journal
@@ -71,7 +71,7 @@ class JournalStore:
         """Make the file and its table, where it is one. This waits for the disk: on asyncio, ask a thread to do it."""
         from onefold._client.journal.location import make_private
         from onefold._client.journal.schema import prepare
-        from onefold.db._connect import file_of, sync_database
+        from onefold.db._drivers import file_of, sync_database
 
         with self._lock:
             location = self._location()
@@ -105,14 +105,14 @@ class JournalStore:
 
     def _file(self) -> Path | None:
         """The journal's file, where it is one that was named."""
-        from onefold.db._connect import file_of
+        from onefold.db._drivers import file_of
 
         location = self._location()
         return file_of(location) if isinstance(location, str | Path) else None
 
     def _open_sync(self, file: Path | None) -> Database[Any]:
         if file is None:
-            from onefold.db._connect import sync_database
+            from onefold.db._drivers import sync_database
 
             return sync_database(self._location())
         from onefold.db.sqlite import SqliteDatabase
@@ -121,7 +121,7 @@ class JournalStore:
 
     def _open_async(self, file: Path | None) -> AsyncDatabase[Any]:
         if file is None:
-            from onefold.db._connect import async_database
+            from onefold.db._drivers import async_database
 
             return async_database(self._location())
         from onefold.db.sqlite import async_sqlite

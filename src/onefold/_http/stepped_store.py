@@ -42,9 +42,9 @@ from onefold._kernel.runners import run_async
 from onefold._steps.attempt_guard import FOR_PERSON
 from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.performing import Performing
-from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing, request_context
 from onefold._steps.step_telemetry import tell_steps
+from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import OutcomeUnknown, WorkParked
 

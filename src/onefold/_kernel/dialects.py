@@ -17,7 +17,7 @@ SQLITE_NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGE
 POSTGRES_LIMITS: Final = "current_setting('statement_timeout') || ' ' || current_setting('lock_timeout')"
 
 #: Postgres: the role and the limits that a transaction begins with are kept in it, for our own statements: its handler
-#: may set others (see `as_ourselves` in `db/_postgres.py`). A condition that never holds, to stand behind WHERE.
+#: may set others (see `as_ourselves` in `db/_postgres_session.py`). A condition that never holds, for behind WHERE.
 POSTGRES_KEPT: Final = f"""(set_config('onefold.role', current_setting('role'), true) IS NULL
     OR set_config('onefold.limits', {POSTGRES_LIMITS}, true) IS NULL)"""
 

@@ -3,7 +3,7 @@
 Postgres looks names up in all schemas of the search path and takes what fits the types best. Who may create in one of
 them (`public`, for many) could offer a better fit for `numeric * integer`, and would have it called by us, with our
 rights. So a statement is qualified when it is made: `a = b` becomes `a OPERATOR(pg_catalog.=) b`, `now()` becomes
-`pg_catalog.now()`. Tables are not: where ours are is found out by the driver (see `db/_postgres.py`).
+`pg_catalog.now()`. Tables are not: where ours are is found out by the driver (see `db/_postgres_session.py`).
 
 All qualified operators have one precedence and group to the left. A text that would mean something else then is refused
 here, when its module is imported, and so is whatever hides a lookup that cannot be qualified (`IS DISTINCT FROM`).

@@ -8,7 +8,7 @@ from random import Random
 
 from onefold._policy.ranges import require
 from onefold._policy.retry import RetryPolicy
-from onefold._simulate.clients import Clients
+from onefold._simulate.client_processes import Clients
 from onefold._simulate.counters import Counters
 from onefold._simulate.event_queue import EventQueue
 from onefold._simulate.servers import CoinFlipServer, ServerConfig, build_server

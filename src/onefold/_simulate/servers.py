@@ -18,7 +18,7 @@ from onefold._policy.limiter import Limiter
 from onefold._policy.outcome import Answered
 from onefold._policy.ranges import require
 from onefold._policy.shedder import Shedder
-from onefold._simulate.clients import Clients, Receiver, SimulatedAttempt
+from onefold._simulate.client_processes import Clients, Receiver, SimulatedAttempt
 from onefold._simulate.counters import Counters
 from onefold._simulate.event_queue import EventQueue
 

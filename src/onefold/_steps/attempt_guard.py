@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from onefold._steps.model import Held
-from onefold._steps.ports import LeaseRenewals
+from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
 from onefold.errors import OutcomeUnknown, WorkMisused, WorkParked
 

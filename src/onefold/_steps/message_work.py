@@ -9,11 +9,11 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Isolation, Statement, Step
 from onefold._kernel.telemetry import Listener
 from onefold._steps.model import Held, WorkAsk, digest_of
-from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing
 from onefold._steps.sql.unfinished import STATEMENTS
 from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.work_attempt import WorkAttempt
+from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
 
 

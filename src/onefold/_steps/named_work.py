@@ -12,10 +12,10 @@ from onefold._kernel.results import encode_result
 from onefold._kernel.telemetry import Listener
 from onefold._policy.ranges import require
 from onefold._steps.model import Held, WorkAsk, digest_of
-from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.work_attempt import WorkAttempt
+from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
 from onefold.errors import ConfigurationError
 

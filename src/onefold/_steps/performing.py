@@ -22,12 +22,12 @@ from onefold._kernel.effects import Call, Flow, Isolation, Step, begin_at
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold._steps.attempt_guard import AttemptGuard
 from onefold._steps.model import Done, Held, RecordedStep, StepKind
-from onefold._steps.ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_order import NewStep, Next, RecordedResult, StepOptions, StepOrder, Unknown
 from onefold._steps.step_records import StepRecords
 from onefold._steps.step_results import StepResults
 from onefold._steps.step_telemetry import StepEnds, ignore
+from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import OutcomeUnknown, SerializationFailed, WorkMisused
 

@@ -19,8 +19,8 @@ from onefold._kernel.results import result_type_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
 from onefold._steps.performing import Performing
-from onefold._steps.ports import NewTransaction
 from onefold._steps.step_order import StepOptions, step_options
+from onefold._steps.work_ports import NewTransaction
 from onefold.errors import ConfigurationError, WorkMisused
 
 P = ParamSpec("P")

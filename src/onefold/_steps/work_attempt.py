@@ -19,10 +19,10 @@ from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
 from onefold._steps.performing import Performing
-from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import StepEnds, ignore
 from onefold._steps.steps import MakeStep, Steps
+from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
 from onefold.errors import (
     ConnectionLost,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from onefold._verify.checks import expiry, key_header, mismatch, parallel, redelivery, refusals, replay, scope
+from onefold._verify.checks import expiry, key_header, mismatch, parallel, redelivery, refusal_bodies, replay, scope
 from onefold._verify.probing import Probe
 from onefold._verify.profiles import Profile
 from onefold.errors import ConfigurationError
@@ -256,7 +256,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         promise="refusals are application/problem+json with a type and a title, one type for each reason",
         why="a client that cannot tell a mismatch from a validation error retries what it must not, or gives up",
         advice="answer refusals as RFC 9457 says, with a stable type",
-        run=refusals.check_problem_bodies,
+        run=refusal_bodies.check_problem_bodies,
         requests=3,
     ),
     ProbeCheck(
@@ -265,7 +265,7 @@ CHECKS: Final[tuple[ProbeCheck, ...]] = (
         promise='refusals have a type that is an address, or Link: rel="describedby"',
         why="the one who meets the refusal does not know your contract",
         advice="publish the contract, and link to it from refusals",
-        run=refusals.check_problem_link,
+        run=refusal_bodies.check_problem_link,
         requests=3,
     ),
     ProbeCheck(

@@ -17,9 +17,9 @@ from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener
 from onefold._steps.message_work import MessageName, MessageWork
-from onefold._steps.ports import LeaseRenewals
 from onefold._steps.sealing import Sealing
 from onefold._steps.steps import Steps, on_loop, on_thread
+from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
 
 #: Over an executor of the handler's own colour.

@@ -1,8 +1,8 @@
 """asyncpg by its private names: each batch is one round trip, and connections pass from request to request.
 
-asyncpg cannot pipeline, and a multi-statement simple query answers with the last command's tag only; that tag
-carries a row count, which is what a batch promises. Statements are prepared with SQL PREPARE once per
-connection, because parsing them again each time costs more than running them.
+asyncpg cannot pipeline, and a multi-statement simple query answers with the last command's tag only; that tag carries a
+row count, which is what a batch promises. Statements are prepared with SQL PREPARE once per connection: parsing them
+again each time costs more than running them.
 
 All of asyncpg's private names that the driver uses are in this file, and it is used only with the versions that the
 tests have run with, where all of them are there (`may_be_used`). `_asyncpg_public` does without.
@@ -29,12 +29,12 @@ from onefold.db._asyncpg_pool import FairPool, Pool
 from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle, row_count
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._fork_and_loop import close_quietly
-from onefold.db._postgres import as_ourselves, error_for, qualify_tables, render_step, unsent_error
+from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
+from onefold.db._postgres_text import qualify_tables, render_step
 from onefold.db._prepared_batches import Preparer, render_unprepared
 from onefold.errors import OnefoldError
 
-#: Minor versions.
-TESTED: Final = ((0, 32),)
+TESTED: Final = ((0, 32),)  # minor versions
 
 _NAMES: Final = {
     asyncpg.Pool: "_closing _generation _holders _loop _queue _reset _setup",

@@ -15,7 +15,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import Boundary, Statement, Step, Value
-from onefold.db._postgres import as_ourselves, crossing, qualify_tables
+from onefold.db._postgres_session import as_ourselves
+from onefold.db._postgres_text import crossing, qualify_tables
 from onefold.errors import StatementRefused
 
 _INT16: Final = Struct("!h").pack

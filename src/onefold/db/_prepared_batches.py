@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import Nested, Statement, Step, Value
-from onefold.db._postgres import BOUNDARIES, literals, placeholders, qualify_tables, render_step, script
+from onefold.db._postgres_text import BOUNDARIES, literals, placeholders, qualify_tables, render_step, script
 
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
 _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)

@@ -32,7 +32,7 @@ from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import STATEMENTS_MAX, NamedStatement, encode_value, has_secrets, name_statement
-from onefold.db._postgres import BOUNDARIES, LEVELS, crossing, qualify_tables, render_step, script
+from onefold.db._postgres_text import BOUNDARIES, LEVELS, crossing, qualify_tables, render_step, script
 from onefold.db._prepared_batches import Preparer
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_public import (

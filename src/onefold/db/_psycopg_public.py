@@ -19,18 +19,8 @@ from psycopg.rows import tuple_row
 
 from onefold._kernel.effects import Boundary, Row, Statement, Step
 from onefold.db._bound_batches import has_secrets
-from onefold.db._postgres import (
-    FIND_TABLES,
-    PLACEHOLDER,
-    Place,
-    as_ourselves,
-    connect_error,
-    error_for,
-    qualify_tables,
-    render_step,
-    script,
-    unsent_error,
-)
+from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
+from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_step, script
 from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, unless_over
 from onefold.errors import OnefoldError
 

@@ -20,7 +20,7 @@ from onefold._client.journal_store import JournalStore
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.clients import Reason, report_of
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.errors import BodyNotReplayable, ConfigurationError, IntentReused, StoreError
 from onefold.testing.scripted_server import ReceivedRequest, Reply, Reset, ScriptedServer
 from tests.client.http.clients import Kind, only

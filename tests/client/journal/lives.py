@@ -18,7 +18,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 
 HASH = b"h" * 16
 TARGET = "POST https://bank.example/payments"

@@ -15,7 +15,7 @@ from onefold._kernel.effects import Boundary, Statement, Step
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from tests.client.journal.backends import HASH, PAY, TARGET
 
 ASK = {

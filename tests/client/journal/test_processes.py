@@ -15,7 +15,7 @@ import pytest
 from onefold._client.journal.schema import prepare
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from tests.support.fork_server import Child, fork_server
 from tests.support.patience import PATIENCE_S
 
@@ -34,7 +34,7 @@ def journal(address: str) -> str:
 @contextmanager
 def life(journal: str, kind: str = "journal") -> Iterator[Child]:
     """A process as in `lives.py`, ready to be told what to do; killed at the end, if it still runs."""
-    server = fork_server("import psycopg_pool, onefold._client.journal, onefold.db._connect")
+    server = fork_server("import psycopg_pool, onefold._client.journal, onefold.db._drivers")
     process = server.start_with_pipes("-m", "tests.client.journal.lives", journal, kind)
     try:
         assert process.stdout is not None

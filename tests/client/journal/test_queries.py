@@ -16,9 +16,9 @@ from onefold._client.journal.sql import STATEMENTS
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
-from onefold.db._connect import sync_database
+from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate
-from onefold.db._postgres import render_step
+from onefold.db._postgres_text import render_step
 from onefold.errors import ConfigurationError, SchemaMissing
 from tests.client.journal.backends import HASH, PAY, TARGET, Backend
 

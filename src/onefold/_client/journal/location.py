@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from onefold.db._connect import file_of
+from onefold.db._drivers import file_of
 from onefold.errors import ConfigurationError
 
 #: Names the journal's file, for all clients of an environment.

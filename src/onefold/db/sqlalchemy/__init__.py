@@ -25,7 +25,7 @@ from sqlalchemy.pool import StaticPool
 
 from onefold._kernel.effects import Row, Statement, Step
 from onefold.db._left_running import PAUSE_S, TIMES, is_end
-from onefold.db._postgres import FIND_TABLES, Place
+from onefold.db._postgres_session import FIND_TABLES, Place
 from onefold.db._shielded import Shielded
 from onefold.db.sqlalchemy._connection import SqlalchemyConnection
 from onefold.db.sqlalchemy._engine_events import watch

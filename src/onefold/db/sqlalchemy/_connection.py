@@ -13,7 +13,8 @@ from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
 from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
-from onefold.db._postgres import LEVELS, as_ourselves, crossing, qualify_tables
+from onefold.db._postgres_session import as_ourselves
+from onefold.db._postgres_text import LEVELS, crossing, qualify_tables
 from onefold.db.sqlalchemy._engine_events import let_go, take
 from onefold.db.sqlalchemy._errors import ENDED, translate_error
 from onefold.db.sqlalchemy._handle import LentConnection

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, exc
 
 from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold._kernel.sqlstates import sqlstate_of
-from onefold.db._postgres import error_for, unsent_error
+from onefold.db._postgres_session import error_for, unsent_error
 from onefold.db.sqlite._errors import error_for as sqlite_error_for
 from onefold.errors import (
     ConnectionLost,

@@ -11,7 +11,7 @@ from typing import Final
 
 from onefold.testing.conformance._stage import NotConforming, Outage
 from onefold.testing.conformance.brokers import _outages, _patterns, _publishing, _sharing, _subscriptions
-from onefold.testing.conformance.brokers._stage import BrokerScenario, BrokerStage, BrokerSubject, check, ids
+from onefold.testing.conformance.brokers._broker_stage import BrokerScenario, BrokerStage, BrokerSubject, check, ids
 
 __all__ = [
     "OUTAGES",

@@ -14,7 +14,7 @@ from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Broker, Subscription
 from onefold.errors import BrokerUnavailable
 from onefold.testing.conformance._stage import expect
-from onefold.testing.conformance.brokers._stage import BrokerStage, BrokerSubject, ids, promise
+from onefold.testing.conformance.brokers._broker_stage import BrokerStage, BrokerSubject, ids, promise
 
 
 def mortal(subject: BrokerSubject) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onefold._kernel.ports import MatchesPatterns
 from onefold.errors import ConfigurationError
 from onefold.testing.conformance._stage import NotConforming, expect
-from onefold.testing.conformance.brokers._stage import BrokerStage, BrokerSubject, promise
+from onefold.testing.conformance.brokers._broker_stage import BrokerStage, BrokerSubject, promise
 from onefold.testing.conformance.brokers._subscriptions import manager, manages, seen, unharmed
 
 

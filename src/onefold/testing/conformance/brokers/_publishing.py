@@ -11,7 +11,7 @@ from dataclasses import replace
 from onefold._kernel.messages import Delivery, Message
 from onefold.errors import MessageRefused
 from onefold.testing.conformance._stage import NotConforming, expect
-from onefold.testing.conformance.brokers._stage import HANG_S, MANY, BrokerStage, ids, promise
+from onefold.testing.conformance.brokers._broker_stage import HANG_S, MANY, BrokerStage, ids, promise
 
 
 @promise()

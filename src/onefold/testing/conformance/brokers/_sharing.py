@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from onefold._kernel.messages import Delivery
 from onefold.testing.conformance._stage import expect
-from onefold.testing.conformance.brokers._stage import BrokerStage, ids, promise
+from onefold.testing.conformance.brokers._broker_stage import BrokerStage, ids, promise
 
 
 @promise()

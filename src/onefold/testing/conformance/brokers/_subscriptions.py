@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from onefold._kernel.ports import Broker, ManagesSubscriptions, SubscriptionSeen
 from onefold.errors import BrokerUnavailable, ConsumerActive
 from onefold.testing.conformance._stage import NotConforming, expect
-from onefold.testing.conformance.brokers._stage import BrokerStage, BrokerSubject, promise
+from onefold.testing.conformance.brokers._broker_stage import BrokerStage, BrokerSubject, promise
 
 
 def manages(subject: BrokerSubject) -> bool:

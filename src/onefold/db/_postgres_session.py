@@ -1,19 +1,13 @@
-"""What the Postgres drivers share: literals for merged batches, errors by SQLSTATE, and what a DSN may be.
-
-A batch travels as one simple query, so its values are written into the text. Only four kinds of value exist
-(`Value`), each with one rendering that cannot be read as anything but that value.
-"""
+"""What the Postgres drivers ask of a session and read of it: where our tables are, its codecs, its role and limits, its
+errors; and what a DSN may be."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from secrets import token_hex
+from collections.abc import Sequence
 from typing import Any
 
 from onefold._kernel.dialects import POSTGRES_LIMITS, POSTGRES_PROOF
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step, Value
+from onefold._kernel.effects import Boundary, Row, Statement, Step, Value
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold._kernel.sqlstates import SQLSTATES
@@ -27,27 +21,6 @@ from onefold.errors import (
     StoreUnavailable,
 )
 
-#: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
-SAVEPOINT = f"onefold_{token_hex(4)}"
-
-#: The levels of transactions that are not as chosen.
-LEVELS = {
-    Boundary.BEGIN: "READ COMMITTED",
-    Boundary.BEGIN_LIGHT: "READ COMMITTED",
-    Boundary.BEGIN_REPEATABLE_READ: "REPEATABLE READ",
-    Boundary.BEGIN_SERIALIZABLE: "SERIALIZABLE",
-}
-
-BOUNDARIES = {
-    **{boundary: f"BEGIN ISOLATION LEVEL {level}" for boundary, level in LEVELS.items()},
-    Boundary.BEGIN_AS_CHOSEN: "BEGIN",
-    Boundary.COMMIT: "COMMIT",
-    Boundary.ROLLBACK: "ROLLBACK",
-    Boundary.SAVEPOINT: f"SAVEPOINT {SAVEPOINT}",
-    Boundary.ROLLBACK_TO_SAVEPOINT: f"ROLLBACK TO SAVEPOINT {SAVEPOINT}",
-    Boundary.RELEASE_SAVEPOINT: f"RELEASE SAVEPOINT {SAVEPOINT}",
-}
-
 _HINTS = {
     "42501": "; docs/postgres.md says what onefold's role must be granted. A handler may SET LOCAL ROLE, but a SESSION "
     "AUTHORIZATION that it takes must be reset before it returns"
@@ -58,11 +31,6 @@ _MISSING_HINT = (
     "; run `onefold migrate` to create onefold's tables. If they are there: their schema must be on the role's search "
     "path, and the role needs USAGE on it (docs/postgres.md)"
 )
-
-PLACEHOLDER = re.compile(r"\$(\d+)")
-
-#: Every table of ours, and nothing else: an index has one more word in its name, a text stands in quotes.
-_TABLE = re.compile(r"(?<![\w.'\"])onefold_[a-z]+(?!\w)")
 
 #: The schema that our tables are in: where a session of this role begins to look, and where this one looks now.
 #: One statement is one transaction, and so the search path is as it was when it ends.
@@ -222,15 +190,6 @@ def _codec_error(name: str, what: str) -> ConfigurationError:
     )
 
 
-@lru_cache(maxsize=4000)
-def qualify_tables(sql: str, schema: str | None) -> str:
-    """The statement, with our tables in their schema."""
-    if schema is None:
-        return sql
-    quoted = schema.replace('"', '""')
-    return _TABLE.sub(lambda table: f'"{quoted}".{table.group()}', sql)
-
-
 def as_ourselves(steps: Sequence[Step]) -> Sequence[Step]:
     """The steps, where a handler may have taken another role (SET LOCAL ROLE), or less time: our statements run under
     the role and the limits that the transaction began with, and what COMMIT still has to run (deferred constraints)
@@ -242,81 +201,3 @@ def as_ourselves(steps: Sequence[Step]) -> Sequence[Step]:
     first, end = places[0], places[-1] + 1
     back = (_FOR_COMMIT,) if steps[-1] is Boundary.COMMIT else ()
     return (*steps[:first], _AS_BEGUN, *steps[first:end], *back, *steps[end:])
-
-
-def literals(values: Iterable[Value]) -> tuple[str, ...]:
-    """The values as SQL text, of no type until their places give them one: as parameters would be."""
-    texts = []
-    for value in values:  # a dozen in every request: written out, where a table of functions would be prettier
-        match value:
-            case bytes():
-                # E'' reads the same whatever standard_conforming_strings says.
-                texts.append(f"E'\\\\x{value.hex()}'")
-            case int():
-                texts.append(f"'{value:d}'")
-            case str():
-                texts.append(_short(value) if len(value) <= _SHORT else _escape(value))
-            case None:
-                texts.append("NULL")
-            case _:
-                raise StatementRefused(f"a batch takes bytes, int, str and None; it was given {type(value).__name__}")
-    return tuple(texts)
-
-
-#: Operations, spans and names come again and again.
-_SHORT = 100
-
-
-def _escape(value: str) -> str:
-    if "\0" in value or not _is_unicode(value):
-        raise StatementRefused(
-            "Postgres text holds no NUL character and no half of a surrogate pair; store such a value as bytes"
-        )
-    escaped = value.replace("\\", "\\\\").replace("'", "''")
-    return f"E'{escaped}'"
-
-
-_short = lru_cache(maxsize=1000)(_escape)
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def inline_values(statement: Statement, schema: str | None = None) -> str:
-    """The statement with its values written in."""
-    template, places = _template(statement.sql, schema)
-    texts = literals(statement.values)
-    return template % tuple([texts[place] for place in places])
-
-
-@lru_cache(maxsize=1000)
-def _template(sql: str, schema: str | None) -> tuple[str, tuple[int, ...]]:
-    """The text with `%s` for its values, and which of them goes where."""
-    sql = qualify_tables(sql, schema)
-    places = tuple(int(number) - 1 for number in PLACEHOLDER.findall(sql))
-    return PLACEHOLDER.sub("%s", sql.replace("%", "%%")), places
-
-
-def placeholders(sql: str) -> int:
-    """How many values a statement takes."""
-    return max((int(found) for found in PLACEHOLDER.findall(sql)), default=0)
-
-
-def render_step(step: Step, schema: str | None = None) -> str:
-    """A step of a batch as SQL text."""
-    return inline_values(step, schema) if isinstance(step, Statement) else crossing(step)
-
-
-def crossing(step: Boundary | Nested) -> str:
-    """A boundary as SQL text."""
-    return f"{BOUNDARIES[step.boundary]}_{step.number}" if isinstance(step, Nested) else BOUNDARIES[step]
-
-
-def script(statements: Iterable[str]) -> str:
-    """The statements as one simple query. The new line keeps a comment at the end of one from hiding the next."""
-    return "\n;".join(statements)

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from onefold.db._connect import async_database, dialect_of, sync_database
+from onefold.db._drivers import async_database, dialect_of, sync_database
 from onefold.db._threaded import ThreadedDatabase
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
@@ -169,11 +169,11 @@ import sys
 
 function, given, *missing = sys.argv[1:]
 sys.modules.update(dict.fromkeys(missing))
-from onefold.db import _connect
+from onefold.db import _drivers
 from onefold.errors import ConfigurationError
 
 try:
-    print(type(getattr(_connect, function)(given)).__name__)
+    print(type(getattr(_drivers, function)(given)).__name__)
 except ConfigurationError as error:
     print(error)
 """
