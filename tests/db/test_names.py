@@ -25,6 +25,7 @@ from onefold._kernel.effects import Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.pg_catalog import FUNCTIONS, qualified
 from onefold._kernel.runners import run
+from onefold._outbox import debezium
 from onefold._outbox import sql as outbox
 from onefold._outbox.sql import postgres as outbox_postgres
 from onefold._saga import effect_rows
@@ -118,15 +119,16 @@ def _texts(holder: object) -> Iterator[str]:
     for value in (vars(holder) if not isinstance(holder, dict) else holder).values():
         if isinstance(value, Statement):
             yield value.sql
-        elif (isinstance(value, str) and "pg_catalog." in value) or (
-            isinstance(value, str) and "FROM onefold_" in value
-        ):
+        elif isinstance(value, str) and ("pg_catalog." in value or "FROM onefold_" in value):
             yield value
+        elif isinstance(value, list):
+            yield from _texts(dict(enumerate(value)))
         elif isinstance(value, dict) and holder is not value:
             yield from _texts(value)
 
 
-def _statements() -> set[str]:
+def postgres_statements() -> set[str]:
+    """The statements that onefold says to Postgres."""
     broker = local.STATEMENTS["postgres"]
     found = [
         *_texts(idempotency),
@@ -134,7 +136,8 @@ def _statements() -> set[str]:
         *_texts(_postgres_session),
         *_texts(outbox_postgres),
         *_texts(type(outbox.STATEMENTS["postgres"])),
-        *_texts(inbox.STATEMENTS["postgres"]),
+        *_texts(debezium),
+        *_of_messages(),
         *(statement.sql for statement in inbox.STATEMENTS["postgres"].opening(1)),
         *_texts(journal.STATEMENTS["postgres"]),
         *(statement.sql for statement in journal.STATEMENTS["postgres"].durable),
@@ -148,10 +151,16 @@ def _statements() -> set[str]:
         dialects.postgres_lease(1.0).sql,
         *(broker.topics().sql, broker.subscribe("", "").sql, broker.deliver("", "", "", b"").sql),
         *(broker.waiting("").sql, broker.take("", "", 1, 1).sql, broker.remove("", "").sql),
-        *(broker.give_back("", "").sql, broker.keep("", "", 1).sql),
+        *(broker.give_back("", "").sql, broker.keep("", "", 1).sql, broker.remove_waiting("", 1).sql),
         *(qualified(sql) for sql in (migrations._EXISTS["postgres"], *migrations._LOCK["postgres"])),
     ]
     return {sql for sql in found if _DML.match(sql)}
+
+
+def _of_messages() -> Iterator[str]:
+    sql = inbox.STATEMENTS["postgres"]
+    for holder in (sql, sql.runs, sql.in_hand, sql.registry, sql.stepped):
+        yield from _texts(holder)
 
 
 def _of_requests() -> Iterator[str]:
@@ -208,7 +217,7 @@ _INTERNAL = {"bigint": "int8", "int": "int4", "integer": "int4", "smallint": "in
 
 
 def test_no_statement_of_ours_depends_on_a_stranger(invaded: str) -> None:
-    statements = sorted(_statements())
+    statements = sorted(postgres_statements())
     assert len(statements) > 80
     qualifying = [sql for sql in statements if "pg_catalog." in sql]
     with psycopg.connect(invaded, autocommit=True) as connection:
@@ -231,7 +240,7 @@ def test_a_qualified_statement_is_planned_as_it_would_be_without(postgres_dsn: s
     run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))
     opened.close()
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        for sql in sorted(_statements()):
+        for sql in sorted(postgres_statements()):
             plans = [
                 connection.execute(f"EXPLAIN (GENERIC_PLAN, VERBOSE) {text}".encode()).fetchall()
                 for text in (sql, _unqualified(sql))
@@ -240,7 +249,7 @@ def test_a_qualified_statement_is_planned_as_it_would_be_without(postgres_dsn: s
 
 
 def test_every_table_of_ours_is_put_in_its_schema_and_nothing_else_is(postgres_dsn: str) -> None:
-    texts = [*_statements(), *(sql for statements in MIGRATIONS["postgres"].values() for sql in statements)]
+    texts = [*postgres_statements(), *(sql for statements in MIGRATIONS["postgres"].values() for sql in statements)]
     found = {name for sql in texts for name in re.findall(r'"ours"\.(\w+)', qualify_tables(sql, "ours"))}
     opened = PsycopgDatabase(postgres_dsn)
     run(migrate("postgres", MIGRATIONS["postgres"]), ThreadExecutor(opened))

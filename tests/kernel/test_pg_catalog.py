@@ -26,6 +26,22 @@ from onefold.errors import ProgrammerError
             "SELECT a OPERATOR(pg_catalog.=) ANY (SELECT 1), b OPERATOR(pg_catalog.=) ANY (ARRAY ['x', 'y']), "
             "position(c IN d)",
         ),
+        (
+            "SELECT a IN (SELECT b FROM t LIMIT (1)) AND c",
+            "SELECT a OPERATOR(pg_catalog.=) ANY (ARRAY (SELECT b FROM t LIMIT (1))) AND c",
+        ),
+        (
+            "SELECT a IN (SELECT b FROM (SELECT b FROM t LIMIT 1) AS u)",
+            "SELECT a OPERATOR(pg_catalog.=) ANY (ARRAY (SELECT b FROM (SELECT b FROM t LIMIT 1) AS u))",
+        ),
+        (
+            "SELECT a IN (SELECT b FROM t FOR UPDATE SKIP LOCKED)",
+            "SELECT a OPERATOR(pg_catalog.=) ANY (ARRAY (SELECT b FROM t FOR UPDATE SKIP LOCKED))",
+        ),
+        (
+            "SELECT a IN (SELECT ' LIMIT ') LIMIT 1",
+            "SELECT a OPERATOR(pg_catalog.=) ANY (SELECT ' LIMIT ') LIMIT 1",
+        ),
         ("CASE WHEN a = b THEN 1 END = 2", "CASE WHEN a OPERATOR(pg_catalog.=) b THEN 1 END OPERATOR(pg_catalog.=) 2"),
         ("SELECT 'a = now()' FROM pg_locks", "SELECT 'a = now()' FROM pg_catalog.pg_locks"),
         (

@@ -7,6 +7,10 @@ rights. So a statement is qualified when it is made: `a = b` becomes `a OPERATOR
 
 All qualified operators have one precedence and group to the left. A text that would mean something else then is refused
 here, when its module is imported, and so is whatever hides a lookup that cannot be qualified (`IS DISTINCT FROM`).
+
+A subquery behind IN that has a LIMIT or locks its rows becomes an array, which is computed once. Postgres may make a
+join of the subquery and run it again for each row that it compares; each time it then passes over the rows that the
+statement has changed, takes others instead, and the statement changes more rows than its LIMIT says.
 """
 
 from __future__ import annotations
@@ -86,8 +90,8 @@ class _Bracket:
     assigns: bool = False
     """The next `=` assigns: `SET a = 1, b = 2`."""
     in_set: bool = False
-    listed: bool = False
-    """A list behind IN, which becomes an array."""
+    closing: str = ")"
+    """What ends it: a list or a subquery behind IN may become an array."""
 
 
 @lru_cache(maxsize=1000)
@@ -111,6 +115,8 @@ class _Reader:
     levels: list[_Bracket] = field(default_factory=lambda: [_Bracket("")])
     before: str = ""
     """The token before, in lower case and without space."""
+    closing: str = ")"
+    """What ends the bracket that comes next."""
 
     def read(self, kind: str, token: str, rest: str) -> None:
         if kind == "space":
@@ -159,8 +165,11 @@ class _Reader:
         if self.before == "not":
             raise self._refusal("NOT IN looks an operator up that cannot be qualified")
         self._note("=", level)
-        subquery = re.match(r"\(\s*select\b", follows, re.IGNORECASE)
-        return "OPERATOR(pg_catalog.=) ANY" if subquery else "OPERATOR(pg_catalog.=) ANY (ARRAY"
+        is_subquery = re.match(r"\(\s*select\b", follows, re.IGNORECASE)
+        if is_subquery and not _is_bounded(follows):
+            return "OPERATOR(pg_catalog.=) ANY"
+        self.closing = "))" if is_subquery else "])"
+        return "OPERATOR(pg_catalog.=) ANY (ARRAY"
 
     def _operator(self, token: str, level: _Bracket) -> str:
         if token == "*" and self.before in ("(", ".", ",", "select"):
@@ -183,11 +192,11 @@ class _Reader:
     def _bracket(self, token: str, level: _Bracket) -> str:
         match token:
             case "(":
-                listed = self.before.endswith("(array")
-                self.levels.append(_Bracket(self.before, listed=listed))
-                return "[" if listed else token
+                closing, self.closing = self.closing, ")"
+                self.levels.append(_Bracket(self.before, closing=closing))
+                return "[" if closing == "])" else token
             case ")":
-                return "])" if self.levels.pop().listed else token
+                return self.levels.pop().closing
             case ",":
                 level.last = None
                 level.assigns = level.in_set
@@ -197,6 +206,18 @@ class _Reader:
 
     def _refusal(self, problem: str) -> ProgrammerError:
         return ProgrammerError(f"{problem}, in the statement {' '.join(self.sql.split())!r}")
+
+
+def _is_bounded(text: str) -> bool:
+    """Whether the subquery in the bracket that the text begins with has a LIMIT, or locks what it finds."""
+    depth = 0
+    for found in _TOKEN.finditer(text):
+        depth += {"(": 1, ")": -1}.get(found.group(), 0)
+        if depth == 0:
+            break
+        if found.lastgroup == "name" and found.group().lower() in ("limit", "for"):
+            return True
+    return False
 
 
 def _tightness(operator: str) -> int:

@@ -63,14 +63,14 @@ class OperatorStatements:
             ORDER BY {in_order} LIMIT $8::int
         """)
         self._redrive = d.text(f"""
+            WITH picked AS MATERIALIZED (
+                SELECT message_id AS picked_id, row_number() OVER (ORDER BY {in_order}) - 1 AS turn
+                FROM (SELECT message_id, stream, epoch, version, created_at FROM onefold_letter
+                      WHERE state = 'dead' AND {chosen} AND {able} ORDER BY {in_order} LIMIT $8::int) AS few)
             UPDATE onefold_letter
             SET state = 'waiting', started = 0, failed = 0, redrive = $9::text,
                 due_at = {d.in_ms("(picked.turn * $10::bigint / 1000)")}
-            FROM (SELECT message_id AS picked_id, row_number() OVER (ORDER BY {in_order}) - 1 AS turn
-                  FROM (SELECT message_id, stream, epoch, version, created_at FROM onefold_letter
-                        WHERE state = 'dead' AND {chosen} AND {able} ORDER BY {in_order} LIMIT $8::int) AS few
-                 ) AS picked
-            WHERE consumer = $1::text AND message_id = picked.picked_id AND state = 'dead'
+            FROM picked WHERE consumer = $1::text AND message_id = picked.picked_id AND state = 'dead'
         """)
 
     def _prepare_jobs(self, d: Dialect) -> None:

@@ -3,9 +3,8 @@
 The claim is one INSERT: its row count tells, in the round trip that begins the transaction, whether the handler runs.
 Every other figure is computed by the flow from what it read under a lock, so the writes are plain.
 
-What takes failed messages up to a limit stands in a WITH, which Postgres evaluates once. A subquery in WHERE it may
-evaluate again for each row that it compares; each time it then skips what it has locked and finds others, beyond any
-limit.
+What takes failed messages up to a limit stands in a WITH, which Postgres evaluates once; what deletes up to a limit,
+in an IN, of which `pg_catalog.py` makes an array.
 """
 
 from __future__ import annotations
