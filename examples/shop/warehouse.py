@@ -104,7 +104,7 @@ async def send(s: Saga, parcel: Parcel) -> str:
     return shipped
 
 
-engine = Dbos(SAGAS_URL, sagas=[send], takeover_s=0.5)
+engine = Dbos(SAGAS_URL, sagas=[send], takeover_s=0.5, listener=listener("sagas"))
 
 
 @asynccontextmanager

@@ -38,6 +38,7 @@ from onefold._kernel.telemetry.request_events import (
     WorkCompleted,
     WorkGivenUp,
 )
+from onefold._kernel.telemetry.saga_events import SagaEnded, SagaStepAttempted, SagaStuck, StuckSagasCounted
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed
 
 __all__ = [
@@ -73,10 +74,14 @@ __all__ = [
     "RelaysExpired",
     "Released",
     "RetryPlanned",
+    "SagaEnded",
+    "SagaStepAttempted",
+    "SagaStuck",
     "SetAside",
     "Settled",
     "Shed",
     "StepEnded",
+    "StuckSagasCounted",
     "WorkAttemptFailed",
     "WorkCompleted",
     "WorkGivenUp",

@@ -65,6 +65,8 @@ CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
         {'onefold_failed_messages{consumer="billing",state="parked"}': ONE}, 'consumer="billing"'
     ),
     "OnefoldConsumerPaused": ({'onefold_consumer_paused{consumer="billing"}': ONE}, 'consumer="billing"'),
+    "OnefoldSagasStuck": ({'onefold_sagas_total{saga="order",outcome="stuck"}': GROWS}, 'saga="order"'),
+    "OnefoldSagasStopped": ({'onefold_sagas_total{saga="order",outcome="stopped"}': BEGINS}, 'saga="order"'),
     "OnefoldBreakerOpen": ({'onefold_client_breaker{host="ledger"}': TWO}, 'host="ledger"'),
     "OnefoldRetryBudgetExhausted": (
         {'onefold_client_stops_total{host="ledger",reason="budget"}': GROWS}, 'host="ledger"'

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from onefold.sagas import SagaDefinition
 from onefold.sagas.restate import Restate
 from onefold.sagas.temporal import Temporal
+from onefold.telemetry import Listener
 from onefold.testing.fault_proxy import HOST, reserve_port
 from onefold.testing.servers import PrivateRestate
 from tests.support.temporal_server import PrivateTemporal
@@ -21,7 +22,14 @@ _numbers = itertools.count(1)
 class Opener(Protocol):
     """One application on one server."""
 
-    def __call__(self, sagas: Sequence[SagaDefinition[Any, Any]], *, stop_s: float = ..., serve: bool = ...) -> Any:
+    def __call__(
+        self,
+        sagas: Sequence[SagaDefinition[Any, Any]],
+        *,
+        stop_s: float = ...,
+        serve: bool = ...,
+        listener: Listener | None = ...,
+    ) -> Any:
         """An engine that is not open yet."""
         ...
 
@@ -40,7 +48,12 @@ class RestateOpener:
         self.service = f"application-{next(_numbers)}"
 
     def __call__(
-        self, sagas: Sequence[SagaDefinition[Any, Any]], *, stop_s: float = 10.0, serve: bool = True
+        self,
+        sagas: Sequence[SagaDefinition[Any, Any]],
+        *,
+        stop_s: float = 10.0,
+        serve: bool = True,
+        listener: Listener | None = None,
     ) -> Restate:
         return Restate(
             ingress=self._server.ingress,
@@ -49,6 +62,7 @@ class RestateOpener:
             listen=self.listen if serve else None,
             sagas=sagas,
             stop_s=stop_s,
+            listener=listener,
         )
 
     def close(self) -> None:
@@ -63,13 +77,19 @@ class TemporalOpener:
         self.task_queue = f"application-{next(_numbers)}"
 
     def __call__(
-        self, sagas: Sequence[SagaDefinition[Any, Any]], *, stop_s: float = 10.0, serve: bool = True
+        self,
+        sagas: Sequence[SagaDefinition[Any, Any]],
+        *,
+        stop_s: float = 10.0,
+        serve: bool = True,
+        listener: Listener | None = None,
     ) -> Temporal:
         return Temporal(
             self._server.address,
             task_queue=self.task_queue,
             sagas=sagas,
             stop_s=stop_s,
+            listener=listener,
             serve=serve,
             dead_after_s=2,
         )

@@ -43,6 +43,7 @@ from onefold._kernel.telemetry.request_events import (
     WorkCompleted,
     WorkGivenUp,
 )
+from onefold._kernel.telemetry.saga_events import SagaEnded, SagaStepAttempted, SagaStuck, StuckSagasCounted
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed
 from onefold._observe.instruments import Add, AnyMove, Instrument, Labels, Move, Replace
 
@@ -193,6 +194,23 @@ LIMIT: Final = Instrument(
     help="Requests that may run at once",
 )  # fmt: skip
 
+# --- sagas -----------------------------------------------------------------------------------------------
+
+SAGAS: Final = Instrument(
+    name="onefold.sagas", kind="counter", unit="{saga}", labels=("saga", "outcome"),
+    help="Sagas by outcome: completed, compensated, cancelled; and those without an end yet, each time they are tried: "
+    "stuck (a compensation failed), stopped (the code or the engine is at fault)",
+)  # fmt: skip
+SAGA_STEPS: Final = Instrument(
+    name="onefold.saga.steps", kind="counter", unit="{attempt}", labels=("saga", "kind", "outcome"),
+    help="Attempts at steps and at their compensations (undo): done, retried (failed, tried again), failed (the last "
+    "of its round), aborted",
+)  # fmt: skip
+SAGAS_STUCK: Final = Instrument(
+    name="onefold.sagas.stuck", kind="gauge", unit="{saga}", labels=("saga",), across="sum",
+    help="Sagas of this process that wait for the next round of a compensation that failed, or are in it",
+)  # fmt: skip
+
 INSTRUMENTS: Final = (
     REQUESTS, REQUEST_DURATION, RELEASED, DUPLICATES, REAPED, COMPLETIONS, STEPS,
     MESSAGES, MESSAGE_DURATION, REDRIVES, FAILED_MESSAGES, CONSUMER_PAUSED,
@@ -200,6 +218,7 @@ INSTRUMENTS: Final = (
     RELAYS, RELAY_BUCKETS, RELAY_PAUSED, DESTINATION_PAUSED, TAKEOVERS, LEASES_LOST,
     CALLS, ATTEMPTS, ATTEMPT_DURATION, RETRIES, STOPS, BREAKER,
     SHED, QUEUE_DURATION, LIMIT,
+    SAGAS, SAGA_STEPS, SAGAS_STUCK,
 )  # fmt: skip
 
 _BREAKER_STATES: Final = {"closed": 0, "half-open": 1, "open": 2}
@@ -298,4 +317,8 @@ MOVES: Final[Mapping[type, tuple[AnyMove, ...]]] = {
     Shed: (Move(SHED, lambda event: (event.reason, str(event.priority))),),
     Queued: (Move(QUEUE_DURATION, lambda event: ("entered" if event.entered else "left",), attrgetter("waited_s")),),
     LimitMoved: (Move(LIMIT, _alone, attrgetter("limit")),),
+    SagaEnded: (Move(SAGAS, attrgetter("saga", "outcome")),),
+    SagaStuck: (Move(SAGAS, lambda event: (event.saga, "stuck")),),
+    SagaStepAttempted: (Move(SAGA_STEPS, attrgetter("saga", "kind", "outcome")),),
+    StuckSagasCounted: (Move(SAGAS_STUCK, lambda event: (event.saga,), attrgetter("stuck")),),
 }

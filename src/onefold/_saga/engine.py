@@ -15,11 +15,13 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from onefold._kernel.results import result_type_of
+from onefold._kernel.telemetry import Listeners, are_listeners, join
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, SagaDefinition, Start, begin, by_workflow, check_saga
 from onefold._saga.saga_errors import Compensated, SagaMismatch, SagaNotStopped, SagaStopped
 from onefold._saga.saga_names import check_name, check_saga_id, check_signal_id
 from onefold._saga.saga_status import STATES, HistoryEntry, SagaStatus, State
+from onefold._saga.saga_telemetry import StuckSagas
 from onefold._saga.saga_values import Json, decode, encode
 from onefold.errors import ConfigurationError, StoreUnavailable
 
@@ -37,8 +39,12 @@ _LOOK_S_MAX: Final = 10.0
 class SagaEngine(ABC):
     """Runs sagas, one id at most once. An adapter implements what is abstract here."""
 
-    def __init__(self, sagas: Sequence[AnySaga]) -> None:
+    def __init__(self, sagas: Sequence[AnySaga], listener: Listeners | None = None) -> None:
+        if not are_listeners(listener):
+            raise ConfigurationError(f"listener={listener!r} must be a function of one event, a list of them, or None")
         self._sagas = by_workflow(sagas)
+        self._listener = join(listener)
+        self._stuck = StuckSagas(self._listener)
         self._is_open = False
         self._runs_sagas = True
 

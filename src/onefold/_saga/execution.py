@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Final, TypeAlias, TypeVar
 
 from onefold._kernel.results import result_type_of
+from onefold._kernel.telemetry import Listener
 from onefold._policy.ranges import require
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.definition import AnySaga, Start
@@ -24,6 +25,7 @@ from onefold._saga.engine_context import EngineContext
 from onefold._saga.local_effects import effects_database
 from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, SignalTimedOut, StepFailed, stopping
 from onefold._saga.saga_names import check_name
+from onefold._saga.saga_telemetry import StuckSagas
 from onefold._saga.saga_values import Json, decode, encode, parameter_types
 from onefold._saga.step_call import StepCall, describe
 from onefold.errors import ConfigurationError, ResultNotSerializable, ResultUnreadable
@@ -39,12 +41,32 @@ T = TypeVar("T")
 class Saga:
     """What a saga's function does its work with: steps, pauses and signals, one at a time."""
 
-    __slots__ = ("_busy", "_definition", "_engine", "_fault", "_start", "_steps", "_unawaited", "_undos")
+    __slots__ = (
+        "_busy",
+        "_definition",
+        "_engine",
+        "_fault",
+        "_listener",
+        "_start",
+        "_steps",
+        "_stuck",
+        "_unawaited",
+        "_undos",
+    )
 
-    def __init__(self, definition: AnySaga, start: Start, engine: EngineContext) -> None:
+    def __init__(
+        self,
+        definition: AnySaga,
+        start: Start,
+        engine: EngineContext,
+        listener: Listener | None,
+        stuck: StuckSagas | None,
+    ) -> None:
         self._definition = definition
         self._start = start
         self._engine = engine
+        self._listener = listener
+        self._stuck = StuckSagas(None) if stuck is None else stuck
         self._steps: set[str] = set()
         self._undos: list[tuple[Runner, StepCall]] = []
         self._busy = ""
@@ -118,13 +140,20 @@ class Saga:
         self._engine.shield()
         while self._undos:
             run, call = self._undos.pop()
-            for number in count(1):
-                call.round = number
-                call.failures = []
-                if "error" not in await self._ask(f"the compensation of step {call.step!r}", run(call)):
-                    break
-                pause_s = self._definition.undo_pause.ceiling_s(number, throttled=False)
-                await self._ask("the pause of a compensation", self._engine.sleep(pause_s))
+            try:
+                await self._undo(run, call)
+            finally:
+                self._stuck.remove(self._start)
+
+    async def _undo(self, run: Runner, call: StepCall) -> None:
+        for number in count(1):
+            call.round = number
+            call.failures = []
+            if "error" not in await self._ask(f"the compensation of step {call.step!r}", run(call)):
+                return
+            self._stuck.add(self._start)
+            pause_s = self._definition.undo_pause.ceiling_s(number, throttled=False)
+            await self._ask("the pause of a compensation", self._engine.sleep(pause_s))
 
     async def _run(
         self,
@@ -171,7 +200,13 @@ class Saga:
 
     def _call(self, name: str, function: Callable[..., Any], args: tuple[Json, ...], retry: RetryPolicy) -> StepCall:
         return StepCall(
-            saga=self._definition.name, saga_id=self.id, step=name, function=function, args=args, retry=retry
+            saga=self._definition.name,
+            saga_id=self.id,
+            step=name,
+            function=function,
+            args=args,
+            retry=retry,
+            listener=self._listener,
         )
 
     def _check_step(self, name: str, function: object, undo: object, retry: object) -> None:
@@ -251,9 +286,17 @@ class Saga:
         return fault
 
 
-async def run_saga(definition: AnySaga, start: Start, engine: EngineContext) -> Json:
-    """Run a saga to its outcome. EngineFault, or another BaseException of the engine: it has none yet."""
-    s = Saga(definition, start, engine)
+async def run_saga(
+    definition: AnySaga,
+    start: Start,
+    engine: EngineContext,
+    *,
+    listener: Listener | None = None,
+    stuck: StuckSagas | None = None,
+) -> Json:
+    """Run a saga to its outcome. EngineFault, or another BaseException of the engine: it has none yet. The listener is
+    told of attempts that are made here."""
+    s = Saga(definition, start, engine, listener, stuck)
     kept = {"saga": start.saga, "version": start.version}
     cancelled = False
     try:

@@ -12,9 +12,11 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from onefold._kernel.results import result_type_of
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.saga_events import AttemptOutcome, SagaStepAttempted, SagaStuck
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.saga_errors import Abort, EngineFault, StepFailed, stopping
 from onefold._saga.saga_names import UNDO, step_key, undo_key
@@ -49,6 +51,7 @@ class StepCall:
     """Of a compensation: the rounds before have used up their attempts."""
     failures: list[str] = field(default_factory=list)
     """Of the attempts before, in this process."""
+    listener: Listener | None = None
 
     @property
     def journal_name(self) -> str:
@@ -74,7 +77,9 @@ class StepCall:
                 value = await self._call(args)
         except Exception as error:
             return self.fail(error, last=last)
-        return self.record(value)
+        record = self.record(value)
+        self.tell_attempt("done")
+        return record
 
     def arguments(self, *, after: int = 0) -> list[Any]:
         """What the function is called with, after what an engine gives it first."""
@@ -142,13 +147,21 @@ class StepCall:
         """Note a failed attempt. Its record where it is final, else it is raised again."""
         aborted, text = isinstance(error, Abort), describe(error)
         self.failures.append(text)
-        self.log_failure(text, last=last, aborted=aborted)
+        self.report_failure(text, last=last, aborted=aborted)
         if last or aborted:
             return self.failure(text, aborted=aborted)
         raise error
 
-    def log_failure(self, error: str, *, last: bool, aborted: bool) -> None:
-        """Tell of an attempt that has just failed. `last`: no attempt is left."""
+    def tell_attempt(self, outcome: AttemptOutcome) -> None:
+        """Tell the listener of an attempt that was just made here."""
+        kind: Literal["step", "undo"] = "undo" if self.undo else "step"
+        tell(self.listener, SagaStepAttempted(self.saga, self.saga_id, self.step, kind, outcome))
+
+    def report_failure(self, error: str, *, last: bool, aborted: bool) -> None:
+        """Log and tell of an attempt that has just failed. `last`: no attempt is left."""
+        self.tell_attempt("aborted" if aborted else "failed" if last else "retried")
+        if self.undo and (last or aborted):
+            tell(self.listener, SagaStuck(self.saga, self.saga_id, self.step, self.round, error))
         if self.undo and (last or aborted):
             _log.error(
                 "saga %s is stuck: the compensation of step %s failed in round %d (%s); the next begins after a pause",

@@ -16,6 +16,7 @@ from onefold._kernel.arguments import named_arguments
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.extras import missing_extra
 from onefold._kernel.ids import new_id
+from onefold._kernel.telemetry import Listeners
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
@@ -23,6 +24,7 @@ from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault, SagaUnknown
 from onefold._saga.saga_names import check_name, check_saga_id
 from onefold._saga.saga_status import HistoryEntry, SagaStatus, State
+from onefold._saga.saga_telemetry import tell_end, tell_stop
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError
 
@@ -75,8 +77,9 @@ class Dbos(SagaEngine):
     """Sagas on DBOS, in this process: `async with Dbos("sqlite:///sagas.db", sagas=[order]) as engine`.
 
     `database` is a SQLAlchemy Engine or AsyncEngine of your own, for `s.tx(...)`. `name` keeps applications apart that
-    share a PostgreSQL database. Sagas of processes that died are looked for every `takeover_s`. A process has one: DBOS
-    is one per process, and its sagas run on the event loop that opened it.
+    share a PostgreSQL database. Sagas of processes that died are looked for every `takeover_s`. `listener` is told
+    what happens, as that of AsyncOnefold is. A process has one: DBOS is one per process, and its sagas run on the event
+    loop that opened it.
     """
 
     _of_process: Dbos | None = None
@@ -90,8 +93,9 @@ class Dbos(SagaEngine):
         database: Engine | AsyncEngine | None = None,
         name: str = "onefold",
         takeover_s: float = 5.0,
+        listener: Listeners | None = None,
     ) -> None:
-        super().__init__(sagas)
+        super().__init__(sagas, listener)
         if database is not None and not isinstance(database, Engine | AsyncEngine):
             raise ConfigurationError(f"database={database!r} of Dbos must be a SQLAlchemy Engine or AsyncEngine")
         require("takeover_s", takeover_s, least=0.05, most=86_400)
@@ -206,13 +210,16 @@ class Dbos(SagaEngine):
             self._running.add(task)
             start = Start.from_json(data)
             try:
-                outcome = await run_saga(definition, start, SagaContext(start.saga_id, self._datasource))
+                context = SagaContext(start.saga_id, self._datasource)
+                outcome = await run_saga(definition, start, context, listener=self._listener, stuck=self._stuck)
                 await end_journal(start.saga_id)
+                tell_end(self._listener, start, outcome)
                 return outcome
             except EngineFault as fault:
                 if self._closing:
                     raise  # of the end of this engine: the saga is resumed elsewhere, or when it is opened again
                 _log.error("%s", fault)
+                tell_stop(self._listener, start, fault)
                 text = str(fault)
                 await outside(lambda: DBOS.update_workflow_attributes_async(start.saga_id, {STOPPED: text}, merge=True))
                 raise

@@ -109,7 +109,7 @@ class SagaContext:
             if len(call.failures) == known:
                 call.failures.append(text)  # from the journal: it was told when it happened
             else:
-                call.log_failure(text, last=last, aborted=aborted)
+                call.report_failure(text, last=last, aborted=aborted)
             if aborted or last:
                 return call.failure(text, aborted=aborted)
             await DBOS.sleep_async(call.retry.backoff.ceiling_s(number, throttled=False))
@@ -153,6 +153,12 @@ class SagaContext:
     ) -> Json:
         reason = None if call.undo else await cancel_reason(self._saga_id)
         args = call.arguments(after=1)
+        ran = False
+
+        def done(value: object) -> Json:
+            nonlocal ran
+            ran = True
+            return call.record(value)
 
         def failed(error: Exception) -> Exception:
             call.failures.append(describe(error))
@@ -172,23 +178,27 @@ class SagaContext:
                         await datasource.sql_session().flush()
                 except Exception as error:
                     raise failed(error) from error
-                return call.record(value)
+                return done(value)
 
-            return await datasource.run_tx_step_async({"name": name}, work)
-        _check_colour(call, asynchronous=False)
+            record = await datasource.run_tx_step_async({"name": name}, work)
+        else:
+            _check_colour(call, asynchronous=False)
 
-        def work_in_thread() -> Json:
-            if reason is not None:
-                return {"cancelled": reason}
-            try:
-                with running(call.keys):
-                    value = call.function(datasource.sql_session(), *args)
-                    datasource.sql_session().flush()
-            except Exception as error:
-                raise failed(error) from error
-            return call.record(value)
+            def work_in_thread() -> Json:
+                if reason is not None:
+                    return {"cancelled": reason}
+                try:
+                    with running(call.keys):
+                        value = call.function(datasource.sql_session(), *args)
+                        datasource.sql_session().flush()
+                except Exception as error:
+                    raise failed(error) from error
+                return done(value)
 
-        return await asyncio.to_thread(lambda: datasource.run_tx_step({"name": name}, work_in_thread))
+            record = await asyncio.to_thread(lambda: datasource.run_tx_step({"name": name}, work_in_thread))
+        if ran:
+            call.tell_attempt("done")  # and committed; not what the journal answered
+        return record
 
     def _read(self, record: Json) -> Json:
         if "cancelled" in record:

@@ -51,8 +51,15 @@ class RestateContext(ServerContext):
 
     server = "Restate"
 
-    def __init__(self, ctx: WorkflowContext, steps: RunningSteps, is_cancelled: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        ctx: WorkflowContext,
+        steps: RunningSteps,
+        is_cancelled: Callable[[], Awaitable[bool]],
+        stop: Callable[[EngineFault], RestateAttemptFailed],
+    ) -> None:
         super().__init__()
+        self._stop = stop
         self._ctx = ctx
         self._steps = steps
         self._is_cancelled = is_cancelled
@@ -81,7 +88,7 @@ class RestateContext(ServerContext):
                         return await attempt()
                 except EngineFault as fault:
                     # Not recorded, and not the step's failure: Restate tries the whole again.
-                    raise RestateAttemptFailed(str(fault)) from None
+                    raise self._stop(fault) from None
 
             future = self._ctx.run_typed(name, run, RunOptions(serde=SERDE))
             await self._wait(future, until=step.ended)

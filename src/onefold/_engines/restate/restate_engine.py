@@ -15,6 +15,7 @@ from onefold._engines.restate.restate_service import ServiceEndpoint, make_servi
 from onefold._engines.restate.running_steps import RunningSteps
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
+from onefold._kernel.telemetry import Listeners
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
@@ -38,7 +39,7 @@ class Restate(SagaEngine):
     stays the same for as long as sagas run, for a saga goes on where it began. Without `listen` the engine runs none;
     it starts sagas that other processes run. `service` is its name at Restate: each application has its own. With
     `identity_keys`, the public keys of the server, requests of others are refused. A start is known for
-    `retention_days`. At its end a step that runs has `stop_s` to end.
+    `retention_days`. At its end a step that runs has `stop_s` to end. `listener` is told what happens in this process.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Restate(SagaEngine):
         identity_keys: Sequence[str] = (),
         retention_days: float = _RETENTION_DAYS,
         stop_s: float = 10.0,
+        listener: Listeners | None = None,
     ) -> None:
-        super().__init__(sagas)
+        super().__init__(sagas, listener)
         if not _SERVICE.fullmatch(service):
             raise ConfigurationError(f"service={service!r} must be letters, digits, '.', '_' and '-', as 'onefold' is")
         if url is not None and listen is None:
@@ -76,7 +78,9 @@ class Restate(SagaEngine):
         if self._listen is None or not self._runs_sagas:
             return
         steps = RunningSteps()
-        service = make_service(self._service, self._sagas, steps, self._is_cancelled, self._retention)
+        service = make_service(
+            self._service, self._sagas, steps, self._is_cancelled, self._retention, self._listener, self._stuck
+        )
         self._endpoint = ServiceEndpoint(service, steps, self._listen, self._identity_keys)
         await self._endpoint.open()
         await self._api.register(self._url)

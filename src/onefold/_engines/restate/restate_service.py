@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ from onefold._engines.restate.restate_api import ACTION, RUN, SIGNAL
 from onefold._engines.restate.restate_context import CANCEL, SERDE, RestateAttemptFailed, RestateContext, signal_promise
 from onefold._engines.restate.running_steps import RunningSteps
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.telemetry import Listener
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault
+from onefold._saga.saga_telemetry import StuckSagas, tell_end, tell_stop
 from onefold._saga.saga_values import Json
 from onefold.errors import ConfigurationError
 
@@ -46,7 +49,13 @@ IsCancelled = Callable[[str], Awaitable[bool]]
 
 
 def make_service(
-    name: str, sagas: Mapping[str, AnySaga], steps: RunningSteps, is_cancelled: IsCancelled, retention: timedelta
+    name: str,
+    sagas: Mapping[str, AnySaga],
+    steps: RunningSteps,
+    is_cancelled: IsCancelled,
+    retention: timedelta,
+    listener: Listener | None,
+    stuck: StuckSagas,
 ) -> restate.Workflow:
     """The service as the SDK wants it. Restate keeps a workflow for a day by itself, and then its id is free again."""
     service = restate.Workflow(
@@ -60,18 +69,19 @@ def make_service(
     @service.main(name=RUN, workflow_retention=retention, input_serde=SERDE, output_serde=SERDE)
     async def run(ctx: restate.WorkflowContext, given: Any) -> Any:
         start = Start.from_json(given)
+        stop = partial(_stop, start, listener)
         definition = sagas.get(f"{start.saga}@{start.version}")
         if definition is None:
-            raise _stop(
-                start, f"saga {start.saga!r} in version {start.version!r} is not run here: add it to sagas=[...]"
-            )
+            raise stop(f"saga {start.saga!r} in version {start.version!r} is not run here: add it to sagas=[...]")
         invocation = ctx.request().id
-        context = RestateContext(ctx, steps, lambda: is_cancelled(invocation))
+        context = RestateContext(ctx, steps, lambda: is_cancelled(invocation), stop)
         try:
-            return await run_saga(definition, start, context)
+            outcome = await run_saga(definition, start, context, listener=listener, stuck=stuck)
         except EngineFault as fault:
             # Without its cause: the SDK looks for a TerminalError among causes, and ends the workflow for one.
-            raise _stop(start, str(fault), fault) from None
+            raise stop(fault) from None
+        tell_end(listener, start, outcome)
+        return outcome
 
     @service.handler(name=SIGNAL, input_serde=SERDE, output_serde=SERDE)
     async def signal(ctx: restate.WorkflowSharedContext, given: Any) -> None:
@@ -106,9 +116,11 @@ async def _keep(ctx: restate.WorkflowSharedContext, promise: str, data: Json) ->
     return True
 
 
-def _stop(start: Start, why: str, fault: EngineFault | None = None) -> RestateAttemptFailed:
+def _stop(start: Start, listener: Listener | None, why: EngineFault | str) -> RestateAttemptFailed:
+    fault = why if isinstance(why, EngineFault) else None
     _log.error("saga %s stops: %s; Restate tries it again, at most 30 s apart", start.saga_id, why, exc_info=fault)
-    return RestateAttemptFailed(why)
+    tell_stop(listener, start, why)
+    return RestateAttemptFailed(str(why))
 
 
 class ServiceEndpoint:

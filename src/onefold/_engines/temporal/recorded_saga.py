@@ -14,6 +14,7 @@ from typing import Final
 
 from onefold._engines.journalled_attempts import Attempt
 from onefold._engines.server_context import ServerContext
+from onefold._kernel.telemetry import Listener
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import CancelRequested, EngineFault, stopping
@@ -51,10 +52,16 @@ class _Reached(BaseException):
         self.record = record
 
 
-async def run_recorded(definition: AnySaga, start: Start, answers: Sequence[tuple[str, Json]], wanted: str) -> Json:
+async def run_recorded(
+    definition: AnySaga,
+    start: Start,
+    answers: Sequence[tuple[str, Json]],
+    wanted: str,
+    listener: Listener | None = None,
+) -> Json:
     """Make the attempt that is wanted after these answers. EngineFault: this definition asks for something else."""
     try:
-        await run_saga(definition, start, _Recorded(start, answers, wanted))
+        await run_saga(definition, start, _Recorded(start, answers, wanted), listener=listener)
     except _Reached as reached:
         return reached.record
     raise EngineFault(

@@ -23,6 +23,7 @@ from onefold._engines.temporal.temporal_workflow import (
     TemporalTaskFailed,
 )
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.telemetry import Listeners
 from onefold._policy.ranges import require
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.engine import SagaEngine
@@ -62,7 +63,7 @@ class Temporal(SagaEngine):
     `server` is its address, or a `temporalio.client.Client` of your own, which may have TLS and keys. Processes with
     the same `task_queue` run the same sagas; with `serve=False` the engine runs none, and starts what others run. A
     step whose process says nothing for `dead_after_s` is run again by another. Ids are known for the retention of the
-    namespace. At its end a step that runs has `stop_s` to end.
+    namespace. At its end a step that runs has `stop_s` to end. `listener` is told what happens in this process.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Temporal(SagaEngine):
         serve: bool = True,
         dead_after_s: float = 30.0,
         stop_s: float = 10.0,
+        listener: Listeners | None = None,
     ) -> None:
-        super().__init__(sagas)
+        super().__init__(sagas, listener)
         if not isinstance(server, str | Client):
             raise ConfigurationError(
                 f"server={server!r} must be an address, as 'localhost:7233', or a Client of temporalio"
@@ -87,7 +89,12 @@ class Temporal(SagaEngine):
         self._namespace = server.namespace if isinstance(server, Client) else namespace
         self._task_queue = task_queue
         self._serve = serve
-        self._serving = ServedSagas(sagas=self._sagas, dead_after=timedelta(seconds=dead_after_s))
+        self._serving = ServedSagas(
+            sagas=self._sagas,
+            dead_after=timedelta(seconds=dead_after_s),
+            listener=self._listener,
+            stuck=self._stuck,
+        )
         self._stop = timedelta(seconds=stop_s)
         self._client: Client | None = server if isinstance(server, Client) else None
         self._worker: Worker | None = None

@@ -16,6 +16,7 @@ from onefold._engines.temporal.temporal_workflow import ServedSagas, TemporalTas
 from onefold._kernel.extras import missing_extra
 from onefold._saga.definition import Start
 from onefold._saga.saga_errors import EngineFault
+from onefold._saga.saga_telemetry import tell_stop
 from onefold._saga.saga_values import Json
 
 try:
@@ -59,8 +60,10 @@ class StepActivity:
         start = Start.from_json(asked["start"])
         answers = [(name, answer) for name, answer in asked["answers"]]
         try:
-            return await run_recorded(self._serving.find(start), start, answers, asked["wanted"])
+            definition = self._serving.find(start)
+            return await run_recorded(definition, start, answers, asked["wanted"], self._serving.listener)
         except EngineFault as fault:
+            tell_stop(self._serving.listener, start, fault)
             _log.error("saga %s stops: %s; Temporal tries it again, at most 30 s apart", start.saga_id, fault)
             # Without the traceback: Temporal would cut off what is longer than 2 KB, and the message with it.
             raise TemporalTaskFailed(str(fault)[:_MESSAGE_CHARACTERS_MAX]) from None

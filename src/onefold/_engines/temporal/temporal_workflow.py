@@ -21,9 +21,11 @@ from onefold._engines.journalled_attempts import Attempt
 from onefold._engines.server_context import TIMEOUT, ServerContext
 from onefold._engines.temporal.recorded_saga import IS_CANCELLED, RecordedAnswers, signal_name
 from onefold._kernel.extras import missing_extra
+from onefold._kernel.telemetry import Listener
 from onefold._saga.definition import AnySaga, Start
 from onefold._saga.execution import run_saga
 from onefold._saga.saga_errors import EngineFault
+from onefold._saga.saga_telemetry import StuckSagas, tell_end, tell_stop
 from onefold._saga.saga_values import Json
 
 try:
@@ -56,6 +58,8 @@ class ServedSagas:
 
     sagas: Mapping[str, AnySaga]
     dead_after: timedelta
+    listener: Listener | None
+    stuck: StuckSagas
 
     def find(self, start: Start) -> AnySaga:
         """The definition. EngineFault: this worker has it not, or no more."""
@@ -125,10 +129,15 @@ class SagaWorkflow:
 
     async def _run(self, serving: ServedSagas, start: Start) -> Json:
         try:
-            return await run_saga(serving.find(start), start, TemporalContext(self, start, serving))
+            context = TemporalContext(self, start, serving)
+            outcome = await run_saga(serving.find(start), start, context, stuck=serving.stuck)
         except EngineFault as fault:
+            tell_stop(serving.listener, start, fault)
             # Without its cause: Temporal cuts off what is longer than 2 KB, and the message with it.
             raise TemporalTaskFailed(str(fault)) from None
+        if not workflow.unsafe.is_replaying():
+            tell_end(serving.listener, start, outcome)
+        return outcome
 
 
 class TemporalContext(ServerContext):

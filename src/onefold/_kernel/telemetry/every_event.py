@@ -9,7 +9,8 @@ from onefold._kernel.telemetry.client_events import ClientEvent
 from onefold._kernel.telemetry.consumer_events import ConsumerEvent
 from onefold._kernel.telemetry.relay_events import RelayEvent
 from onefold._kernel.telemetry.request_events import RequestEvent
+from onefold._kernel.telemetry.saga_events import SagaEvent
 from onefold._kernel.telemetry.shedding_events import SheddingEvent
 
-Event: TypeAlias = RequestEvent | RelayEvent | ConsumerEvent | ClientEvent | SheddingEvent
+Event: TypeAlias = RequestEvent | RelayEvent | ConsumerEvent | ClientEvent | SheddingEvent | SagaEvent
 Listener: TypeAlias = Callable[[Event], None]
