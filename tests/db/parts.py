@@ -277,7 +277,6 @@ async def _consumer(database: AsyncDatabase[Any], order: Order) -> None:
         await _run(database, failed_messages.next_due(inbox))
         for failed_message in await _run(database, failed_messages.take(inbox, 10, suspects=suspects)):
             await hand(lambda tx, failed_message=failed_message: inbox.run_failed(failed_message, tx))  # type: ignore[misc]
-    await _run(database, with_connection(lambda: _count(inbox.sql.unstart(order, "m2"))))
     await _run(database, with_connection(lambda: _count(inbox.sql.kill_suspects(order, "died", 0))))
     await _run(database, reap("postgres", consumer.name, consumer.retention_s))
     await _run(database, pausing.pauses("postgres", consumer.name))

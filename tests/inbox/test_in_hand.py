@@ -237,6 +237,26 @@ async def test_a_handler_that_fails_late_is_no_death_of_the_process_that_was_to_
     assert await backend.effects() == ["m2"]
 
 
+@pytest.mark.parametrize("order", ["none", "strict", "latest"])
+async def test_what_is_discarded_while_it_runs_stays_discarded_when_it_fails(
+    on_postgres: Backend, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On SQLite no other process writes while it runs."""
+    caplog.set_level("INFO", "onefold.consumer")
+    stage = Stage(on_postgres, order=order)
+    await stage.fail(version(2))
+    [mine] = await stage.take(stage.a)
+    stage.during = lambda: discard_it(stage)
+    assert isinstance(await stage.run(stage.a, mine), Duplicate)
+    assert (on_postgres.calls, await on_postgres.failed_messages()) == (["m2"], {})
+    assert "message m2 on 'order.placed' was discarded while its handler ran, and has failed" in caplog.text
+    # The control: a delivery that fails has no row yet.
+    stage.during = nothing
+    stage.bad = {"m3"}
+    assert isinstance(await on_postgres.deliver(stage.a, message("m3", key="l", version=1)), Failed)
+    assert list(await on_postgres.failed_messages()) == ["m3"]
+
+
 # --- leases ------------------------------------------------------------------------------------------------------
 
 

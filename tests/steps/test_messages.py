@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onefold import StepOptions
+from onefold._inbox.failed_messages import take
 from onefold._inbox.redrive import Filter, discard, redrive
 from onefold._kernel.effects import Discard
 from onefold._kernel.results import encode_result
@@ -263,6 +264,41 @@ def test_a_message_that_is_being_handled_keeps_its_work_when_what_waits_of_it_is
         assert stage.deliver() == HANDLED
         assert stage.runs == ["m1"]
         assert_done(stage)
+
+
+def test_a_message_that_is_discarded_while_it_runs_and_fails_stays_discarded_and_leaves_no_work(place: Place) -> None:
+    with stage_at(place, asynchronous=False) as stage:
+        stage.between = once_only(KeyError("on purpose"))
+        stage.deliver()
+        forget = functools.partial(forget_message, place.database.dialect)
+
+        def discarded() -> None:
+            gone = discard(place.database.dialect, "billing", ("m1",), actor="ada", force=True, forget=forget)
+            assert place.flow(gone) == 1
+            raise KeyError("on purpose, again")
+
+        stage.between = discarded
+        assert stage.run_due() == [DUPLICATE]
+        assert (stage.runs, stage.ledger(), stage.left()) == (["m1", "m1"], [], (0, 0, 0))
+
+
+def test_a_start_that_finds_its_work_taken_over_leaves_the_counts_of_the_process_that_has_it(place: Place) -> None:
+    """As after SIGSTOP: both the message and its work are another process's by now."""
+    with stage_at(place, asynchronous=False) as stage:
+        stage.between = once_only(KeyError("on purpose"))
+        stage.deliver()
+        stage.hours_pass()
+        [mine] = place.flow(take(stage.inbox, 1))
+
+        def take_over() -> None:
+            stage.hours_pass()
+            assert len(place.flow(take(stage.another(), 1, suspects=True))) == 1
+            place.change("UPDATE onefold_work SET fence = fence + 1")
+
+        stage.between = take_over
+        stage.perform(lambda tx: stage.inbox.run_failed(mine, tx))
+        found = stage.failed()["m1"]
+        assert (found.started, found.failed) == (mine.started + 1, mine.failed)
 
 
 def test_a_store_that_fails_at_the_end_counts_as_no_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

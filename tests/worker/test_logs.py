@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ async def test_a_message_that_fails_is_a_warning_each_time_and_an_error_when_it_
     assert (failed.levelname, dead.levelname) == ("WARNING", "ERROR")
     for part in ("'billing'", event, "'order.placed'", "attempt 1 of 2", "ValueError: the card is declined"):
         assert part in failed.message
+    assert re.search(r"it is tried again in [\d.e-]+ s$", failed.message)
     for part in ("'billing'", event, "'order.placed'", "dead letter", "the card is declined", "onefold dlq"):
         assert part in dead.message
     assert SECRET not in caplog.text

@@ -31,10 +31,6 @@ class FailureDecision:
     started: int
     due_ms: int | None
 
-    @property
-    def is_dead(self) -> bool:
-        return self.due_ms is None
-
 
 def decide_failure(
     consumer: Consumer, error: Exception, before: AttemptsSoFar, *, is_handled: bool, draw: Draw

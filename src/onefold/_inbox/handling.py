@@ -22,7 +22,7 @@ from typing import Any, Final
 from onefold._inbox.catching_up import RUN_S_MAX, StreamsBehind, park_all
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.delivery_reading import find_problem, identify
-from onefold._inbox.failure_decision import AttemptsSoFar, decide_failure
+from onefold._inbox.failing import write_failure
 from onefold._inbox.handler_call import Performs, perform_here
 from onefold._inbox.handler_transaction import HandlerTransaction
 from onefold._inbox.handling_log import log_failure
@@ -37,9 +37,7 @@ from onefold._inbox.stored_message import (
     StoredMessage,
     kept_as_started,
     place,
-    reason_of,
     stored_from_delivery,
-    with_failure,
     write_identities,
 )
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
@@ -344,40 +342,7 @@ class Inbox:
 
     async def _fail(self, stored: StoredMessage, error: Exception) -> InboxEvent:
         """Write down that it failed, and when it is tried again."""
-        sql, name = self.sql, self._name
-        first: tuple[Statement, ...] = ()
-        if self.consumer.order != "none":
-            stream, epoch, _ = place(stored)
-            first = (sql.ensure(name, stream, epoch),)
-        await Batch((Boundary.BEGIN, *first))
-        if await Fetch(sql.id_conflict(name, stored.identity)):
-            stored = stored.set_apart()
-        rows = await Fetch(sql.known(name, stored.id))
-        state, started, failed, history = rows[0] if rows else ("waiting", 1, 0, "[]")
-        if isinstance(stored, FailedMessage) and failed == stored.failed:
-            # A process that took it over meanwhile finds that it has failed here: its start is not one more.
-            started = min(started, stored.started)
-        is_handled = bool(await Fetch(sql.handled(name, stored.identity)))
-        before = AttemptsSoFar(state, started, failed)
-        decision = decide_failure(self.consumer, error, before, is_handled=is_handled, draw=self._draw)
-        if decision is None:
-            await Batch((Boundary.ROLLBACK,))
-            return Duplicate(name, stored.topic)
-        reason = reason_of(error)
-        keep = sql.keep(
-            name,
-            stored.values(),
-            state="dead" if decision.is_dead else "waiting",
-            reason=reason,
-            started=decision.started,
-            failed=decision.failed,
-            history=with_failure(history, error, self._now_ms()),
-            due_ms=decision.due_ms,
-        )
-        await Batch((keep, _COMMIT))
-        if decision.is_dead:
-            return DeadLettered(name, stored.topic, reason, stored.id)
-        return Failed(name, stored.topic, reason, decision.failed, stored.id)
+        return await write_failure(self.sql, self.consumer, stored, error, draw=self._draw, now_ms=self._now_ms)
 
     async def _refuse(self, stored: StoredMessage, problem: str) -> InboxEvent:
         await Batch((Boundary.BEGIN,))

@@ -12,10 +12,10 @@ _log = logging.getLogger("onefold.consumer")
 def log_failure(event: InboxEvent, attempts: int) -> None:
     """What an operator must know of a message: that it failed, and that it is not tried again."""
     match event:
-        case Failed(consumer, topic, reason, failed, id_):
+        case Failed(consumer, topic, reason, failed, id_, retry_s=retry_s):
             _log.warning(
-                "consumer %r: message %s on %r failed, attempt %d of %d: %s; it is tried again",
-                consumer, id_, topic, failed, attempts, reason,
+                "consumer %r: message %s on %r failed, attempt %d of %d: %s; it is tried again%s",
+                consumer, id_, topic, failed, attempts, reason, "" if retry_s is None else f" in {retry_s:.3g} s",
             )  # fmt: skip
         case DeadLettered(consumer, topic, reason, id_):
             _log.error(

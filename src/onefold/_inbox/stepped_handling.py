@@ -24,10 +24,10 @@ from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation, Performs
 from onefold._inbox.handler_transaction import AnswerCheck
 from onefold._inbox.sql.statements import Statements
-from onefold._inbox.stored_message import FailedMessage, StoredMessage, place
+from onefold._inbox.stored_message import FailedMessage, StoredMessage, kept_as_started, place, write_held
 from onefold._kernel.checkout import fetch_rows, rollback_and_release, run_batch, with_connection
-from onefold._kernel.clock import milliseconds
-from onefold._kernel.effects import Batch, Boundary, Call, Flow, Statement, Step
+from onefold._kernel.clock import milliseconds, wall_ms
+from onefold._kernel.effects import Batch, Boundary, Call, Fetch, Flow, Statement, Step
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry.consumer_events import Duplicate, Parked
 from onefold.errors import (
@@ -77,6 +77,10 @@ class MessageAttempt(Protocol):
 
     def end(self) -> Flow[None]: ...
     def fail(self) -> Flow[None]: ...
+
+    def forgetting(self) -> tuple[Statement, ...]:
+        """What deletes its work and all that is recorded of it, unless it is being done."""
+        ...
 
     def interrupt(self) -> None:
         """Nothing more may be awaited for it."""
@@ -145,6 +149,8 @@ class SteppedHandling:
             return await with_connection(functools.partial(self._postpone, stored))
         if isinstance(error, StoreUnavailable | OutcomeUnknown):
             raise error
+        if isinstance(stored, FailedMessage):
+            await with_connection(functools.partial(self._forget_discarded, stored, work))
         return work.parked or error
 
     async def finds_id_taken(self, stored: StoredMessage, error: Exception | None) -> bool:
@@ -194,21 +200,27 @@ class SteppedHandling:
             if error is not invocation.error:  # one that came through the dependency's `yield`
                 _log.exception("consumer %r: a dependency failed while it was closed", self._consumer.name)
 
+    async def _forget_discarded(self, stored: FailedMessage, work: MessageAttempt) -> None:
+        """`discard` forgets the work of a message, but for one that is being done. Its lease has ended just now: what
+        was discarded before is forgotten here, what is discarded later by `discard` itself."""
+        if not await Fetch(self._sql.known(self._consumer.name, stored.row_id)):
+            await Batch((Boundary.BEGIN, *work.forgetting(), Boundary.COMMIT))
+
     async def _postpone(self, stored: StoredMessage) -> Duplicate | Parked:
         """It is busy elsewhere: keep it, and look again. That it was started to find this out does not count."""
         sql, name = self._sql, self._consumer.name
         wait_s = self._consumer.lease_s / _LOOKS
-        unstart = sql.unstart(name, stored.id, milliseconds(wait_s))
+        wait_ms, lease_ms = milliseconds(wait_s), milliseconds(self._consumer.lease_s)
         if isinstance(stored, FailedMessage):
-            await Batch((unstart,))
+            await Batch((sql.in_hand.give_back(name, write_held([stored]), wait_ms),))
         else:
-            lease_ms = milliseconds(self._consumer.lease_s)
             values, apart = stored.values(), stored.identity.apart
             keep = sql.keep_new(name, values, apart, reason=_BUSY, lease_ms=lease_ms)
             if not await Batch((Boundary.BEGIN, keep)):
                 await Batch((Boundary.ROLLBACK,))
                 return Duplicate(name, stored.topic)  # handled, or kept already
-            await Batch((unstart, Boundary.COMMIT))
+            kept = write_held([kept_as_started(stored, _BUSY, wall_ms(), lease_ms)])
+            await Batch((sql.in_hand.give_back(name, kept, wait_ms), Boundary.COMMIT))
         _log.info(
             "consumer %r: message %s on %r is being handled by another process, or the lease of one that died runs on "
             "(%g s at most); it is looked at again in %.3g s",

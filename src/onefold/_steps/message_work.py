@@ -71,8 +71,13 @@ class MessageWork(WorkAttempt):
             before=before,
             unless=unless,
         )
+        self._name = name
         self._settle = settle
         self._known = known
+
+    def forgetting(self) -> tuple[Statement, ...]:
+        """See `forget_message`."""
+        return forget_message(self._works.dialect, *self._name)
 
     def _end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
         return (*self._settle, *self._works.sql.forget(held))

@@ -42,6 +42,7 @@ class Works:
     """The flows of claiming and giving back."""
 
     def __init__(self, dialect: str, *, new_fence: Callable[[], int] = new_fence) -> None:
+        self.dialect = dialect
         self.sql = STATEMENTS[dialect]
         self._new_fence = new_fence
 

@@ -258,10 +258,6 @@ class Statements(OperatorStatements):
             """)
             for suspects, sign in ((False, "<="), (True, ">"))
         }
-        self._unstart = d.text(f"""
-            UPDATE onefold_letter SET started = started - 1, due_at = {d.in_ms("$3::bigint")}
-            WHERE {THIS} AND state = 'waiting' AND started > failed
-        """)
 
     def known(self, consumer: str, message_id: str) -> Statement:
         return Statement(self._known, (consumer, message_id))
@@ -306,10 +302,6 @@ class Statements(OperatorStatements):
     def take(self, consumer: str, lease_ms: int, limit: int, *, suspects: bool) -> Statement:
         """Start failed messages that are due. A suspect was at hand when a process died."""
         return Statement(self._take[suspects], (consumer, lease_ms, limit))
-
-    def unstart(self, consumer: str, message_id: str, due_ms: int = 0) -> Statement:
-        """That it was started does not count, and it is due so many milliseconds from now."""
-        return Statement(self._unstart, (consumer, message_id, due_ms))
 
 
 def _is_ours(first: int) -> str:

@@ -44,7 +44,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A handler failed, for the `failed`th time with this message; it is tried again."""
+    """A handler failed, for the `failed`th time with this message; it is tried again in `retry_s` seconds."""
 
     consumer: str
     topic: str
@@ -52,6 +52,7 @@ class Failed:
     failed: int
     id: str = ""
     redriven: bool = field(default=False, compare=False, repr=False)
+    retry_s: float | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
