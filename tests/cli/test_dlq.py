@@ -187,10 +187,11 @@ def test_a_redrive_is_listed_can_be_cancelled_and_names_who_did_both(
     [listed] = told(shop.onefold("dlq", "jobs", *D, "--json"))
     assert listed["id"] == job["id"]
     assert listed["actor"] == getpass.getuser()
-    cancelled = told(shop.onefold("dlq", "cancel", job["id"], *D, "--json", "--actor", "bob"))
+    cancelled = told(shop.onefold("dlq", "cancel", job["id"], *D, "--json", "--actor", "bob", "--why", "too early"))
     assert cancelled["cancelled"] is True
     assert set(states(shop).values()) == {"dead"}
-    assert shop.rows("SELECT actor, action FROM onefold_audit ORDER BY id DESC LIMIT 1") == [("bob", "cancel")]
+    [(actor, action, details)] = shop.rows("SELECT actor, action, details FROM onefold_audit ORDER BY id DESC LIMIT 1")
+    assert (actor, action, json.loads(details)["why"]) == ("bob", "cancel", "too early")
     assert job["id"] in shop.onefold("dlq", "jobs", *D).stdout
 
 

@@ -52,6 +52,10 @@ PLANS = [
     (SQL.in_hand.renew("billing", HELD, 1000), "onefold_letter_pkey"),
     (SQL.runs.drop("billing", '["m7", "m8"]'), "onefold_letter_pkey"),
     (SQL.runs.known("billing", THOSE), "onefold_letter_pkey"),
+    (SQL.newest_dead(Filter(consumer="billing").values(), None, 50), "onefold_letter_dead"),
+    (SQL.newest_dead(Filter(consumer="billing").values(), (10**15, "m7"), 50), "onefold_letter_dead"),
+    (SQL.consumers_with_failed(), "Index Only Scan"),
+    (SQL.find("billing", "m7"), "onefold_letter_pkey"),
 ]
 
 

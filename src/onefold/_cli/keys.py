@@ -10,17 +10,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from onefold._cli.options import ACTOR, DATABASE, JSON, YES, actor_name, confirm
+from onefold._app.operator_actions import read_result, resume_work, store_result
+from onefold._cli.options import ACTOR, DATABASE, JSON, WHY, YES, actor_name, confirm
 from onefold._cli.output import age, answer, harmless, moment, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
-from onefold._inbox.failed_messages import kept_names
-from onefold._inbox.message_identity import identity_of
-from onefold._inbox.redrive import Filter, redrive
-from onefold._kernel.results import encode_result
-from onefold._steps.message_work import read_operation
-from onefold._steps.sealing import Sealing, is_sealed, step_context
-from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, list_works, release, resume, show_work
+from onefold._steps.sealing import Sealing, is_sealed
+from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, list_works, release, show_work
 from onefold.errors import ConfigurationError
 
 app = typer.Typer(
@@ -86,6 +82,7 @@ def release_command(
     work_id: Annotated[str, _ID],
     database: Annotated[str, DATABASE] = "",
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -100,7 +97,7 @@ def release_command(
             ),
             yes=yes,
         )
-        db.ask(release(db.dialect, work_id, actor=actor_name(actor)))
+        db.ask(release(db.dialect, work_id, actor=actor_name(actor), why=why))
     if as_json:
         answer({"released": work.id, "operation": work.operation})
     else:
@@ -130,6 +127,7 @@ def resume_command(
         bool, typer.Option("--unsealed", help="With --result: its application has no Keyring (sealer=).")
     ] = False,
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -142,15 +140,16 @@ def resume_command(
         work, steps = db.ask(show_work(db.dialect, work_id))
         call = find_unknown_call(steps)
         value = None if result is None else _read_result(result)
-        stored = None if result is None else _store_result(work, steps, call, value, sealing)
+        stored = None if result is None else store_result(work, steps, value, sealing, what="--result")
         said = ""
         if call is not None and (result is not None or again):
             became = "was not made, and is made" if again else f"returned {json.dumps(value, ensure_ascii=False)}"
             said = f"call {call.name!r} {became}"
         records = f" Records that {said}." if said else ""
         confirm(harmless(f"{work.operation}, begun {_age(work)} ago.{records}\nLet {work.id} go on?"), yes=yes)
-        db.ask(resume(db.dialect, work_id, actor=actor_name(actor), result=stored, again=again))
-        redriven = {"redriven": _redrive(db, work, actor_name(actor))} if work.kind == "message" else {}
+        who = actor_name(actor)
+        resumed = db.ask(resume_work(db.dialect, work_id, actor=who, why=why, result=stored, again=again))
+    redriven = {} if resumed.redriven is None else {"redriven": resumed.redriven}
     if as_json:
         answer({"resumed": work.id, "operation": work.operation, "recorded": said or None, **redriven})
     else:
@@ -159,48 +158,11 @@ def resume_command(
             typer.echo(f"{what}: {count}")
 
 
-def _redrive(db: CommandSession, work: WorkView, actor: str) -> int:
-    """A message that waits for a person is a dead letter: have it tried again. 0: it is none, and goes on when it is
-    due."""
-    name = read_operation(work.operation)
-    kept = db.ask(kept_names(db.dialect, name.consumer, identity_of(name.message_id, name.source)))
-    if not kept:
-        return 0
-    chosen = Filter(consumer=name.consumer, ids=kept)
-    return db.ask(redrive(db.dialect, chosen, actor=actor)).failed_messages
-
-
 def _read_result(result: str) -> Any:
     try:
-        return json.loads(result, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise typer.BadParameter(f"--result is no JSON: {error}; text is written in quotes: '\"paid\"'") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no value of JSON")
-
-
-def _store_result(
-    work: WorkView, steps: list[StepView], call: StepView | None, value: Any, sealing: Sealing | None
-) -> bytes:
-    """What the unknown call returned, as it is stored."""
-    plain = encode_result(value, what="--result")
-    if call is None:
-        return plain  # refused below, with what to do
-    if sealing is None:
-        results = [step.result for step in steps if step.result]
-        if work.is_sealed or any(map(is_sealed, results)):
-            raise ConfigurationError(
-                f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
-            )
-        if work.kind != "request" and not results:
-            raise ConfigurationError(
-                f"nothing recorded of work {work.id} tells whether its results are sealed: name its application, --app "
-                "shop.app:once, or say --unsealed where that has no Keyring"
-            )
-        sealing = Sealing()
-    return sealing.seal(plain, step_context(bytes.fromhex(work.id), call.position, call.name))
+        return read_result(result, what="--result")
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _sealing_of(target: str) -> Sealing:

@@ -39,6 +39,8 @@ YES = typer.Option("--yes", "-y", help="Do not ask.")
 
 ACTOR = typer.Option("--actor", help="The name for the audit; by default the user that runs the command.")
 
+WHY = typer.Option("--why", help="The reason, for the audit.")
+
 
 def require_database(database: str) -> str:
     """The database that was given. A command with a typo would create the file, find nothing to do, and look healthy

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.sql import STATEMENTS
-from onefold._kernel.audit import check_actor
+from onefold._kernel.audit import check_actor, with_why
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
 from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Value
@@ -27,6 +27,7 @@ from onefold.errors import ConfigurationError, ProgrammerError
 
 REDRIVE_MAX: Final = 100_000
 IDS_MAX: Final = 10_000
+COUNTED_MAX: Final = 1_000_000
 
 #: Dead letters that one transaction discards.
 DISCARD_BATCH: Final = 1000
@@ -81,6 +82,8 @@ class Preview:
     groups: list[Group]
     first: list[str]
     """The ids that would come first."""
+    cut: bool = False
+    """There are more than were counted."""
 
     @property
     def failed_messages(self) -> int:
@@ -99,12 +102,16 @@ class Job:
     dead: int
 
 
-async def preview(dialect: str, chosen: Filter, *, dead_letter_s: float = 7 * DAY_S, first: int = 10) -> Preview:
-    """A dry run."""
+async def preview(
+    dialect: str, chosen: Filter, *, dead_letter_s: float = 7 * DAY_S, first: int = 10, count_max: int = COUNTED_MAX
+) -> Preview:
+    """A dry run. It counts no further than told, and where that does not reach the end it names no ids."""
     sql, age_ms = STATEMENTS[dialect], milliseconds(dead_letter_s)
 
     async def work() -> Preview:
-        groups = [Group(*row) for row in await Fetch(sql.tally(chosen.values(), age_ms))]
+        groups = [Group(*row) for row in await Fetch(sql.tally(chosen.values(), age_ms, count_max))]
+        if sum(group.failed_messages for group in groups) >= count_max:
+            return Preview(groups, [], cut=True)
         return Preview(groups, [row[0] for row in await Fetch(sql.sample(chosen.values(), age_ms, first))])
 
     return await with_connection(work)
@@ -118,6 +125,7 @@ async def redrive(
     per_second: float = 10.0,
     limit: int = 10_000,
     dead_letter_s: float = 7 * DAY_S,
+    why: str = "",
     listener: Listener | None = None,
     now_ms: Callable[[], int] = wall_ms,
 ) -> Job:
@@ -127,7 +135,7 @@ async def redrive(
     require("limit", limit, least=1, most=REDRIVE_MAX)
     sql, job_id = STATEMENTS[dialect], new_id(now_ms())
     pause_us = round(1_000_000 / per_second)
-    details = {"job": job_id, "per_second": per_second, "limit": limit, "filter": chosen.to_json()}
+    details = with_why({"job": job_id, "per_second": per_second, "limit": limit, "filter": chosen.to_json()}, why)
 
     async def work() -> Job:
         await Batch(
@@ -139,7 +147,7 @@ async def redrive(
                 Boundary.COMMIT,
             )
         )
-        return await _job(sql.job_state(job_id), job_id)
+        return await read_job(sql.job_state(job_id), job_id)
 
     job = await with_connection(work)
     tell(listener, Redriven(chosen.consumer, actor, job.failed_messages))
@@ -148,20 +156,20 @@ async def redrive(
 
 async def job_of(dialect: str, job_id: str) -> Job:
     """How a redrive stands."""
-    return await with_connection(lambda: _job(STATEMENTS[dialect].job_state(job_id), job_id))
+    return await with_connection(lambda: read_job(STATEMENTS[dialect].job_state(job_id), job_id))
 
 
-async def cancel(dialect: str, job_id: str, *, actor: str) -> Job:
+async def cancel(dialect: str, job_id: str, *, actor: str, why: str = "") -> Job:
     """What the job has not run yet is dead again; what ran and failed goes on with its attempts."""
     check_actor(actor)
     sql = STATEMENTS[dialect]
 
     async def work() -> Job:
         await Batch((Boundary.BEGIN,))
-        before = await _job(sql.job_state(job_id), job_id)
-        audit = sql.audit(actor, "cancel", before.consumer, json.dumps({"job": job_id}))
+        before = await read_job(sql.job_state(job_id), job_id)
+        audit = sql.audit(actor, "cancel", before.consumer, json.dumps(with_why({"job": job_id}, why)))
         await Batch((sql.cancel(job_id), sql.recall(job_id), audit, Boundary.COMMIT))
-        return await _job(sql.job_state(job_id), job_id)
+        return await read_job(sql.job_state(job_id), job_id)
 
     return await with_connection(work)
 
@@ -182,6 +190,7 @@ async def discard(
     *,
     actor: str,
     force: bool = False,
+    why: str = "",
     forget: Forgets = forget_nothing,
 ) -> int:
     """Delete dead letters for good; how many. Waiting ones only with `force`."""
@@ -189,16 +198,19 @@ async def discard(
     if len(ids) > IDS_MAX:
         raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
     statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
-    return await _discard(dialect, consumer, statement, actor, {"force": force}, forget)
+    return await _discard(dialect, consumer, statement, actor, with_why({"force": force}, why), forget)
 
 
-async def discard_all(dialect: str, chosen: Filter, *, actor: str, forget: Forgets = forget_nothing) -> int:
+async def discard_all(
+    dialect: str, chosen: Filter, *, actor: str, why: str = "", forget: Forgets = forget_nothing
+) -> int:
     """Delete all dead letters that fit, some in each transaction; how many."""
     check_actor(actor)
+    details = with_why({"filter": chosen.to_json()}, why)
     statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARD_BATCH)
     total = 0
     while True:
-        count = await _discard(dialect, chosen.consumer, statement, actor, {"filter": chosen.to_json()}, forget)
+        count = await _discard(dialect, chosen.consumer, statement, actor, details, forget)
         total += count
         if count < DISCARD_BATCH:
             return total
@@ -230,15 +242,15 @@ async def _discard(
     return await with_connection(work)
 
 
-async def skip(dialect: str, consumer: str, message_id: str, *, actor: str) -> None:
+async def skip(dialect: str, consumer: str, message_id: str, *, actor: str, why: str = "") -> None:
     """Go on in a strict stream without the dead letter at its head. The failed message stays, dead, with who skipped
     it."""
-    await _move(dialect, consumer, message_id, actor=actor, action="skip")
+    await _move(dialect, consumer, message_id, actor=actor, action="skip", why=why)
 
 
-async def resume_at(dialect: str, consumer: str, message_id: str, *, actor: str) -> None:
+async def resume_at(dialect: str, consumer: str, message_id: str, *, actor: str, why: str = "") -> None:
     """Go on in a strict stream with this waiting failed message: what is missing before it is given up."""
-    await _move(dialect, consumer, message_id, actor=actor, action="resume")
+    await _move(dialect, consumer, message_id, actor=actor, action="resume", why=why)
 
 
 async def list_audit(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any]]:
@@ -253,7 +265,7 @@ async def list_audit(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any
     return await with_connection(work)
 
 
-async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, action: str) -> None:
+async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, action: str, why: str) -> None:
     check_actor(actor)
     sql = STATEMENTS[dialect]
 
@@ -293,7 +305,7 @@ async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, act
                 f"failed message {message_id!r} of consumer {consumer!r} {wrong or 'is gone'}: it is {state}, epoch "
                 f"{epoch}, version {version}; its stream stands at epoch {at_epoch}, version {at_version}"
             )
-        await Batch((*steps, sql.audit(actor, action, consumer, json.dumps(details)), Boundary.COMMIT))
+        await Batch((*steps, sql.audit(actor, action, consumer, json.dumps(with_why(details, why))), Boundary.COMMIT))
         return None
 
     wrong = await with_connection(work)
@@ -312,7 +324,7 @@ async def _stream_of(statement: Statement, message_id: str) -> tuple[str, bytes,
     return state, bytes(stream), epoch, version, details
 
 
-def _job(statement: Statement, job_id: str) -> Flow[Job]:
+def read_job(statement: Statement, job_id: str) -> Flow[Job]:
     async def work() -> Job:
         rows = await Fetch(statement)
         if not rows:

@@ -16,10 +16,18 @@ AUDIT: Final = """
 """
 
 _ACTOR_CHARS_MAX: Final = 255
+_WHY_CHARS_MAX: Final = 1000
 
 
 def audit_values(actor: str, action: str, details: Mapping[str, Any], *, consumer: str = "") -> tuple[Value, ...]:
     return (check_actor(actor), action, consumer, json.dumps(details))
+
+
+def with_why(details: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """The details of a line, with what the person gave as the reason, if anything."""
+    if len(why) > _WHY_CHARS_MAX:
+        raise ConfigurationError(f"the reason for the audit has {len(why)} characters, at most {_WHY_CHARS_MAX}")
+    return {**details, "why": why.strip()} if why.strip() else dict(details)
 
 
 def check_actor(actor: str) -> str:

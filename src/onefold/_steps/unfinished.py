@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from onefold._kernel.audit import audit_values
+from onefold._kernel.audit import audit_values, with_why
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._steps.model import StepKind, StepState
@@ -97,15 +97,17 @@ async def show_work(dialect: str, work_id: str) -> tuple[WorkView, list[StepView
     return found
 
 
-async def release(dialect: str, work_id: str, *, actor: str) -> WorkView:
+async def release(dialect: str, work_id: str, *, actor: str, why: str = "") -> WorkView:
     """Forget the work and all that is recorded of it: what has happened has happened, and a retry begins from the
     start. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
-    return await _change(sql, digest, actor, "keys release", lambda work, steps: (sql.forget(digest), {}))
+    return await _change(
+        sql, digest, actor, "keys release", lambda work, steps: (sql.forget(digest), with_why({}, why))
+    )
 
 
 async def resume(
-    dialect: str, work_id: str, *, actor: str, result: bytes | None = None, again: bool = False
+    dialect: str, work_id: str, *, actor: str, why: str = "", result: bytes | None = None, again: bool = False
 ) -> WorkView:
     """Let the work go on. Where the outcome of a call is not known: `result` is what it returned, as it is stored;
     `again` says that it was not made. What was told may be corrected as long as the work has not gone on with it.
@@ -120,7 +122,7 @@ async def resume(
                     f"the outcome of call {call.name!r} of work {work_id} is unknown: find out whether it was made, "
                     "and say so, either with what it returned (--result JSON) or that it was not made (--again)"
                 )
-            return (sql.resume(digest),), {}
+            return (sql.resume(digest),), with_why({}, why)
         if call is None:
             raise WorkNotFit(
                 f"work {work_id} has no call whose outcome is unknown: resume it without saying what it was"
@@ -131,10 +133,11 @@ async def resume(
                 "any more: see what it did with `onefold keys show`, and put that right by hand"
             )
         if again or result is None:
-            return (sql.unmark(digest, call.position), sql.resume(digest)), {"step": call.name, "outcome": "not made"}
+            told = with_why({"step": call.name, "outcome": "not made"}, why)
+            return (sql.unmark(digest, call.position), sql.resume(digest)), told
         outcome = "corrected" if call.state == "told" else "recorded"
         changes = (sql.outcome(digest, call.position, result), sql.resume(digest))
-        return changes, {"step": call.name, "outcome": outcome}
+        return changes, with_why({"step": call.name, "outcome": outcome}, why)
 
     return await _change(sql, digest, actor, "keys resume", plan)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from onefold._app.operator_actions import discard_fitting, discard_letters
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
-from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, YES, actor_name, confirm
+from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, YES, actor_name, confirm
 from onefold._cli.output import answer
 from onefold._cli.session import session
 from onefold._cli.times import moment_of
-from onefold._inbox.redrive import Filter, discard, discard_all, resume_at, skip
+from onefold._inbox.redrive import Filter, resume_at, skip
 from onefold._kernel.effects import Flow
-from onefold._steps.message_work import forget_message
 
 _ID = typer.Argument(metavar="ID", show_default=False)
 
@@ -32,6 +31,7 @@ def discard_command(
     until: Annotated[str, UNTIL] = "",
     force: Annotated[bool, typer.Option("--force", help="With ids: also those that wait to be tried again.")] = False,
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -43,13 +43,12 @@ def discard_command(
     with session(database) as db:
         whose = consumer_of(db, consumer)
         confirm(f"Delete {len(ids) if ids else 'all fitting'} failed message(s) of {whose} for good?", yes=yes)
-        forget = functools.partial(forget_message, db.dialect)
         if ids:
             chosen_ids, who = tuple(ids), actor_name(actor)
-            count = db.ask(discard(db.dialect, whose, chosen_ids, actor=who, force=force, forget=forget))
+            count = db.ask(discard_letters(db.dialect, whose, chosen_ids, actor=who, why=why, force=force))
         else:
             chosen = Filter(consumer=whose, topic=topic or None, reason=reason or None, since=begin, until=end)
-            count = db.ask(discard_all(db.dialect, chosen, actor=actor_name(actor), forget=forget))
+            count = db.ask(discard_fitting(db.dialect, chosen, actor=actor_name(actor), why=why))
     _print_discarded(whose, count, len(ids) if ids else None, as_json=as_json)
     if count == 0:
         raise typer.Exit(1)
@@ -69,12 +68,13 @@ def skip_command(
     database: Annotated[str, DATABASE] = "",
     consumer: Annotated[str, CONSUMER] = "",
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Let a key that is handled in order go on without its dead letter, which stays to be looked at."""
     question = "Go on without {id} of {consumer}?"
-    _move(skip, question, "skipped", message_id, database, consumer, actor=actor, yes=yes, as_json=as_json)
+    _move(skip, question, "skipped", message_id, database, consumer, actor=actor, why=why, yes=yes, as_json=as_json)
 
 
 def resume_command(
@@ -82,13 +82,16 @@ def resume_command(
     database: Annotated[str, DATABASE] = "",
     consumer: Annotated[str, CONSUMER] = "",
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Let a key that is handled in order go on with this waiting failed message: what is missing before it is given
     up."""
     question = "Go on with {id} of {consumer}, and give up what is missing before it?"
-    _move(resume_at, question, "resumed", message_id, database, consumer, actor=actor, yes=yes, as_json=as_json)
+    _move(
+        resume_at, question, "resumed", message_id, database, consumer, actor=actor, why=why, yes=yes, as_json=as_json
+    )
 
 
 def _move(
@@ -100,13 +103,14 @@ def _move(
     consumer: str,
     *,
     actor: str,
+    why: str,
     yes: bool,
     as_json: bool,
 ) -> None:
     with session(database) as db:
         whose = consumer_of(db, consumer)
         confirm(question.format(id=message_id, consumer=whose), yes=yes)
-        db.ask(verb(db.dialect, whose, message_id, actor=actor_name(actor)))
+        db.ask(verb(db.dialect, whose, message_id, actor=actor_name(actor), why=why))
     if as_json:
         answer({"consumer": whose, done: message_id})
     else:

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
-from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, actor_name
+from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, actor_name
 from onefold._cli.output import answer, moment, print_table, say
 from onefold._cli.session import CommandSession, ask, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
-from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, list_audit, preview, redrive
+from onefold._inbox.failed_lists import list_jobs
+from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, preview, redrive
 
 _LOOK_EVERY_S: Final = 0.25
 
@@ -37,6 +38,7 @@ def redrive_command(
     ] = 7,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 if some are dead again.")] = False,
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Redrive dead letters: try them again, in the order of their keys."""
@@ -55,7 +57,7 @@ def redrive_command(
             _print_preview(chosen.consumer, db.ask(preview(db.dialect, chosen, dead_letter_s=age_s)), as_json)
             return
         started = redrive(
-            db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s
+            db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s, why=why
         )
         job = db.ask(started)
         if wait and job.failed_messages:
@@ -72,16 +74,9 @@ def jobs_command(
 ) -> None:
     """List redrives, the newest first, and how they stand."""
     with session(database) as db:
-        # Every job has a line in the audit; other lines are in between.
-        lines = db.ask(list_audit(db.dialect, limit=10_000))
-        begun = [line for line in lines if line["action"] == "redrive"][:limit]
         found = [
-            {
-                **_job(db.ask(job_of(db.dialect, line["details"]["job"]))),
-                "actor": line["actor"],
-                "started": moment(line["at_ms"]),
-            }
-            for line in begun
+            {**_job(each.job), "actor": each.actor, "started": moment(each.started_ms)}
+            for each in db.ask(list_jobs(db.dialect, limit=limit))
         ]
     if as_json:
         answer(found)
@@ -98,10 +93,11 @@ def cancel_command(
     job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
     database: Annotated[str, DATABASE] = "",
     actor: Annotated[str, ACTOR] = "",
+    why: Annotated[str, WHY] = "",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Cancel a redrive: what was not tried yet is dead again."""
-    job = ask(database, lambda dialect: cancel(dialect, job_id, actor=actor_name(actor)))
+    job = ask(database, lambda dialect: cancel(dialect, job_id, actor=actor_name(actor), why=why))
     _print_job(job, as_json=as_json)
 
 

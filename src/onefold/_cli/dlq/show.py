@@ -9,18 +9,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from onefold._cli.dlq.selection import (
-    CONSUMER,
-    REASON,
-    SINCE,
-    UNTIL,
-    consumers_with_failed_messages,
-    failed_message_of,
-)
+from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL
 from onefold._cli.options import DATABASE, JSON, TOPIC
 from onefold._cli.output import answer, harmless, moment, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.times import moment_of
+from onefold._inbox.failed_lists import find_failed, list_failed_consumers
 from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
@@ -57,7 +51,7 @@ def list_command(
     begin, end = moment_of(since, "--since"), moment_of(until, "--until")
     found: list[dict[str, Any]] = []
     with session(database) as db:
-        for name in [consumer] if consumer else consumers_with_failed_messages(db):
+        for name in [consumer] if consumer else db.ask(list_failed_consumers(db.dialect)):
             chosen = Filter(consumer=name, topic=topic or None, reason=reason or None, since=begin, until=end)
             if len(found) < limit:
                 fit = db.ask(list_summaries(db.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
@@ -94,11 +88,11 @@ def show_command(
 ) -> None:
     """Show one failed message: its headers, its data, and what became of it each time."""
     with session(database) as db:
-        names = [consumer] if consumer else consumers_with_failed_messages(db)
+        names = [consumer] if consumer else db.ask(list_failed_consumers(db.dialect))
         found = [
             (name, failed_message)
             for name in names
-            if (failed_message := failed_message_of(db, name, message_id)) is not None
+            if (failed_message := db.ask(find_failed(db.dialect, name, message_id))) is not None
         ]
     if not found:
         raise ConfigurationError(

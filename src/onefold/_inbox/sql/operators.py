@@ -10,6 +10,7 @@ from onefold._kernel.effects import Statement, Value
 
 #: After everything that has died: the last second of the year 9999.
 _FAR_MS: Final = 253_402_300_799_000
+_LAST: Final = 1000 * _FAR_MS
 
 
 class OperatorStatements:
@@ -18,6 +19,7 @@ class OperatorStatements:
     def __init__(self, d: Dialect) -> None:
         self._prepare_redrives(d)
         self._prepare_jobs(d)
+        self._prepare_letters(d)
         self._prepare_pauses(d)
 
     def _prepare_redrives(self, d: Dialect) -> None:
@@ -47,6 +49,12 @@ class OperatorStatements:
             "waiting": d.text(f"{shown} state = 'waiting' AND {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
             None: d.text(f"{shown} {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
         }
+        # From the newest on. The plain bound is for the index, which does not have the id.
+        before = f"died_at <= {d.at('$9::bigint')} AND (died_at, message_id) < ({d.at('$9::bigint')}, $10::text)"
+        self._newest_dead = d.text(f"""
+            {shown.replace("redrive", f"redrive, {d.exact('died_at')}")} state = 'dead' AND {chosen} AND {before}
+            ORDER BY died_at DESC, message_id DESC LIMIT $8::int
+        """)
         self._discard_some = d.text(f"""
             DELETE FROM onefold_letter WHERE consumer = $1::text AND state = 'dead' AND message_id IN (
                 SELECT message_id FROM onefold_letter WHERE state = 'dead' AND {chosen} ORDER BY died_at LIMIT $7::int)
@@ -55,8 +63,10 @@ class OperatorStatements:
         able = f"died_at >= {d.in_ms('$7::bigint')}"
         in_order = "stream, epoch, version, created_at, message_id"
         self._tally = d.text(f"""
-            SELECT topic, reason, count(*), sum(CASE WHEN {able} THEN 0 ELSE 1 END) FROM onefold_letter
-            WHERE state = 'dead' AND {chosen} GROUP BY topic, reason ORDER BY 3 DESC, 1, 2 LIMIT 100
+            SELECT topic, reason, count(*), sum(CASE WHEN {able} THEN 0 ELSE 1 END)
+            FROM (SELECT topic, reason, died_at FROM onefold_letter
+                  WHERE state = 'dead' AND {chosen} LIMIT $8::int) AS few
+            GROUP BY topic, reason ORDER BY 3 DESC, 1, 2 LIMIT 100
         """)
         self._sample = d.text(f"""
             SELECT message_id FROM onefold_letter WHERE state = 'dead' AND {chosen} AND {able}
@@ -85,6 +95,9 @@ class OperatorStatements:
                    (SELECT count(*) FROM onefold_letter WHERE redrive = $1::text AND state = 'dead')
             FROM onefold_redrive WHERE id = $1::text
         """)
+        self._jobs = d.text(f"""
+            SELECT id, actor, {d.epoch_ms("started_at")} FROM onefold_redrive ORDER BY id DESC LIMIT $1::int
+        """)
         self._cancel = d.text(f"""
             UPDATE onefold_redrive SET cancelled_at = {d.now} WHERE id = $1::text AND cancelled_at IS NULL
         """)
@@ -98,6 +111,8 @@ class OperatorStatements:
             SELECT {d.epoch_ms("audit_at")}, actor, action, consumer, details FROM onefold_audit
             ORDER BY id DESC LIMIT $1::int
         """)
+
+    def _prepare_letters(self, d: Dialect) -> None:
         self._discard = d.text(f"""
             DELETE FROM onefold_letter
             WHERE consumer = $1::text AND message_id IN (SELECT item FROM {d.items("$2::text")})
@@ -113,6 +128,17 @@ class OperatorStatements:
             WHERE consumer = $1::text AND ($2::text IS NULL OR state = $2::text)
               AND ($3::text IS NULL OR topic = $3::text) AND ($4::text IS NULL OR message_id > $4::text)
             ORDER BY message_id LIMIT $5::int
+        """)
+        self._find = d.text(f"SELECT {failed_columns(d)} FROM onefold_letter WHERE {THIS}")
+        # From one name to the next by the index: DISTINCT would walk through all rows.
+        self._consumers = d.text("""
+            WITH RECURSIVE found AS (
+                SELECT min(consumer) AS consumer FROM onefold_letter
+                UNION ALL
+                SELECT (SELECT min(consumer) FROM onefold_letter WHERE onefold_letter.consumer > found.consumer)
+                FROM found WHERE found.consumer IS NOT NULL
+            )
+            SELECT consumer FROM found WHERE consumer IS NOT NULL LIMIT 1000
         """)
         self._counts = d.text(f"""
             SELECT consumer, topic, state, count(*), {d.epoch_ms("min(created_at)")} FROM onefold_letter
@@ -150,12 +176,16 @@ class OperatorStatements:
         """As `list_failed` has them, without their data and history."""
         return Statement(self._list_summaries[state], (*chosen, b"", limit))
 
+    def newest_dead(self, chosen: tuple[Value, ...], before: tuple[int, str] | None, limit: int) -> Statement:
+        """As `list_summaries`, from behind this place on, and with the place of each at its end."""
+        return Statement(self._newest_dead, (*chosen, b"", limit, *(before or (_LAST, ""))))
+
     def discard_some(self, chosen: tuple[Value, ...], limit: int) -> Statement:
         """Delete dead letters that fit, the oldest first."""
         return Statement(self._discard_some, (*chosen, limit))
 
-    def tally(self, chosen: tuple[Value, ...], age_ms: int) -> Statement:
-        return Statement(self._tally, (*chosen, -age_ms))
+    def tally(self, chosen: tuple[Value, ...], age_ms: int, count_max: int) -> Statement:
+        return Statement(self._tally, (*chosen, -age_ms, count_max))
 
     def sample(self, chosen: tuple[Value, ...], age_ms: int, limit: int) -> Statement:
         return Statement(self._sample, (*chosen, -age_ms, limit))
@@ -169,6 +199,10 @@ class OperatorStatements:
 
     def job_state(self, job: str) -> Statement:
         return Statement(self._job_state, (job,))
+
+    def jobs(self, limit: int) -> Statement:
+        """The newest first: the beginning of an id is the time."""
+        return Statement(self._jobs, (limit,))
 
     def cancel(self, job: str) -> Statement:
         return Statement(self._cancel, (job,))
@@ -195,6 +229,12 @@ class OperatorStatements:
         self, consumer: str, state: str | None, topic: str | None, after: str | None, limit: int
     ) -> Statement:
         return Statement(self._list_failed, (consumer, state, topic, after, limit))
+
+    def find(self, consumer: str, message_id: str) -> Statement:
+        return Statement(self._find, (consumer, message_id))
+
+    def consumers_with_failed(self) -> Statement:
+        return Statement(self._consumers)
 
     def count_some(self, consumer: str, limit: int) -> Statement:
         """Waiting, parked and dead, each at most so many."""

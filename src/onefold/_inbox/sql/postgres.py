@@ -55,6 +55,14 @@ class Postgres:
         """And back."""
         return f"to_timestamp({ms} / 1000.0)"
 
+    def exact(self, moment: str) -> str:
+        """A moment as a number that loses nothing of it: the place of a row in a list."""
+        return f"(extract(epoch FROM {moment}) * 1000000)::bigint"
+
+    def at(self, exact: str) -> str:
+        """And back."""
+        return f"('epoch'::timestamptz + ({exact} * interval '1 microsecond'))"
+
     def items(self, array: str) -> str:
         """The texts of a JSON array, as rows of one column named item."""
         return f"json_array_elements_text({array}::json) AS each(item)"

@@ -39,6 +39,12 @@ class Sqlite:
     def moment(self, ms: str) -> str:
         return ms
 
+    def exact(self, moment: str) -> str:
+        return moment
+
+    def at(self, exact: str) -> str:
+        return exact
+
     def items(self, array: str) -> str:
         return f"(SELECT value AS item FROM json_each({array})) AS each"
 

@@ -1,0 +1,91 @@
+"""What people do that concerns messages and works together, the same from the command line and from the console. Each
+leaves its lines in the audit."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onefold._inbox.failed_messages import kept_names
+from onefold._inbox.message_identity import identity_of
+from onefold._inbox.redrive import Filter, discard, discard_all, redrive
+from onefold._kernel.results import encode_result
+from onefold._steps.message_work import forget_message, read_operation
+from onefold._steps.sealing import Sealing, is_sealed, step_context
+from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, resume
+from onefold.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A work that goes on."""
+
+    work: WorkView
+    redriven: int | None
+    """How many dead letters of its message are tried again by that; 0: it goes on when it is due. None: it is of no
+    message."""
+
+
+async def discard_letters(
+    dialect: str, consumer: str, ids: tuple[str, ...], *, actor: str, why: str = "", force: bool = False
+) -> int:
+    """Delete these dead letters for good, and what is recorded of their steps; how many. Waiting ones with `force`."""
+    forget = functools.partial(forget_message, dialect)
+    return await discard(dialect, consumer, ids, actor=actor, force=force, why=why, forget=forget)
+
+
+async def discard_fitting(dialect: str, chosen: Filter, *, actor: str, why: str = "") -> int:
+    """`discard_letters` for all that fit."""
+    return await discard_all(dialect, chosen, actor=actor, why=why, forget=functools.partial(forget_message, dialect))
+
+
+async def resume_work(
+    dialect: str, work_id: str, *, actor: str, why: str = "", result: bytes | None = None, again: bool = False
+) -> Resumed:
+    """Let a work go on, as `_steps.unfinished.resume` does. A message that waits as a dead letter is redriven. A crash
+    between the two leaves a work that can go on, and a dead letter: resuming it once more does the rest."""
+    work = await resume(dialect, work_id, actor=actor, why=why, result=result, again=again)
+    if work.kind != "message":
+        return Resumed(work=work, redriven=None)
+    name = read_operation(work.operation)
+    kept = await kept_names(dialect, name.consumer, identity_of(name.message_id, name.source))
+    if not kept:
+        return Resumed(work=work, redriven=0)
+    job = await redrive(dialect, Filter(consumer=name.consumer, ids=kept), actor=actor, why=why)
+    return Resumed(work=work, redriven=job.failed_messages)
+
+
+def read_result(text: str, *, what: str) -> Any:
+    """What a person says that a call has returned. `what`: where it was written."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise ConfigurationError(f"{what} is no JSON: {error}; text is written in quotes: '\"paid\"'") from None
+
+
+def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing: Sealing | None, *, what: str) -> bytes:
+    """What the call returned whose outcome is unknown, as it is stored. `sealing`: how the application of the work
+    seals what it records; None: that is not known, and has to follow from what is there."""
+    plain, call = encode_result(value, what=what), find_unknown_call(steps)
+    if call is None:
+        return plain  # refused by `resume`, with what to do
+    if sealing is None:
+        results = [step.result for step in steps if step.result]
+        if work.is_sealed or any(map(is_sealed, results)):
+            raise ConfigurationError(
+                f"results of work {work.id} are sealed: name the application that has the keys, --app shop.app:once"
+            )
+        if work.kind != "request" and not results:
+            raise ConfigurationError(
+                f"nothing recorded of work {work.id} tells whether its results are sealed: name its application, --app "
+                "shop.app:once, or say --unsealed where that has no Keyring"
+            )
+        sealing = Sealing()
+    return sealing.seal(plain, step_context(bytes.fromhex(work.id), call.position, call.name))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
