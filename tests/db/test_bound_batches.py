@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from onefold._kernel.effects import Boundary, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Statement
 from onefold.db import _postgres_session, _postgres_text
 from onefold.db._bound_batches import Binder
 from onefold.db._prepared_batches import Preparer
@@ -24,9 +24,9 @@ def test_tables_are_placed_in_their_schema_and_savepoints_are_not(monkeypatch: p
 
 
 def test_a_session_that_knows_the_statements_is_sent_none_of_them() -> None:
-    binder, steps = Binder("mark"), (INSERT, Boundary.COMMIT)
-    messages, new, end = binder.bind(steps, (), set(), None)
-    messages_again, new_again, end_again = binder.bind(steps, (), set(new), None)
+    binder, items = Binder("mark"), (INSERT, Boundary.COMMIT)
+    messages, new, end = binder.bind(items, (), set(), None)
+    messages_again, new_again, end_again = binder.bind(items, (), set(new), None)
     assert b"INSERT" in messages
     assert b"INSERT" not in messages_again
     assert (list(new_again), end_again.name, end_again.sql) == ([], end.name, "COMMIT")
@@ -38,17 +38,17 @@ def test_batches_of_one_shape_are_written_with_their_own_values_whatever_was_kep
         for schema in ("shop", "bank"):
             known = set(binder.bind((INSERT, Boundary.COMMIT), ("RESET ALL",), set(), schema, handed_out=handed_out)[1])
             for values in ((b"a",), (b"bb",), (None,)):
-                steps = (Boundary.SAVEPOINT, INSERT._replace(values=values), Boundary.COMMIT)
+                items = (Boundary.SAVEPOINT, INSERT._replace(values=values), Boundary.COMMIT)
                 afresh = Binder("mark")
-                new = set(afresh.bind(steps, ("RESET ALL",), set(), schema, handed_out=handed_out)[1])
-                plain = afresh._write((*_wrapped(steps, handed_out), "RESET ALL"), known | new, schema)
+                new = set(afresh.bind(items, ("RESET ALL",), set(), schema, handed_out=handed_out)[1])
+                plain = afresh._write((*_wrapped(items, handed_out), "RESET ALL"), known | new, schema)
                 for _ in range(2):
-                    bound = binder.bind(steps, ("RESET ALL",), known | new, schema, handed_out=handed_out)
+                    bound = binder.bind(items, ("RESET ALL",), known | new, schema, handed_out=handed_out)
                     assert (bound[0], set(bound[1]), bound[2]) == (plain[0], set(), plain[2])
 
 
-def _wrapped(steps: tuple[Step, ...], handed_out: bool) -> Sequence[Step]:
-    return _postgres_session.as_ourselves(steps) if handed_out else steps
+def _wrapped(items: tuple[BatchItem, ...], handed_out: bool) -> Sequence[BatchItem]:
+    return _postgres_session.as_ourselves(items) if handed_out else items
 
 
 def test_a_statement_that_stands_in_a_batch_many_times_is_parsed_once() -> None:
@@ -64,11 +64,11 @@ BINDER, PREPARER = Binder("mark"), Preparer()
 @pytest.mark.parametrize(
     "write",
     [
-        pytest.param(lambda steps: BINDER.bind(steps, (), set(), None), id="bound"),
-        pytest.param(lambda steps: PREPARER.query(steps, set()), id="prepared"),
+        pytest.param(lambda items: BINDER.bind(items, (), set(), None), id="bound"),
+        pytest.param(lambda items: PREPARER.query(items, set()), id="prepared"),
     ],
 )
-def test_batches_of_any_number_of_events_leave_nothing_behind(write: Callable[[tuple[Step, ...]], object]) -> None:
+def test_batches_of_any_number_of_events_leave_nothing_behind(write: Callable[[tuple[BatchItem, ...]], object]) -> None:
     """What is kept of them depends on how many statements there are, not on how many a batch may have."""
     write((INSERT, Boundary.COMMIT))
     tracemalloc.start()

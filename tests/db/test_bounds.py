@@ -24,7 +24,7 @@ from onefold._outbox import sql as outbox
 from onefold._saga import effect_rows
 from onefold.brokers.local import _sql as local
 from onefold.db._migrations import migrate
-from onefold.db._postgres_text import render_step
+from onefold.db._postgres_text import render_item
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.testing.servers import PrivatePostgres
 from tests.db.test_names import postgres_statements
@@ -136,7 +136,7 @@ CASES: dict[str, tuple[str, Statement]] = {
 def test_a_bound_holds_under_the_worst_plan(connection: Connection, case: str) -> None:
     rows, statement = CASES[case]
     connection.execute(rows.encode())
-    assert connection.execute(render_step(statement).encode()).rowcount == 4
+    assert connection.execute(render_item(statement).encode()).rowcount == 4
 
 
 def test_the_worst_plan_breaks_a_bound_where_it_can(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.ports import Connection
 from onefold.db._psycopg_public import AsyncPsycopgConnection
 from onefold.db._threaded import ThreadedConnection, ThreadedDatabase
@@ -37,8 +37,8 @@ class Wrapped:
     def handle(self) -> sqlite3.Connection:
         return self.inner.handle
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        return self.inner.batch(steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return self.inner.batch(items)
 
     def fetch(self, statement: Statement) -> list[Row]:
         return self.inner.fetch(statement)
@@ -55,8 +55,8 @@ class Without(Wrapped):
 
     missing: Boundary
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        kept = tuple(step for step in steps if step is not self.missing)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        kept = tuple(item for item in items if item is not self.missing)
         return super().batch(kept) if kept else 0
 
 
@@ -65,8 +65,8 @@ class DropsTheRollbackToASavepoint(Without):
 
 
 class GivesAllSavepointsOneName(Wrapped):
-    def batch(self, steps: Sequence[Step]) -> int:
-        return super().batch([step.boundary if isinstance(step, Nested) else step for step in steps])
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return super().batch([item.boundary if isinstance(item, Nested) else item for item in items])
 
 
 class DropsTheCommit(Without):
@@ -78,21 +78,21 @@ class DropsTheBegin(Without):
 
 
 class CountsOneTooMany(Wrapped):
-    def batch(self, steps: Sequence[Step]) -> int:
-        return super().batch(steps) + isinstance(steps[-1], Statement)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return super().batch(items) + isinstance(items[-1], Statement)
 
 
 class CountsTheRowsOfAllSteps(Wrapped):
-    def batch(self, steps: Sequence[Step]) -> int:
-        return sum(super(CountsTheRowsOfAllSteps, self).batch((step,)) for step in steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return sum(super(CountsTheRowsOfAllSteps, self).batch((item,)) for item in items)
 
 
 class GoesOnAfterAnError(Wrapped):
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, items: Sequence[BatchItem]) -> int:
         errors, count = [], 0
-        for step in steps:
+        for item in items:
             try:
-                count = super().batch((step,))
+                count = super().batch((item,))
             except OnefoldError as error:
                 errors.append(error)
         if errors:
@@ -109,9 +109,9 @@ class LeaksTheErrorsOfSqlite(Wrapped):
 
 
 class MistakesEveryErrorForAnother(Wrapped):
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, items: Sequence[BatchItem]) -> int:
         try:
-            return super().batch(steps)
+            return super().batch(items)
         except OnefoldError as error:
             raise OnefoldError(str(error)) from error
 
@@ -123,14 +123,14 @@ class AnswersWithLists(Wrapped):
 
 
 class TrimsText(Wrapped):
-    def batch(self, steps: Sequence[Step]) -> int:
-        return super().batch([self._trimmed(step) for step in steps])
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return super().batch([self._trimmed(item) for item in items])
 
-    def _trimmed(self, step: Step) -> Step:
-        if not isinstance(step, Statement):
-            return step
-        values = tuple(value.strip('\\"') if isinstance(value, str) else value for value in step.values)
-        return Statement(step.sql, values)
+    def _trimmed(self, item: BatchItem) -> BatchItem:
+        if not isinstance(item, Statement):
+            return item
+        values = tuple(value.strip('\\"') if isinstance(value, str) else value for value in item.values)
+        return Statement(item.sql, values)
 
 
 class CommitsWhatIsDiscarded(Wrapped):
@@ -156,11 +156,11 @@ class UndoesWhatAPlainFetchWrote(Wrapped):
 
     begun = False
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        for step in steps:
-            if step in (Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK):
-                self.begun = step is Boundary.BEGIN
-        return super().batch(steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        for item in items:
+            if item in (Boundary.BEGIN, Boundary.COMMIT, Boundary.ROLLBACK):
+                self.begun = item is Boundary.BEGIN
+        return super().batch(items)
 
     def fetch(self, statement: Statement) -> list[Row]:
         if self.begun:
@@ -181,11 +181,11 @@ class CommitsWhatAFetchWrote(Wrapped):
 class LetsTheHandlerCommit(Wrapped):
     """Reopens what the handler closed, as if nothing had happened."""
 
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, items: Sequence[BatchItem]) -> int:
         try:
-            return super().batch(steps)
+            return super().batch(items)
         except OnefoldError:
-            return super().batch((Boundary.ROLLBACK, Boundary.BEGIN, Boundary.SAVEPOINT, *steps))
+            return super().batch((Boundary.ROLLBACK, Boundary.BEGIN, Boundary.SAVEPOINT, *items))
 
 
 class HandsOutAnotherConnection(Wrapped):
@@ -329,9 +329,9 @@ class KeepsWhatWasInterrupted(ThreadedConnection[sqlite3.Connection, AsyncSqlite
 
     __slots__ = ()
 
-    async def batch(self, steps: Sequence[Step]) -> int:
+    async def batch(self, items: Sequence[BatchItem]) -> int:
         undo = Boundary.ROLLBACK_TO_SAVEPOINT
-        left = [step for step in steps if not (isinstance(step, Nested) and step.boundary is undo)]
+        left = [item for item in items if not (isinstance(item, Nested) and item.boundary is undo)]
         return await super().batch(left)
 
 

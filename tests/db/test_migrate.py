@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from onefold._idempotency.schema import MIGRATIONS as IDEMPOTENCY
-from onefold._kernel.effects import Boundary, Step
+from onefold._kernel.effects import BatchItem, Boundary
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run, run_async
@@ -102,7 +102,7 @@ def test_a_database_that_a_newer_onefold_migrated_is_fine_and_left_alone(
 
 PROCESS = """
 import json, sys
-from onefold._kernel.effects import Boundary, Step
+from onefold._kernel.effects import Boundary, BatchItem
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._drivers import sync_database
@@ -141,12 +141,12 @@ def test_who_waited_for_the_lock_sees_what_was_done_meanwhile(postgres_dsn: str)
     class Early(ThreadExecutor[object]):
         """Commits only when the other one has looked, found nothing, and waits."""
 
-        def batch(self, steps: Sequence[Step]) -> int:
-            if steps[-1] is Boundary.COMMIT:
+        def batch(self, items: Sequence[BatchItem]) -> int:
+            if items[-1] is Boundary.COMMIT:
                 waiting.start()
                 while not rows(postgres_dsn, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                     assert waiting.is_alive()
-            return super().batch(steps)
+            return super().batch(items)
 
     waiting = threading.Thread(target=migrate_late)
     with closing(sync_database(postgres_dsn)) as database:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold._kernel.effects import Boundary, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Statement
 from onefold.db import _left_running
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.db.sqlite._connection import SqliteConnection
@@ -40,9 +40,9 @@ USES: dict[str, Callable[[sqlite3.Connection, Gate], Callable[[], object]]] = {
 }
 
 
-def end_by(steps: Sequence[Step]) -> Callable[[SqliteConnection], None]:
+def end_by(items: Sequence[BatchItem]) -> Callable[[SqliteConnection], None]:
     def end(connection: SqliteConnection) -> None:
-        connection.batch(steps)
+        connection.batch(items)
         connection.release()
 
     return end

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.guards import counted_hops
-from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
 from onefold.db._threaded import IDLE_MAX, LANES_MAX, ThreadedDatabase
 from onefold.db.sqlite import async_sqlite
 from onefold.errors import StoreUnavailable
@@ -28,7 +28,7 @@ class SlowConnection:
     def handle(self) -> str:
         return "handle"
 
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, items: Sequence[BatchItem]) -> int:
         return threading.get_ident()
 
     def fetch(self, statement: Statement) -> list[Row]:
@@ -137,7 +137,7 @@ class CountingConnection(SlowConnection):
         self.database = database
         self.busy = threading.Event()
 
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, items: Sequence[BatchItem]) -> int:
         self.busy.wait(60)
         return 0
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.redrive import Filter
 from onefold._inbox.sql import STATEMENTS
-from onefold.db._postgres_text import render_step
+from onefold.db._postgres_text import render_item
 from tests.inbox.backends import Backend
 
 SQL = STATEMENTS["postgres"]
@@ -62,7 +62,7 @@ PLANS = [
 async def test_no_statement_reads_a_whole_table(on_postgres: Backend) -> None:
     await crowd(on_postgres)
     for statement, index in PLANS:
-        plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {render_step(statement)}"))
+        plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {render_item(statement)}"))
         assert index in plan, plan
         assert "Seq Scan on onefold_letter" not in plan, plan
         assert "Seq Scan on onefold_inbox" not in plan, plan
@@ -76,7 +76,7 @@ async def test_dead_letters_are_listed_and_discarded_by_time_and_reason_from_the
     await on_postgres.change("ANALYZE onefold_letter")
     chosen = Filter(consumer="billing", reason="odd", since=datetime.now(UTC) + timedelta(minutes=30))
     for statement in (SQL.list_summaries(chosen.values(), "dead", 100), SQL.discard_some(chosen.values(), 100)):
-        [(told,)] = await on_postgres.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {render_step(statement)}")
+        [(told,)] = await on_postgres.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {render_item(statement)}")
         [plan] = json.loads(told)
         assert plan["Plan"]["Actual Rows"] == 1
         assert "onefold_letter_dead" in told

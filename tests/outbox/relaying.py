@@ -12,7 +12,7 @@ import pytest
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import wall_ms
-from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Flow, Row, Statement
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
@@ -112,9 +112,9 @@ class Stage:
         outgoing.announce()
         return ids
 
-    async def batch(self, *steps: Step) -> None:
+    async def batch(self, *items: BatchItem) -> None:
         async def work() -> None:
-            await Batch(steps)
+            await Batch(items)
 
         await self.run(with_connection(work))
 

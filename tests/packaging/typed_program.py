@@ -62,7 +62,7 @@ from onefold.clients import (
     report_of,
     time_left_s,
 )
-from onefold.db import AsyncConnection, AsyncDatabase, Boundary, Connection, Database, Row, Statement, Step
+from onefold.db import AsyncConnection, AsyncDatabase, BatchItem, Boundary, Connection, Database, Row, Statement
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase
 from onefold.db.sqlalchemy import AsyncSqlalchemyDatabase, SqlalchemyDatabase
@@ -281,7 +281,7 @@ class OwnConnection:
 
     handle = 7
 
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, steps: Sequence[BatchItem]) -> int:
         return sum(isinstance(step, Boundary) for step in steps)
 
     def fetch(self, statement: Statement) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onefold._kernel.checkout import with_connection
-from onefold._kernel.effects import Acquire, Batch, Boundary, Flow, Release, Step
+from onefold._kernel.effects import Acquire, Batch, BatchItem, Boundary, Flow, Release
 from onefold._steps.model import Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, digest_of
 from onefold._steps.unfinished import release
 from onefold._steps.works import Works
@@ -19,9 +19,9 @@ def held(claim: object) -> Held:
     return claim
 
 
-def write(*steps: Step) -> Flow[int]:
+def write(*items: BatchItem) -> Flow[int]:
     async def work() -> int:
-        return await Batch((Boundary.BEGIN, *steps, Boundary.COMMIT))
+        return await Batch((Boundary.BEGIN, *items, Boundary.COMMIT))
 
     return with_connection(work)
 

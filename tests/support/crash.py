@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 from onefold.errors import ConnectionLost
 
@@ -205,8 +205,8 @@ class _Connection(Generic[H]):
     def handle(self) -> H:
         return self._performed("handle", lambda real: real.handle)
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        return self._performed(_name(steps), lambda real: real.batch(steps))
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return self._performed(_name(items), lambda real: real.batch(items))
 
     def fetch(self, statement: Statement) -> list[Row]:
         return self._performed("fetch", lambda real: real.fetch(statement))
@@ -282,8 +282,8 @@ class _AsyncConnection(Generic[H]):
             raise ConnectionLost("handle of a connection that was lost before")
         return self._connection.handle
 
-    async def batch(self, steps: Sequence[Step]) -> int:
-        return await self._performed(_name(steps), lambda real: real.batch(steps))
+    async def batch(self, items: Sequence[BatchItem]) -> int:
+        return await self._performed(_name(items), lambda real: real.batch(items))
 
     async def fetch(self, statement: Statement) -> list[Row]:
         return await self._performed("fetch", lambda real: real.fetch(statement))
@@ -336,14 +336,14 @@ async def _cancellation() -> None:
         await asyncio.sleep(0)
 
 
-def _name(steps: Sequence[Step]) -> str:
+def _name(items: Sequence[BatchItem]) -> str:
     """A batch by the edges of its transaction, which is what a reader of a report looks for."""
-    edges = [_edge(step) for step in steps if not isinstance(step, Statement)]
+    edges = [_edge(item) for item in items if not isinstance(item, Statement)]
     return f"batch ({', '.join(edges)})" if edges else "batch"
 
 
-def _edge(step: Boundary | Nested) -> str:
-    return f"{step.boundary.value} of the handler" if isinstance(step, Nested) else step.value
+def _edge(item: Boundary | Nested) -> str:
+    return f"{item.boundary.value} of the handler" if isinstance(item, Nested) else item.value
 
 
 def never_struck(counted: Iterable[Crossing], struck: Iterable[Crossing]) -> list[Crossing]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
-from onefold._kernel.effects import Boundary, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Statement
 
 RECORDED: Final = Path(__file__).parent / "release_0_1"
 
@@ -39,13 +39,13 @@ def rows(address: str, sql: str) -> list[tuple[Any, ...]]:
         return file.execute(sql).fetchall()
 
 
-def sent(dialect: str) -> list[tuple[Step, ...] | Statement]:
+def sent(dialect: str) -> list[tuple[BatchItem, ...] | Statement]:
     """What the earlier release sent, in order: batches and fetches."""
     heard = json.loads((RECORDED / f"{dialect}.json").read_text())
     return [tuple(map(_step, entry)) if isinstance(entry, list) else _statement(entry) for entry in heard]
 
 
-def _step(written: Any) -> Step:
+def _step(written: Any) -> BatchItem:
     return Boundary[written] if isinstance(written, str) else _statement(written)
 
 

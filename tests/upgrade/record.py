@@ -21,7 +21,7 @@ import psycopg
 
 from onefold import Keyring, Onefold, Request
 from onefold._app.migrations import MIGRATIONS
-from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold.db._migrations import script
 from onefold.policies import raw_bytes, selected_fields
@@ -92,9 +92,9 @@ def listened() -> Iterator[list[Any]]:
     heard: list[Any] = []
     batch, fetch = ThreadExecutor.batch, ThreadExecutor.fetch
 
-    def heard_batch(executor: ThreadExecutor[Any], steps: Sequence[Step]) -> int:
-        heard.append([written(step) for step in steps])
-        return batch(executor, steps)
+    def heard_batch(executor: ThreadExecutor[Any], items: Sequence[BatchItem]) -> int:
+        heard.append([written(item) for item in items])
+        return batch(executor, items)
 
     def heard_fetch(executor: ThreadExecutor[Any], statement: Statement) -> list[Row]:
         heard.append(written(statement))
@@ -107,14 +107,14 @@ def listened() -> Iterator[list[Any]]:
         ThreadExecutor.batch, ThreadExecutor.fetch = batch, fetch  # type: ignore[method-assign]
 
 
-def written(step: Step) -> Any:
-    if isinstance(step, Boundary):
-        return step.name
-    assert isinstance(step, Statement), "what is recorded has no savepoints of a handler's"
+def written(item: BatchItem) -> Any:
+    if isinstance(item, Boundary):
+        return item.name
+    assert isinstance(item, Statement), "what is recorded has no savepoints of a handler's"
     return {
-        "sql": step.sql,
+        "sql": item.sql,
         "values": [
-            {"hex": bytes(v).hex()} if isinstance(v, bytes | bytearray | memoryview) else v for v in step.values
+            {"hex": bytes(v).hex()} if isinstance(v, bytes | bytearray | memoryview) else v for v in item.values
         ],
     }
 

@@ -35,7 +35,7 @@ from onefold._idempotency.model import (
     key_lock,
 )
 from onefold._kernel.checkout import discard_on_error, fetch_rows, rollback_and_release, with_connection
-from onefold._kernel.effects import Acquire, Boundary, Fetch, Flow, Isolation, Statement, Step
+from onefold._kernel.effects import Acquire, BatchItem, Boundary, Fetch, Flow, Isolation, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
@@ -184,7 +184,7 @@ class RequestWork:
         if self.is_finishing:
             strict = self._isolation not in (None, "read committed")
             undo = sql.UNDO_WHOLE if strict else sql.UNDO
-            opened: tuple[Step, ...] = sql.KEEP if keep_rows else undo
+            opened: tuple[BatchItem, ...] = sql.KEEP if keep_rows else undo
         else:
             await Acquire()
             opened = (Boundary.BEGIN,)

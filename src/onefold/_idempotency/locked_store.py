@@ -30,6 +30,7 @@ from onefold._kernel.checkout import discard_on_error, fetch_rows, rollback_and_
 from onefold._kernel.effects import (
     Acquire,
     Batch,
+    BatchItem,
     Boundary,
     Discard,
     Fetch,
@@ -38,7 +39,6 @@ from onefold._kernel.effects import (
     ReleaseCommitted,
     Row,
     Statement,
-    Step,
 )
 from onefold._kernel.handler_errors import COMMITTED_BY_HANDLER, rethrow
 from onefold._kernel.lost_commits import look_until_known
@@ -70,16 +70,16 @@ class LockedStatements(Protocol):
     OTHER_IN_FLIGHT: str
 
     #: What stands between lock and look, where the handler's work begins.
-    BEFORE_HANDLER: tuple[Step, ...]
+    BEFORE_HANDLER: tuple[BatchItem, ...]
     #: What stands before the record: with the handler's rows kept, with them undone; and, alone, before a release.
     #: Refused with TransactionEnded where the handler has ended the transaction by itself.
-    KEEP: tuple[Step, ...]
-    UNDO: tuple[Step, ...]
-    PROOF: tuple[Step, ...]
+    KEEP: tuple[BatchItem, ...]
+    UNDO: tuple[BatchItem, ...]
+    PROOF: tuple[BatchItem, ...]
     #: The same as UNDO, but refused with TransactionAborted where the handler has swallowed what aborted it.
-    UNDO_WHOLE: tuple[Step, ...]
+    UNDO_WHOLE: tuple[BatchItem, ...]
 
-    def opening(self, ask: Ask) -> tuple[Step, ...]:
+    def opening(self, ask: Ask) -> tuple[BatchItem, ...]:
         """What stands before the lock."""
         ...
 
@@ -97,8 +97,8 @@ class LockedStatements(Protocol):
         """The records, without a lock."""
         ...
 
-    def forget(self, ask: Ask) -> tuple[Step, ...]: ...
-    def refuse_recorded(self, ask: Ask) -> tuple[Step, ...]:
+    def forget(self, ask: Ask) -> tuple[BatchItem, ...]: ...
+    def refuse_recorded(self, ask: Ask) -> tuple[BatchItem, ...]:
         """In front of what is written for a key that was claimed: refused (RequiredValueMissing) where it is done."""
         ...
 
@@ -159,7 +159,7 @@ class LockedStore:
         *,
         keep_rows: bool,
         also: tuple[Statement, ...] = (),
-        opened: tuple[Step, ...] | None = None,
+        opened: tuple[BatchItem, ...] | None = None,
         check_claim: Callable[[], Flow[None]] | None = None,
     ) -> Claim | None:
         """Where the claim is not this transaction, `opened` is what stands before the record, and `check_claim` is

@@ -23,7 +23,7 @@ from onefold._inbox.keeping import park
 from onefold._inbox.stored_message import StoredMessage, place, stored_from_delivery, write_held, write_identities
 from onefold._inbox.version_order import Early, Stand, decide_turn
 from onefold._kernel.checkout import checkout, rollback_and_release, with_connection
-from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, begin_at
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, begin_at
 from onefold._kernel.messages import Delivery
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry.consumer_events import Duplicate, Handled, InboxEvent, Parked
@@ -136,7 +136,7 @@ async def _is_their_turn(inbox: Inbox, failed_messages: Sequence[FailedMessage])
     ours."""
     sql, name = inbox.sql, inbox.consumer.name
     stream, epoch, version = place(failed_messages[0])
-    begin: tuple[Step, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
+    begin: tuple[BatchItem, ...] = (begin_at(inbox.consumer.isolation), *sql.opening(inbox.lease_ms))
     if not await Batch((*begin, sql.lock(name, stream), sql.runs.stands(name, stream, epoch, version - 1))):
         return False
     return len(await Fetch(sql.in_hand.ours(name, write_held(failed_messages)))) == len(failed_messages)

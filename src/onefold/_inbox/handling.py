@@ -43,7 +43,7 @@ from onefold._inbox.stored_message import (
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn, is_stale
 from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
-from onefold._kernel.effects import Batch, Boundary, Fetch, Release, Statement, Step, begin_at
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Release, Statement, begin_at
 from onefold._kernel.messages import Delivery
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry import Listener, tell
@@ -237,7 +237,7 @@ class Inbox:
         sql, name, order = self.sql, self._name, self.consumer.order
         kept = isinstance(stored, FailedMessage)
         done = (sql.drop(name, stored.id),) if kept else ()
-        begin: tuple[Step, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
+        begin: tuple[BatchItem, ...] = (begin_at(self.consumer.isolation), *sql.opening(self.lease_ms))
         if order == "none":
             if stored.own_id is not None:
                 # A delivery that saw its id free may be writing its row under that: take the id first, or wait for it.

@@ -27,7 +27,7 @@ from onefold._inbox.sql.statements import Statements
 from onefold._inbox.stored_message import FailedMessage, StoredMessage, kept_as_started, place, write_held
 from onefold._kernel.checkout import fetch_rows, rollback_and_release, run_batch, with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
-from onefold._kernel.effects import Batch, Boundary, Call, Fetch, Flow, Statement, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Call, Fetch, Flow, Statement
 from onefold._kernel.messages import Message
 from onefold._kernel.telemetry.consumer_events import Duplicate, Parked
 from onefold.errors import (
@@ -93,7 +93,7 @@ class MessageEnd:
 
     unless: tuple[Statement, ...]
     """Refused (RequiredValueMissing) where it was handled."""
-    before: tuple[Step, ...]
+    before: tuple[BatchItem, ...]
     """What is locked before its work is."""
     settle: tuple[Statement, ...]
     """The ledger row and what goes with it. Refused where it was handled, or is not in its turn."""

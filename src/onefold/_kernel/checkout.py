@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Discard, Fetch, Flow, Release, Row, Statement, Step
+from onefold._kernel.effects import Acquire, Batch, BatchItem, Boundary, Discard, Fetch, Flow, Release, Row, Statement
 from onefold.errors import ConnectionLost, OnefoldError
 
 T = TypeVar("T")
@@ -33,9 +33,9 @@ async def with_connection(work: Callable[[], Flow[T]]) -> T:
     return result
 
 
-async def run_batch(*steps: Step) -> int:
+async def run_batch(*items: BatchItem) -> int:
     """A batch, as a flow."""
-    return await Batch(steps)
+    return await Batch(items)
 
 
 async def fetch_rows(statement: Statement) -> list[Row]:
@@ -43,7 +43,7 @@ async def fetch_rows(statement: Statement) -> list[Row]:
     return await Fetch(statement)
 
 
-async def rollback_and_release(*after: Step) -> ConnectionLost | None:
+async def rollback_and_release(*after: BatchItem) -> ConnectionLost | None:
     """Roll back, do what must follow, give the connection back. What is returned is how it was found to be lost.
 
     Whatever refuses that (also a driver that is still busy with a statement the handler left behind) costs the

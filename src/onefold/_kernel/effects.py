@@ -37,7 +37,7 @@ class Statement(NamedTuple):
 class Boundary(Enum):
     """The edges of a transaction. They may stand between statements of a batch."""
 
-    __hash__ = object.__hash__  # an Enum's own is written in Python, and drivers look batches up by their steps
+    __hash__ = object.__hash__  # an Enum's own is written in Python, and drivers look batches up by their items
 
     #: A transaction of our own statements: READ COMMITTED whatever the default, for flows that need a snapshot per
     #: statement.
@@ -70,7 +70,8 @@ class Nested(NamedTuple):
 #: Refused in a transaction that is aborted, and gone with whatever undoes the handler's work.
 WHOLE: Final = Nested(Boundary.SAVEPOINT, 0)
 
-Step: TypeAlias = Statement | Boundary | Nested
+#: What a batch is made of.
+BatchItem: TypeAlias = Statement | Boundary | Nested
 
 #: How strictly transactions are kept apart, in the words of SQL.
 Isolation: TypeAlias = Literal["read committed", "repeatable read", "serializable"]
@@ -121,17 +122,17 @@ class Effect(Generic[T]):
 
 
 class Batch(Effect[int]):
-    """Steps in order, in as few round trips as the driver can. Stops at the first error.
+    """Statements and boundaries in order, in as few round trips as the driver can. Stops at the first error.
 
-    The answer is how many rows the last step returned or changed (0 for a boundary): all that a merged
+    The answer is how many rows the last item returned or changed (0 for a boundary): all that a merged
     round trip can tell on every driver. A flow that needs rows asks with Fetch.
     """
 
     __slots__ = ("argument",)
     verb = "batch"
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
-        self.argument = steps
+    def __init__(self, items: tuple[BatchItem, ...]) -> None:
+        self.argument = items
 
 
 class Fetch(Effect[list[Row]]):

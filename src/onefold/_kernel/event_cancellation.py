@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any
 
-from onefold._kernel.effects import Statement, Step
+from onefold._kernel.effects import BatchItem, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.ports import Connection
 from onefold.errors import TransactionMisused
@@ -25,25 +25,25 @@ class Cancels:
         self._awaited: list[tuple[str, Coroutine[Any, Any, bool]]] = []
 
     def perform(
-        self, executor: ThreadExecutor[Any] | TaskExecutor[Any], event_id: str, steps: bool | tuple[Step, ...]
+        self, executor: ThreadExecutor[Any] | TaskExecutor[Any], event_id: str, items: bool | tuple[BatchItem, ...]
     ) -> Any:
-        """Whether `steps` take the event back; on asyncio to be awaited."""
+        """Whether `items` take the event back; on asyncio to be awaited."""
         if isinstance(executor, ThreadExecutor):
             here: Connection[Any] | ThreadExecutor[Any] = executor
         elif (own := executor.on_this_thread()) is not None:
             here = own
         else:
-            cancelling = _any_row(executor, steps)
-            if not isinstance(steps, bool):
+            cancelling = _any_row(executor, items)
+            if not isinstance(items, bool):
                 self._awaited.append((event_id, cancelling))
             return cancelling
-        match steps:
+        match items:
             case bool(known):
                 return known
             case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
                 return len(here.fetch(alone)) > 0
             case _:
-                return here.batch(steps) > 0
+                return here.batch(items) > 0
 
     def check_end(self) -> None:
         """Raises TransactionMisused where one was not awaited."""
@@ -56,11 +56,11 @@ class Cancels:
                 )
 
 
-async def _any_row(executor: TaskExecutor[Any], steps: bool | tuple[Step, ...]) -> bool:
-    match steps:
+async def _any_row(executor: TaskExecutor[Any], items: bool | tuple[BatchItem, ...]) -> bool:
+    match items:
         case bool(known):
             return known
         case (Statement() as alone,):
             return len(await executor.fetch(alone)) > 0
         case _:
-            return await executor.batch(steps) > 0
+            return await executor.batch(items) > 0

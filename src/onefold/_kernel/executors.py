@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from onefold._kernel.effects import Flow, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Flow, Row, Statement
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database
 from onefold._kernel.runners import run, run_async
 from onefold.errors import ProgrammerError, StoreError
@@ -63,8 +63,8 @@ class ThreadExecutor(Generic[H]):
         """Another one, over the same database."""
         return ThreadExecutor(self._database)
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        return self.connection.batch(steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return self.connection.batch(items)
 
     def fetch(self, statement: Statement) -> list[Row]:
         return self.connection.fetch(statement)
@@ -173,8 +173,8 @@ class TaskExecutor(Generic[H]):
         """Whether its connection can only be used by what awaits it."""
         return getattr(self.connection, "on_this_thread", None) is None
 
-    def batch(self, steps: Sequence[Step]) -> Coroutine[Any, Any, int]:
-        return (self._connection or self.connection).batch(steps)
+    def batch(self, items: Sequence[BatchItem]) -> Coroutine[Any, Any, int]:
+        return (self._connection or self.connection).batch(items)
 
     def fetch(self, statement: Statement) -> Coroutine[Any, Any, list[Row]]:
         return (self._connection or self.connection).fetch(statement)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from onefold._kernel.clock import monotonic_s
-from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Row, Statement
 from onefold._kernel.executors import TaskExecutor
 
 T = TypeVar("T")
@@ -27,8 +27,8 @@ class LoopBridge:
         self._executor = executor
         self._loop = loop
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        return self._on_loop(self._executor.batch(steps))
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        return self._on_loop(self._executor.batch(items))
 
     def fetch(self, statement: Statement) -> list[Row]:
         return self._on_loop(self._executor.fetch(statement))

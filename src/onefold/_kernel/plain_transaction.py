@@ -8,13 +8,13 @@ from onefold._kernel.checkout import checkout, rollback_and_release
 from onefold._kernel.dialects import POSTGRES_OPENING, POSTGRES_PROOF, postgres_lease
 from onefold._kernel.effects import (
     Batch,
+    BatchItem,
     Boundary,
     Discard,
     Isolation,
     Release,
     ReleaseCommitted,
     Statement,
-    Step,
     begin_at,
 )
 from onefold._kernel.handler_errors import rethrow
@@ -70,7 +70,7 @@ class PlainTransaction:
         if not self._lazily:
             await Batch((begin_at(isolation), POSTGRES_OPENING if lease_s is None else postgres_lease(lease_s)))
 
-    def _first(self, also: tuple[Statement, ...]) -> tuple[Step, ...]:
+    def _first(self, also: tuple[Statement, ...]) -> tuple[BatchItem, ...]:
         if self._lazily:
             return (Boundary.BEGIN,) if also else ()
         return (POSTGRES_PROOF,)

@@ -107,7 +107,7 @@ class Savepoint:
         executor = self._thread_executor()
         for joined in self._pending.joined:
             self._parts.append((joined, joined.begin_part()))
-        executor.batch(self._steps(Boundary.SAVEPOINT))
+        executor.batch(self._items(Boundary.SAVEPOINT))
         self._enter()
 
     def __exit__(
@@ -126,7 +126,7 @@ class Savepoint:
         try:
             if kind is not None or unwritten is not None:
                 self._end_parts(keep=False)
-            executor.batch(self._end_steps(kind if unwritten is None else type(unwritten)))
+            executor.batch(self._end_items(kind if unwritten is None else type(unwritten)))
         except Exception as failure:
             self._fail(failure)
         if unwritten is not None:
@@ -136,7 +136,7 @@ class Savepoint:
         executor = self._task_executor()
         for joined in self._pending.joined:
             self._parts.append((joined, await _answer(joined.begin_part())))
-        await executor.batch(self._steps(Boundary.SAVEPOINT))
+        await executor.batch(self._items(Boundary.SAVEPOINT))
         self._enter()
 
     async def __aexit__(
@@ -173,7 +173,7 @@ class Savepoint:
                 await _answer(joined.end_part(part, keep=True))
         except Exception as failure:
             return failure
-        await executor.batch(self._end_steps(None))
+        await executor.batch(self._end_items(None))
         return None
 
     async def _undo_refused(self, executor: TaskExecutor[Any]) -> None:
@@ -186,7 +186,7 @@ class Savepoint:
     async def _roll_back(self, executor: TaskExecutor[Any]) -> None:
         for joined, part in self._all_parts():
             await _answer(joined.end_part(part, keep=False))
-        await executor.batch(self._end_steps(Exception))
+        await executor.batch(self._end_items(Exception))
 
     async def _undo(self, executor: TaskExecutor[Any]) -> tuple[Exception | None, asyncio.CancelledError | None]:
         """Roll back. Why that failed, if it did, and whether the task was cancelled meanwhile."""
@@ -241,12 +241,12 @@ class Savepoint:
             self._savepoints.doom(f"a tx.savepoint() block could not be ended, so nothing is kept: {failure}")
         raise failure
 
-    def _end_steps(self, kind: type[BaseException] | None) -> tuple[Nested, ...]:
+    def _end_items(self, kind: type[BaseException] | None) -> tuple[Nested, ...]:
         if kind is None:
-            return self._steps(Boundary.RELEASE_SAVEPOINT)
-        return self._steps(Boundary.ROLLBACK_TO_SAVEPOINT, Boundary.RELEASE_SAVEPOINT)
+            return self._items(Boundary.RELEASE_SAVEPOINT)
+        return self._items(Boundary.ROLLBACK_TO_SAVEPOINT, Boundary.RELEASE_SAVEPOINT)
 
-    def _steps(self, *boundaries: Boundary) -> tuple[Nested, ...]:
+    def _items(self, *boundaries: Boundary) -> tuple[Nested, ...]:
         return tuple([Nested(boundary, self._number) for boundary in boundaries])
 
     def _thread_executor(self) -> ThreadExecutor[Any] | Connection[Any]:

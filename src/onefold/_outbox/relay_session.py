@@ -26,7 +26,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from onefold._kernel.checkout import with_connection
-from onefold._kernel.effects import Batch, Boundary, Fetch, Now, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Now
 from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import (
     START,
@@ -195,7 +195,7 @@ class RelaySession:
 
     # --- the lease ---
 
-    async def _renew_and_rebalance(self, ours: Step) -> Rebalanced | None:
+    async def _renew_and_rebalance(self, ours: BatchItem) -> Rebalanced | None:
         now = await Now()
         if await Batch((Boundary.BEGIN, *self._sql.turn(self._settings.lease_s), ours)) == 0:
             await Batch((Boundary.ROLLBACK,))
@@ -209,7 +209,7 @@ class RelaySession:
         self._leased_at = now
         return Rebalanced(buckets=held, expired=len(expired), set_aside=tuple((id_, topic) for id_, topic in aside))
 
-    async def _share(self, *, leaving: bool) -> tuple[tuple[Step, ...], int]:
+    async def _share(self, *, leaving: bool) -> tuple[tuple[BatchItem, ...], int]:
         """What hands buckets over, and how many are ours after that."""
         relays = [relay for (relay,) in await Fetch(self._sql.relays())]
         owners: dict[int, str | None] = {row[0]: row[1] for row in await Fetch(self._sql.owners())}
@@ -304,8 +304,8 @@ class RelaySession:
         # A relay that stood still, and its successor, may both want to: the first has the rows.
         wanted = sorted({copy.position for copy in copies})
         found = {position for (position,) in await Fetch(self._sql.copyable(wanted))}
-        steps = [self._sql.copy(*copy) for copy in copies if copy.position in found]
-        await Batch((*steps, self._sql.mark_published(sorted(found), keep=False), Boundary.COMMIT))
+        copied = [self._sql.copy(*copy) for copy in copies if copy.position in found]
+        await Batch((*copied, self._sql.mark_published(sorted(found), keep=False), Boundary.COMMIT))
 
     async def _publish(self, rows: Sequence[ClaimedRow]) -> Sent:
         sent = Sent()
@@ -374,16 +374,16 @@ class RelaySession:
         sent.failures.append(Failure(row.position, shorten(error), wait_ms, int(counted)))
 
     async def _mark(self, sent: Sent) -> None:
-        steps: list[Step] = []
+        batch: list[BatchItem] = []
         if len(sent.confirmed) < sent.claimed:
             # Rows that are no longer at hand must not be counted should this relay die now.
-            steps.append(self._sql.forget_trying(self.relay))
+            batch.append(self._sql.forget_trying(self.relay))
         if sent.confirmed:
-            steps.append(self._sql.mark_published(sent.confirmed, keep=self._settings.keep_published_s > 0))
+            batch.append(self._sql.mark_published(sent.confirmed, keep=self._settings.keep_published_s > 0))
         if sent.failures:
-            steps.append(self._sql.mark_failed(self.relay, sent.failures))
+            batch.append(self._sql.mark_failed(self.relay, sent.failures))
         # One statement commits by itself, beside the consumers that have the events by now.
-        await Batch(tuple(steps) if len(steps) == 1 else (Boundary.BEGIN, *steps, Boundary.COMMIT))
+        await Batch(tuple(batch) if len(batch) == 1 else (Boundary.BEGIN, *batch, Boundary.COMMIT))
 
 
 async def release_due(dialect: str, *, limit: int = 1000) -> float | None:

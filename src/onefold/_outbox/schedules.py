@@ -24,7 +24,7 @@ from uuid import UUID, uuid5
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.dialects import SQLITE_NOW_MS, postgres_lease, sqlite_values
-from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step, Value
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement, Value
 from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
 from onefold._outbox.event_checks import rfc3339
@@ -168,7 +168,7 @@ class Timetable:
         """Advance the row and write the event. False: another process has done so, or is about to."""
         advance = _statement(self._dialect, _ADVANCE, name, recurring.rule, due_ms, next_ms)
         # A process that stands still here must not keep the others from firing.
-        bounded: tuple[Step, ...] = (postgres_lease(TURN_S),) if self._dialect == "postgres" else ()
+        bounded: tuple[BatchItem, ...] = (postgres_lease(TURN_S),) if self._dialect == "postgres" else ()
         if await Batch((Boundary.BEGIN, *bounded, advance)) == 0:
             await Batch((Boundary.ROLLBACK,))
             return False

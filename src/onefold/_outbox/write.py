@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from onefold._kernel.clock import wall_ms
-from onefold._kernel.effects import Statement, Step
+from onefold._kernel.effects import BatchItem, Statement
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Message
 from onefold._outbox.event_checks import (
@@ -130,7 +130,7 @@ class EventBuffer:
         self._entries.append(_BufferedEvent(event, check_due_ms(topic, not_before, event.key)))
         return event.id
 
-    def cancel(self, event_id: str) -> bool | tuple[Step, ...]:
+    def cancel(self, event_id: str) -> bool | tuple[BatchItem, ...]:
         """Take an event back: whether that is done now, or what does it, where it is one of an earlier transaction."""
         given: object = event_id
         if not isinstance(given, str):

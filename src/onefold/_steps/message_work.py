@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from onefold._kernel.checkout import with_connection
-from onefold._kernel.effects import Batch, Boundary, Fetch, Isolation, Statement, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Isolation, Statement
 from onefold._kernel.telemetry import Listener
 from onefold._steps.model import Held, WorkAsk, digest_of
 from onefold._steps.sealing import Sealing
@@ -40,7 +40,7 @@ class MessageWork(WorkAttempt):
         kept_as: str,
         lease_s: float,
         retention_s: float,
-        before: tuple[Step, ...],
+        before: tuple[BatchItem, ...],
         settle: tuple[Statement, ...],
         known: Statement,
         unless: tuple[Statement, ...],

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from onefold._kernel.checkout import checkout, rollback_and_release, run_batch
 from onefold._kernel.current_transaction import call_in
-from onefold._kernel.effects import Call, Flow, Isolation, Step, begin_at
+from onefold._kernel.effects import BatchItem, Call, Flow, Isolation, begin_at
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
 from onefold._steps.attempt_guard import AttemptGuard
 from onefold._steps.model import Done, Held, RecordedStep, StepKind
@@ -175,10 +175,10 @@ class Performing:
 
     # --- a phase ---------------------------------------------------------------------------------------------
 
-    async def _enter(self, held: Held, before: tuple[Step, ...]) -> None:
+    async def _enter(self, held: Held, before: tuple[BatchItem, ...]) -> None:
         """Begin a transaction that has the work's row locked. Raises WorkTakenOver."""
         self._beats.drop(held)
-        begin: tuple[Step, ...] = (
+        begin: tuple[BatchItem, ...] = (
             begin_at(self._isolation), *self._works.sql.opening(held.lease_s), *before, self._works.sql.lock(held),
         )  # fmt: skip
         for left in reversed(range(CLAIMS_MAX)):

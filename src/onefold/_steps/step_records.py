@@ -15,6 +15,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import (
     Acquire,
     Batch,
+    BatchItem,
     Boundary,
     Discard,
     Fetch,
@@ -23,7 +24,6 @@ from onefold._kernel.effects import (
     ReleaseCommitted,
     Sleep,
     Statement,
-    Step,
 )
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
@@ -66,11 +66,11 @@ class StepRecords:
         """In a transaction of its own. Raises WorkTakenOver, StoreUnavailable."""
         sql, until = self._works.sql, await Now() + held.lease_s
         self._guard.unsure = f"call {record.name!r}"
-        steps: tuple[Step, ...] = (Boundary.BEGIN, sql.renew(held), sql.record(held, record), Boundary.COMMIT)
+        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, sql.renew(held), sql.record(held, record), Boundary.COMMIT)
         for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
             try:
                 await Acquire()
-                await Batch(steps)
+                await Batch(batch)
             except RequiredValueMissing as error:
                 await Discard()
                 self._guard.unsure = None

@@ -13,7 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from onefold._kernel.checkout import run_batch, with_connection
-from onefold._kernel.effects import Batch, Boundary, Discard, Isolation, ReleaseCommitted, Statement, Step, begin_at
+from onefold._kernel.effects import (
+    Batch,
+    BatchItem,
+    Boundary,
+    Discard,
+    Isolation,
+    ReleaseCommitted,
+    Statement,
+    begin_at,
+)
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
@@ -50,7 +59,7 @@ class WorkAttempt:
         sealing: Sealing,
         renewals: LeaseRenewals,
         ended: StepEnds = ignore,
-        before: tuple[Step, ...] = (),
+        before: tuple[BatchItem, ...] = (),
         unless: tuple[Statement, ...] = (),
     ) -> None:
         """`what` names the work in errors. `before` stands before the lock of the work in the transaction that ends it;
@@ -176,9 +185,9 @@ class WorkAttempt:
 
     async def _finish_alone(self, held: Held) -> None:
         begin = begin_at("read committed")  # each statement must see what was committed before it
-        steps = (begin, *self.before, self._works.sql.lock(held), *self._end(held, None), Boundary.COMMIT)
+        batch = (begin, *self.before, self._works.sql.lock(held), *self._end(held, None), Boundary.COMMIT)
         try:
-            await with_connection(functools.partial(run_batch, *steps))
+            await with_connection(functools.partial(run_batch, *batch))
         except RequiredValueMissing as error:
             raise taken_over(held) from error
         except ConnectionLost as error:

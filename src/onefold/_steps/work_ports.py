@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from onefold._kernel.effects import Flow, Step
+from onefold._kernel.effects import BatchItem, Flow
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._steps.model import Held
 
@@ -24,7 +24,7 @@ class WorkEnd(Protocol):
     """How the work ends."""
 
     @property
-    def before(self) -> tuple[Step, ...]:
+    def before(self) -> tuple[BatchItem, ...]:
         """What stands before the lock in the transaction of `finish`."""
         ...
 

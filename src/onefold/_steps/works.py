@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from onefold._kernel.checkout import checkout, rollback_and_release, run_batch, with_connection
-from onefold._kernel.effects import Batch, Boundary, Discard, Fetch, Release, Row, Step, begin_at
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Discard, Fetch, Release, Row, begin_at
 from onefold._steps.model import FENCE_END, Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, WorkAsk, WorkClaim
 from onefold._steps.sql import STATEMENTS
 from onefold.errors import OnefoldError, RequiredValueMissing, StoreBusy, UniqueViolated, WorkTakenOver
@@ -46,7 +46,7 @@ class Works:
         self.sql = STATEMENTS[dialect]
         self._new_fence = new_fence
 
-    async def claim(self, ask: WorkAsk, unless: tuple[Step, ...] = ()) -> WorkClaim:
+    async def claim(self, ask: WorkAsk, unless: tuple[BatchItem, ...] = ()) -> WorkClaim:
         """Claim a work that is no request: for those see `insert` and `take`. `unless` is refused
         (RequiredValueMissing) where something else remembers that the work was done. It stands behind the claim: what
         ends a work deletes its row, which the claim waits for, and is seen by the statement that follows."""
@@ -60,7 +60,9 @@ class Works:
                 return claim
         return Busy()
 
-    async def insert(self, ask: WorkAsk, opened: tuple[Step, ...], unless: tuple[Step, ...] = ()) -> Held | None:
+    async def insert(
+        self, ask: WorkAsk, opened: tuple[BatchItem, ...], unless: tuple[BatchItem, ...] = ()
+    ) -> Held | None:
         """Commit the claim of a new work, in the transaction that `opened` begins or goes on with, unless that is
         refused. None: the work is there already, or done. Either way the connection is given back."""
         fence = self._new_fence()
@@ -72,7 +74,9 @@ class Works:
         await Release()
         return Held(ask.digest, fence, ask.operation, ask.lease_s)
 
-    async def take(self, ask: WorkAsk, opened: tuple[Step, ...], unless: tuple[Step, ...] = ()) -> WorkClaim | None:
+    async def take(
+        self, ask: WorkAsk, opened: tuple[BatchItem, ...], unless: tuple[BatchItem, ...] = ()
+    ) -> WorkClaim | None:
         """Look at a work that is there, and take it over where its lease has run out. None: it has gone meanwhile.
         The connection is given back."""
         if opened:
@@ -92,7 +96,7 @@ class Works:
             await rollback_and_release()
         return claim
 
-    async def _judge(self, ask: WorkAsk, row: Row, unless: tuple[Step, ...]) -> WorkClaim:
+    async def _judge(self, ask: WorkAsk, row: Row, unless: tuple[BatchItem, ...]) -> WorkClaim:
         digest, fingerprint, fence, attempts, parked, left_ms, finished, result = row
         digest = bytes(digest)
         if not ask.has_input_of(digest, bytes(fingerprint)):
@@ -111,8 +115,8 @@ class Works:
         """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was
         begun: that may have happened, and is made again under the same key by a retry or by the completer."""
         ended = self.sql.release(held, tried=tried)
-        steps: tuple[Step, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
-        await with_connection(functools.partial(run_batch, *steps))
+        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
+        await with_connection(functools.partial(run_batch, *batch))
 
     async def give_back(self, held: Held, *, tried: bool = True) -> None:
         """`release`, whether or not the store can be told: where it cannot, the lease runs out."""
@@ -143,8 +147,8 @@ class Works:
 
     async def park(self, held: Held, reason: str) -> None:
         """Leave the work to a person."""
-        steps: tuple[Step, ...] = (Boundary.BEGIN, self.sql.park(held, reason), Boundary.COMMIT)
-        await with_connection(functools.partial(run_batch, *steps))
+        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, self.sql.park(held, reason), Boundary.COMMIT)
+        await with_connection(functools.partial(run_batch, *batch))
 
     async def reap(self, limit: int) -> int:
         """Forget at most `limit` works; how many there were."""

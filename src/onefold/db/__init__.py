@@ -4,17 +4,17 @@ Here is what a driver for another library is written against; `onefold.testing.c
 takes a `Database`, `AsyncOnefold(...)` an `AsyncDatabase`.
 """
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Connection, Database
 
 __all__ = [
     "AsyncConnection",
     "AsyncDatabase",
+    "BatchItem",
     "Boundary",
     "Connection",
     "Database",
     "Nested",
     "Row",
     "Statement",
-    "Step",
 ]

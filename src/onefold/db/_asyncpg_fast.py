@@ -21,7 +21,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionHolder, PoolConnectionProxy
 from asyncpg.protocol.protocol import PreparedStatementState, Protocol
 
-from onefold._kernel.effects import Boundary, Row, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Boundary, Row, Statement, Value
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
@@ -30,7 +30,7 @@ from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle, row_count
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._fork_and_loop import close_quietly
 from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
-from onefold.db._postgres_text import qualify_tables, render_step
+from onefold.db._postgres_text import qualify_tables, render_item
 from onefold.db._prepared_batches import Preparer, render_unprepared
 from onefold.errors import OnefoldError
 
@@ -246,19 +246,19 @@ class FastConnection:
         counts = protocol is None or protocol.queries_count != self._sent
         return self._executed or counts or self._session.copies != self._copies
 
-    async def batch(self, steps: Sequence[Step]) -> int:
+    async def batch(self, items: Sequence[BatchItem]) -> int:
         connection, session, pool = self._connection, self._session, self._pool
         protocol = connection._protocol  # None once it is closed
         if not self._pure and protocol is not None and protocol.queries_count != self._sent:
             self._executed = True
-        last = steps[-1]
-        binds = has_secrets(steps)
+        last = items[-1]
+        binds = has_secrets(items)
         ends = last is Boundary.COMMIT or last is Boundary.ROLLBACK
         purifies = ends and not self._pure and session.resets_as_usual
         new: set[str] = set()
         try:
             send = self._send_bound if binds else self._send
-            status = await send(steps, session.reset if purifies else NO_RESET, new)
+            status = await send(items, session.reset if purifies else NO_RESET, new)
         except VENDOR_ERRORS as error:
             if sqlstate_of(error) in NOT_AS_PREPARED:
                 pool.prepares = False
@@ -280,26 +280,26 @@ class FastConnection:
 
     # What follows returns what asyncpg makes to be awaited: every coroutine in between is paid for by every request.
 
-    def _send(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
+    def _send(self, items: Sequence[BatchItem], reset: SessionReset, new: set[str]) -> Awaitable[str]:
         """As one simple query, with the values in it."""
         if not self._pure:
-            steps = as_ourselves(steps)
+            items = as_ourselves(items)
         if self._prepares:
-            query, unknown = self._pool.preparer.query((*steps, *reset.first), self._session.prepared, self.schema)
+            query, unknown = self._pool.preparer.query((*items, *reset.first), self._session.prepared, self.schema)
             if unknown:
                 new.update(unknown)
         else:
-            query = render_unprepared((*steps, *reset.first), self.schema)
+            query = render_unprepared((*items, *reset.first), self.schema)
         return self._execute(f"{query};{reset.rest}" if reset.rest else query)
 
-    def _send_bound(self, steps: Sequence[Step], reset: SessionReset, new: set[str]) -> Awaitable[str]:
+    def _send_bound(self, items: Sequence[BatchItem], reset: SessionReset, new: set[str]) -> Awaitable[str]:
         """With the values beside the text. asyncpg can send no two statements at once, but it can send one for many
         arguments, which it asks for when it is free to send: then our messages go out in front of its last one."""
         connection, session, is_theirs = self._connection, self._session, not self._pure
-        if not self._prepares or len(steps) == 1:
-            return self._send_one_by_one(as_ourselves(steps) if is_theirs else steps, reset)
+        if not self._prepares or len(items) == 1:
+            return self._send_one_by_one(as_ourselves(items) if is_theirs else items, reset)
         bind = self._pool.binder.bind
-        messages, unknown, last = bind(steps, reset.each, session.prepared, self.schema, handed_out=is_theirs)
+        messages, unknown, last = bind(items, reset.each, session.prepared, self.schema, handed_out=is_theirs)
         if unknown:
             new.update(unknown)
         end, protocol = session.end(connection, last.name, last.sql), connection._protocol
@@ -307,15 +307,15 @@ class FastConnection:
         sent: Awaitable[str] = protocol.bind_execute_many(end, args, "", None, False)
         return sent
 
-    async def _send_one_by_one(self, steps: Sequence[Step], reset: SessionReset) -> str:
+    async def _send_one_by_one(self, items: Sequence[BatchItem], reset: SessionReset) -> str:
         """Where nothing can be prepared for later: a round trip for each statement that has values."""
         status = ""
-        for step in (*steps, *reset.first):
-            if isinstance(step, Statement) and step.values:
-                _, said, _ = await self._execute_ours(qualify_tables(step.sql, self.schema), step.values, status=True)
+        for item in (*items, *reset.first):
+            if isinstance(item, Statement) and item.values:
+                _, said, _ = await self._execute_ours(qualify_tables(item.sql, self.schema), item.values, status=True)
                 status = said.decode()
             else:
-                status = await self._execute(render_step(step, self.schema))
+                status = await self._execute(render_item(item, self.schema))
         return await self._execute(reset.rest) if reset.rest else status
 
     def _execute(self, query: str) -> Awaitable[str]:

@@ -4,7 +4,7 @@ asyncpg's pool is not fair. A connection that was given back is taken by the tas
 woken for it finds nothing and goes to the end of the queue, so that on a small and busy pool some requests wait for
 seconds. Here those who wait stand in line, and what is released passes to the first of them directly. Every so often it
 goes back to the pool all the same, for the pool's other users and its housekeeping. And where the pool has nothing to
-wait for, what it would do in several tasks and timers is done here in one step.
+wait for, what it would do in several tasks and timers is done here in one item.
 
 How a connection is taken and passed on without the pool has no public names: `_asyncpg_fast` knows those.
 """

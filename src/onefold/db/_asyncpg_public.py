@@ -15,13 +15,13 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import has_secrets
 from onefold.db._fork_and_loop import Connections
 from onefold.db._postgres_session import SAMPLES, as_ourselves, check_codecs, error_for, unsent_error
-from onefold.db._postgres_text import LEVELS, crossing, qualify_tables, render_step, script
+from onefold.db._postgres_text import LEVELS, crossing, qualify_tables, render_item, script
 from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -35,7 +35,7 @@ VENDOR_ERRORS: Final = (
 )
 
 #: What begins a transaction, and its level in asyncpg's words.
-_BEGINS: Final[dict[Step, Any]] = {
+_BEGINS: Final[dict[BatchItem, Any]] = {
     Boundary.BEGIN_AS_CHOSEN: None,
     **{boundary: level.lower().replace(" ", "_") for boundary, level in LEVELS.items()},
 }
@@ -100,11 +100,11 @@ class PublicConnection:
         handle: Handle = self._proxy
         return handle
 
-    async def batch(self, steps: Sequence[Step]) -> int:
-        last, binds = steps[-1], has_secrets(steps)
+    async def batch(self, items: Sequence[BatchItem]) -> int:
+        last, binds = items[-1], has_secrets(items)
         status = ""
         try:
-            for send in self._parts(as_ourselves(steps) if self._handed_out else steps, binds):
+            for send in self._parts(as_ourselves(items) if self._handed_out else items, binds):
                 status = await send
         except VENDOR_ERRORS as error:
             raise await self._translate_error(error) from error
@@ -112,36 +112,36 @@ class PublicConnection:
             self._unchecked = False
         return row_count(status) if isinstance(last, Statement) else 0
 
-    def _parts(self, steps: Sequence[Step], binds: bool) -> Iterator[Any]:
+    def _parts(self, items: Sequence[BatchItem], binds: bool) -> Iterator[Any]:
         """What to await, one after the other. The first error ends it: COMMIT is not sent."""
         execute, unchecked = self._proxy.execute, self._unchecked
-        for alone, group in groupby(steps, lambda step: _goes_alone(step, binds)):
+        for alone, group in groupby(items, lambda item: _goes_alone(item, binds)):
             if not alone:
-                yield execute(script(render_step(step, self.schema) for step in group))
+                yield execute(script(render_item(item, self.schema) for item in group))
                 continue
-            for step in group:
-                if isinstance(step, Statement):
+            for item in group:
+                if isinstance(item, Statement):
                     if unchecked:
                         unchecked = False
                         yield self._check_codecs()
-                    yield execute(qualify_tables(step.sql, self.schema), *step.values)
+                    yield execute(qualify_tables(item.sql, self.schema), *item.values)
                 else:
-                    yield self._cross(step)
+                    yield self._cross(item)
 
-    async def _cross(self, step: Boundary | Nested) -> str:
-        if step in _BEGINS and self._transaction is None:
-            transaction = self._proxy.transaction(isolation=_BEGINS[step])
+    async def _cross(self, item: Boundary | Nested) -> str:
+        if item in _BEGINS and self._transaction is None:
+            transaction = self._proxy.transaction(isolation=_BEGINS[item])
             try:
                 await transaction.start()
             except BaseException:
                 self._broken = True  # asyncpg keeps a transaction that could not be begun
                 raise
             self._transaction = transaction
-        elif step in _BEGINS or self._transaction is None:
-            await self._proxy.execute(crossing(step))  # as the server takes it: it goes on as it is, and warns
+        elif item in _BEGINS or self._transaction is None:
+            await self._proxy.execute(crossing(item))  # as the server takes it: it goes on as it is, and warns
         else:
             transaction, self._transaction = self._transaction, None
-            await (transaction.commit() if step is Boundary.COMMIT else transaction.rollback())
+            await (transaction.commit() if item is Boundary.COMMIT else transaction.rollback())
         return ""
 
     async def _check_codecs(self) -> str:
@@ -232,11 +232,11 @@ class PublicConnection:
         return error_for(sqlstate, error)
 
 
-def _goes_alone(step: Step, binds: bool) -> bool:
+def _goes_alone(item: BatchItem, binds: bool) -> bool:
     """Whether it cannot be one of several in a simple query."""
-    if isinstance(step, Statement):
-        return binds and bool(step.values)
-    return step in _BEGINS or step is Boundary.COMMIT or step is Boundary.ROLLBACK
+    if isinstance(item, Statement):
+        return binds and bool(item.values)
+    return item in _BEGINS or item is Boundary.COMMIT or item is Boundary.ROLLBACK
 
 
 def row_count(status: str) -> int:

@@ -2,7 +2,7 @@
 
 A server that refuses a statement, or a COMMIT, writes the statement to its log. Values that stand in the text would be
 there to be read: answers, events, keys. Bound ones are not (log_parameter_max_length_on_error is 0 unless an
-administrator asks for more). So a batch that commits is sent as Bind and Execute for each of its steps, and one Sync at
+administrator asks for more). So a batch that commits is sent as Bind and Execute for each of its items, and one Sync at
 the end: the first error makes the server skip the rest, COMMIT included.
 """
 
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
-from onefold._kernel.effects import Boundary, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
 from onefold.db._postgres_session import as_ourselves
 from onefold.db._postgres_text import crossing, qualify_tables
 from onefold.errors import StatementRefused
@@ -32,15 +32,15 @@ _COUNT_BYTES: Final = 2
 STATEMENTS_MAX: Final = 1000
 
 #: Batches that are written once for all. Those with many events come in too many shapes to be kept.
-_PLANNED_STEPS_MAX: Final = 12
+_PLANNED_ITEMS_MAX: Final = 12
 _PLANS_MAX: Final = 100
 
 
-def has_secrets(steps: Sequence[Step]) -> bool:
+def has_secrets(items: Sequence[BatchItem]) -> bool:
     """Whether its values must be bound: it writes, and is sent alone or with its COMMIT."""
-    if steps[-1] is not Boundary.COMMIT and len(steps) > 1:
+    if items[-1] is not Boundary.COMMIT and len(items) > 1:
         return False  # a claim: digests, ids and times
-    return bool([step for step in steps if type(step) is Statement and step.values])
+    return bool([item for item in items if type(item) is Statement and item.values])
 
 
 def encode_value(value: Value) -> bytes | None:
@@ -76,38 +76,38 @@ class Binder:
     def __init__(self, mark: str) -> None:
         self._mark = mark
         #: By their texts: batches come in as many shapes as there are numbers of events, but have few of these.
-        self._named: dict[tuple[str | None, str | Step], NamedStatement] = {}
-        #: By the texts of the steps, where they come again and again.
+        self._named: dict[tuple[str | None, str | BatchItem], NamedStatement] = {}
+        #: By the texts of the items, where they come again and again.
         self._plans: dict[tuple[object, ...], _BatchPlan] = {}
 
     def bind(
         self,
-        steps: Sequence[Step],
-        after: tuple[Step | str, ...],
+        items: Sequence[BatchItem],
+        after: tuple[BatchItem | str, ...],
         prepared: set[str],
         schema: str | None,
         *,
         handed_out: bool = False,
     ) -> tuple[bytes, Collection[str], NamedStatement]:
-        """The steps (`as_ourselves`, where the connection was `handed_out`), and what follows each time, for a session
+        """The items (`as_ourselves`, where the connection was `handed_out`), and what follows each time, for a session
         that has `prepared` some: the messages of all but the last one, the names of the statements that they parse
         first, and the last one, which has no values and is sent by the driver itself."""
         shape: tuple[object, ...] = (schema, handed_out, after)
         given: list[tuple[Value, ...]] = []
-        for step in steps:  # without a call for each: every request comes by here
-            if type(step) is Statement:
-                shape += (step.sql,)
-                if step.values:
-                    given += (step.values,)
+        for item in items:  # without a call for each: every request comes by here
+            if type(item) is Statement:
+                shape += (item.sql,)
+                if item.values:
+                    given += (item.values,)
             else:
-                shape += (step,)
+                shape += (item,)
         plan: _BatchPlan | None
         try:
             plan = self._plans[shape]
         except KeyError:
-            plan = self._plan(shape, steps, after, schema, handed_out=handed_out)
+            plan = self._plan(shape, items, after, schema, handed_out=handed_out)
         if plan is None or not plan.names <= prepared:
-            whole = as_ourselves(steps) if handed_out else steps
+            whole = as_ourselves(items) if handed_out else items
             return self._write((*whole, *after), prepared, schema)
         messages = b""
         for (front, head), values in zip(plan.before, given, strict=True):
@@ -117,27 +117,27 @@ class Binder:
     def _plan(
         self,
         shape: tuple[object, ...],
-        steps: Sequence[Step],
-        after: tuple[Step | str, ...],
+        items: Sequence[BatchItem],
+        after: tuple[BatchItem | str, ...],
         schema: str | None,
         *,
         handed_out: bool,
     ) -> _BatchPlan | None:
-        if len(steps) > _PLANNED_STEPS_MAX:
+        if len(items) > _PLANNED_ITEMS_MAX:
             return None
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
-        whole = (*(as_ourselves(steps) if handed_out else steps), *after)
-        plan = self._plans[shape] = _plan([(self._find(step, schema), _values(step)) for step in whole])
+        whole = (*(as_ourselves(items) if handed_out else items), *after)
+        plan = self._plans[shape] = _plan([(self._find(item, schema), _values(item)) for item in whole])
         return plan
 
     def _write(
-        self, steps: Sequence[Step | str], prepared: set[str], schema: str | None
+        self, items: Sequence[BatchItem | str], prepared: set[str], schema: str | None
     ) -> tuple[bytes, Collection[str], NamedStatement]:
         parts: list[bytes] = []
         new: set[str] = set()
-        for step in steps:
-            it, values = self._find(step, schema), _values(step)
+        for item in items:
+            it, values = self._find(item, schema), _values(item)
             # Each statement is parsed right before it is first executed: a ROLLBACK must come first that makes an
             # aborted transaction take others again.
             if it.name not in prepared and it.name not in new:
@@ -147,14 +147,14 @@ class Binder:
         del parts[-1]
         return b"".join(parts), new, it
 
-    def _find(self, step: Step | str, schema: str | None) -> NamedStatement:
-        text = step.sql if isinstance(step, Statement) else step
+    def _find(self, item: BatchItem | str, schema: str | None) -> NamedStatement:
+        text = item.sql if isinstance(item, Statement) else item
         try:
             return self._named[schema, text]
         except KeyError:
             if len(self._named) >= STATEMENTS_MAX:
                 self._named.clear()
-            it = self._named[schema, text] = name_statement(step, self._mark, schema)
+            it = self._named[schema, text] = name_statement(item, self._mark, schema)
             return it
 
 
@@ -168,20 +168,20 @@ class _BatchPlan(NamedTuple):
     last: NamedStatement
 
 
-def _plan(steps: Sequence[tuple[NamedStatement, tuple[Value, ...]]]) -> _BatchPlan:
+def _plan(items: Sequence[tuple[NamedStatement, tuple[Value, ...]]]) -> _BatchPlan:
     before: list[tuple[bytes, bytes]] = []
     constant = b""
-    for it, values in steps[:-1]:
+    for it, values in items[:-1]:
         if values:
             before.append((constant, it.head))
             constant = b""
         else:
             constant += it.head
-    return _BatchPlan(frozenset(it.name for it, _ in steps), tuple(before), constant, steps[-1][0])
+    return _BatchPlan(frozenset(it.name for it, _ in items), tuple(before), constant, items[-1][0])
 
 
-def _values(step: Step | str) -> tuple[Value, ...]:
-    return step.values if isinstance(step, Statement) else ()
+def _values(item: BatchItem | str) -> tuple[Value, ...]:
+    return item.values if isinstance(item, Statement) else ()
 
 
 class NamedStatement(NamedTuple):
@@ -194,17 +194,17 @@ class NamedStatement(NamedTuple):
     """How a Bind of it begins, up to the number of its values; where it has none: all of it, and its Execute."""
 
 
-def name_statement(step: Step | str, mark: str, schema: str | None) -> NamedStatement:
+def name_statement(item: BatchItem | str, mark: str, schema: str | None) -> NamedStatement:
     """A name that changes with the text: two releases of onefold may share a server-side session."""
     sql = (
-        qualify_tables(step.sql, schema)
-        if isinstance(step, Statement)
-        else step
-        if isinstance(step, str)
-        else crossing(step)
+        qualify_tables(item.sql, schema)
+        if isinstance(item, Statement)
+        else item
+        if isinstance(item, str)
+        else crossing(item)
     )
     name = f"onefold_{mark}_{blake2b(sql.encode(), digest_size=8).hexdigest()}"
-    count = len(step.values) if isinstance(step, Statement) else 0
+    count = len(item.values) if isinstance(item, Statement) else 0
     head = b"\0" + name.encode() + b"\0" + _INT16(count)
     if not count:
         head = _message(b"B", head + _INT16(0) * 2) + _EXECUTE

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from onefold._kernel.effects import Boundary, Nested, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested
 from onefold.errors import TransactionMisused
 
 _log = logging.getLogger("onefold.database")
@@ -39,16 +39,16 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
-def is_end(steps: Sequence[Step]) -> bool:
-    """Whether these steps come after the handler: while it has the connection, all that we do there is to set and to
+def is_end(items: Sequence[BatchItem]) -> bool:
+    """Whether these items come after the handler: while it has the connection, all that we do there is to set and to
     end savepoints of its own, and what it asks for by itself, which makes sure first that it is begun."""
-    if steps[0] is Boundary.BEGIN and Boundary.COMMIT not in steps and Boundary.ROLLBACK not in steps:
+    if items[0] is Boundary.BEGIN and Boundary.COMMIT not in items and Boundary.ROLLBACK not in items:
         return False
-    return not all(isinstance(step, Nested) for step in steps)
+    return not all(isinstance(item, Nested) for item in items)
 
 
-def still_used_error(driver: str, patience_s: float, steps: Sequence[Step] | None = None) -> TransactionMisused:
-    """The error for a transaction that cannot be ended by these steps, because it is still in use.
+def still_used_error(driver: str, patience_s: float, items: Sequence[BatchItem] | None = None) -> TransactionMisused:
+    """The error for a transaction that cannot be ended by these items, because it is still in use.
 
     Where it was to be undone, that is done all the same, and the error reaches no caller: so why it took so long is
     logged, once.
@@ -58,7 +58,7 @@ def still_used_error(driver: str, patience_s: float, steps: Sequence[Step] | Non
         f"{driver} connection {patience_s:g} s after the handler's end: nothing is kept. Finish it before the handler "
         "returns"
     )
-    if patience_s and steps is not None and Boundary.COMMIT not in steps:
+    if patience_s and items is not None and Boundary.COMMIT not in items:
         _log.warning("%s", error)
     return error
 

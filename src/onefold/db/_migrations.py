@@ -15,7 +15,7 @@ from textwrap import dedent
 from typing import TypeAlias
 
 from onefold._kernel.checkout import with_connection
-from onefold._kernel.effects import Batch, Boundary, Fetch, Statement, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Statement
 from onefold._kernel.pg_catalog import qualified
 
 Migrations: TypeAlias = Mapping[int, tuple[str, ...]]
@@ -60,12 +60,12 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
             return []
         await Batch((Boundary.BEGIN, *_to_statements(dialect, _LOCK[dialect])))
         missing = _missing(migrations, await _fetch_applied(dialect))
-        steps: list[Step] = []
+        items: list[BatchItem] = []
         if missing and not await Fetch(*_to_statements(dialect, [_EXISTS[dialect]])):
-            steps += _to_statements(dialect, [_CREATE[dialect]])
+            items += _to_statements(dialect, [_CREATE[dialect]])
         for version in missing:
-            steps += _to_statements(dialect, _texts_of(version, migrations))
-        await Batch((*steps, Boundary.COMMIT))
+            items += _to_statements(dialect, _texts_of(version, migrations))
+        await Batch((*items, Boundary.COMMIT))
         return missing
 
     return await with_connection(work)

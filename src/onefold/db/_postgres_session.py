@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onefold._kernel.dialects import POSTGRES_LIMITS, POSTGRES_PROOF
-from onefold._kernel.effects import Boundary, Row, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Boundary, Row, Statement, Value
 from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.ports import TWO_CONNECTIONS
 from onefold._kernel.sqlstates import SQLSTATES
@@ -190,14 +190,14 @@ def _codec_error(name: str, what: str) -> ConfigurationError:
     )
 
 
-def as_ourselves(steps: Sequence[Step]) -> Sequence[Step]:
-    """The steps, where a handler may have taken another role (SET LOCAL ROLE), or less time: our statements run under
+def as_ourselves(items: Sequence[BatchItem]) -> Sequence[BatchItem]:
+    """The items, where a handler may have taken another role (SET LOCAL ROLE), or less time: our statements run under
     the role and the limits that the transaction began with, and what COMMIT still has to run (deferred constraints)
     under the handler's role, and with its patience where that is longer. Every role may run the proof that it is still
     that transaction: where there is nothing else, nothing is changed."""
-    places = [n for n, step in enumerate(steps) if type(step) is Statement and step is not POSTGRES_PROOF]
+    places = [n for n, item in enumerate(items) if type(item) is Statement and item is not POSTGRES_PROOF]
     if not places:
-        return steps
+        return items
     first, end = places[0], places[-1] + 1
-    back = (_FOR_COMMIT,) if steps[-1] is Boundary.COMMIT else ()
-    return (*steps[:first], _AS_BEGUN, *steps[first:end], *back, *steps[end:])
+    back = (_FOR_COMMIT,) if items[-1] is Boundary.COMMIT else ()
+    return (*items[:first], _AS_BEGUN, *items[first:end], *back, *items[end:])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from secrets import token_hex
 
-from onefold._kernel.effects import Boundary, Nested, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Statement, Value
 from onefold.errors import StatementRefused
 
 #: No other code has a savepoint of this name: where it is gone, so is the transaction that we began.
@@ -113,14 +113,14 @@ def placeholders(sql: str) -> int:
     return max((int(found) for found in PLACEHOLDER.findall(sql)), default=0)
 
 
-def render_step(step: Step, schema: str | None = None) -> str:
-    """A step of a batch as SQL text."""
-    return inline_values(step, schema) if isinstance(step, Statement) else crossing(step)
+def render_item(item: BatchItem, schema: str | None = None) -> str:
+    """An item of a batch as SQL text."""
+    return inline_values(item, schema) if isinstance(item, Statement) else crossing(item)
 
 
-def crossing(step: Boundary | Nested) -> str:
+def crossing(item: Boundary | Nested) -> str:
     """A boundary as SQL text."""
-    return f"{BOUNDARIES[step.boundary]}_{step.number}" if isinstance(step, Nested) else BOUNDARIES[step]
+    return f"{BOUNDARIES[item.boundary]}_{item.number}" if isinstance(item, Nested) else BOUNDARIES[item]
 
 
 def script(statements: Iterable[str]) -> str:

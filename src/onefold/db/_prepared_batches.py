@@ -12,8 +12,8 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import Final, NamedTuple
 
-from onefold._kernel.effects import Nested, Statement, Step, Value
-from onefold.db._postgres_text import BOUNDARIES, literals, placeholders, qualify_tables, render_step, script
+from onefold._kernel.effects import BatchItem, Nested, Statement, Value
+from onefold.db._postgres_text import BOUNDARIES, literals, placeholders, qualify_tables, render_item, script
 
 #: SQL PREPARE takes these and refuses the rest (DDL, SET ...).
 _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\b", re.IGNORECASE)
@@ -22,9 +22,9 @@ _PREPARABLE = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|MERGE|VALUES|WITH)\
 _STATEMENTS_MAX: Final = 1000
 
 
-def render_unprepared(steps: Sequence[Step], schema: str | None) -> str:
+def render_unprepared(items: Sequence[BatchItem], schema: str | None) -> str:
     """The batch for a session in which nothing can be prepared, or nothing is known to be."""
-    return script(render_step(step, schema) for step in steps)
+    return script(render_item(item, schema) for item in items)
 
 
 class Preparer:
@@ -39,32 +39,32 @@ class Preparer:
         self._known: dict[tuple[str | None, str], _Prepared | None] = {}
 
     def query(
-        self, steps: Sequence[Step], prepared: set[str], schema: str | None = None
+        self, items: Sequence[BatchItem], prepared: set[str], schema: str | None = None
     ) -> tuple[str, Collection[str]]:
         """The batch for a session that has `prepared` some, and the names of those it prepares first."""
         texts: list[str] = []
         values: list[Value] = []
         new: set[str] = set()
-        for step in steps:
-            match step:
+        for item in items:
+            match item:
                 case Statement():
                     try:
-                        it = self._known[schema, step.sql]
+                        it = self._known[schema, item.sql]
                     except KeyError:
-                        it = self._name(step.sql, schema)
+                        it = self._name(item.sql, schema)
                     if it is None:
-                        return render_unprepared(steps, schema), ()
+                        return render_unprepared(items, schema), ()
                     # Each statement is prepared right before it is first executed: BEGIN must come first, and so must
                     # the ROLLBACK that makes an aborted transaction take statements again.
                     if it.name not in prepared and it.name not in new:
                         new.add(it.name)
                         texts.append(it.prepare)
                     texts += (it.execute,)
-                    values += step.values
+                    values += item.values
                 case Nested():
-                    return render_unprepared(steps, schema), ()  # a name of its own each time
+                    return render_unprepared(items, schema), ()  # a name of its own each time
                 case _:
-                    texts += (BOUNDARIES[step],)
+                    texts += (BOUNDARIES[item],)
         return script(texts) % literals(values), new
 
     def _name(self, sql: str, schema: str | None) -> _Prepared | None:

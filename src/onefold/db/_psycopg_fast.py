@@ -28,11 +28,11 @@ from psycopg.pq import ExecStatus
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import STATEMENTS_MAX, NamedStatement, encode_value, has_secrets, name_statement
-from onefold.db._postgres_text import BOUNDARIES, LEVELS, crossing, qualify_tables, render_step, script
+from onefold.db._postgres_text import BOUNDARIES, LEVELS, crossing, qualify_tables, render_item, script
 from onefold.db._prepared_batches import Preparer
 from onefold.db._psycopg_handle import C, LentCopy, NoSession, refuse
 from onefold.db._psycopg_public import (
@@ -135,12 +135,12 @@ class PreparedNames:
         self.on = True
         self.preparer = Preparer()
         #: For batches whose values are bound.
-        self.named: dict[tuple[str | None, str | Step], NamedStatement] = {}
+        self.named: dict[tuple[str | None, str | BatchItem], NamedStatement] = {}
 
-    def name(self, step: Step, text: str | Step, schema: str | None) -> NamedStatement:
+    def name(self, item: BatchItem, text: str | BatchItem, schema: str | None) -> NamedStatement:
         if len(self.named) >= STATEMENTS_MAX:
             self.named.clear()
-        it = self.named[schema, text] = name_statement(step, self.preparer.mark, schema)
+        it = self.named[schema, text] = name_statement(item, self.preparer.mark, schema)
         return it
 
 
@@ -193,10 +193,10 @@ class FastConnection(PsycopgConnection):
         super().__init__(pool, connection, schema)
         self._session = _session_of(connection, pool)
 
-    def _send(self, steps: Sequence[Step]) -> int:
+    def _send(self, items: Sequence[BatchItem]) -> int:
         connection = self._connection
         with connection.lock:
-            return connection.wait(_batch(connection, self._session, self._sendable(steps), self._schema))
+            return connection.wait(_batch(connection, self._session, self._sendable(items), self._schema))
 
     def _rows(self, statement: Statement) -> list[Row]:
         with _OwnCursor(self._connection) as cursor:
@@ -219,10 +219,10 @@ class AsyncFastConnection(AsyncPsycopgConnection):
         super().__init__(pool, connection, schema)
         self._session = _session_of(connection, pool)
 
-    async def _send(self, steps: Sequence[Step]) -> int:
+    async def _send(self, items: Sequence[BatchItem]) -> int:
         connection = self._connection
         async with connection.lock:
-            return await connection.wait(_batch(connection, self._session, self._sendable(steps), self._schema))
+            return await connection.wait(_batch(connection, self._session, self._sendable(items), self._schema))
 
     async def _rows(self, statement: Statement) -> list[Row]:
         async with _AsyncOwnCursor(self._connection) as cursor:
@@ -253,27 +253,27 @@ class _AsyncOwnCursor(psycopg.AsyncRawCursor[Row]):
 
 
 def _batch(
-    connection: AnyConnection, session: PreparingSession, steps: Sequence[Step], schema: str | None
+    connection: AnyConnection, session: PreparingSession, items: Sequence[BatchItem], schema: str | None
 ) -> Generator[Any, Any, int]:
-    """Send the steps in one round trip. `wait` drives it, on a thread or on asyncio."""
+    """Send the items in one round trip. `wait` drives it, on a thread or on asyncio."""
     pgconn, encoding = connection.pgconn, connection.info.encoding
     begin = begin_of(connection)
     new: set[str] = set()
     prepares = session.prepares(connection)
     try:
-        if has_secrets(steps):
-            last = yield from _send_bound(pgconn, session if prepares else None, new, steps, begin, schema)
+        if has_secrets(items):
+            last = yield from _send_bound(pgconn, session if prepares else None, new, items, begin, schema)
         else:
             if prepares and begin == _AS_CHOSEN:
-                query, unknown = session.preparing.preparer.query(steps, session.prepared, schema)
+                query, unknown = session.preparing.preparer.query(items, session.prepared, schema)
                 new.update(unknown)
             else:
-                texts = (begin if step is Boundary.BEGIN_AS_CHOSEN else render_step(step, schema) for step in steps)
+                texts = (begin if item is Boundary.BEGIN_AS_CHOSEN else render_item(item, schema) for item in items)
                 query = script(texts)
             pgconn.send_query(query.encode(encoding))
             last = (yield from generators.execute(pgconn))[-1]
     finally:
-        if any((step.boundary if isinstance(step, Nested) else step) in _UNDOES for step in steps):
+        if any((item.boundary if isinstance(item, Nested) else item) in _UNDOES for item in items):
             connection._prepared.clear()  # as psycopg does: what was prepared may rest on what is gone
     if last.status in _DONE:
         session.prepared |= new
@@ -282,18 +282,23 @@ def _batch(
     error = psycopg.errors.error_from_result(last, encoding=encoding)
     if error.sqlstate in NOT_AS_PREPARED and prepares:
         session.preparing.on, session.broken = False, True
-        if steps[0] in _BEGINS:  # nothing came before it: all of it can be sent again, as it is
-            return (yield from _batch(connection, session, (Boundary.ROLLBACK, *steps), schema))
+        if items[0] in _BEGINS:  # nothing came before it: all of it can be sent again, as it is
+            return (yield from _batch(connection, session, (Boundary.ROLLBACK, *items), schema))
     raise error
 
 
 def _send_bound(
-    pgconn: Any, session: PreparingSession | None, new: set[str], steps: Sequence[Step], begin: str, schema: str | None
+    pgconn: Any,
+    session: PreparingSession | None,
+    new: set[str],
+    items: Sequence[BatchItem],
+    begin: str,
+    schema: str | None,
 ) -> Generator[Any, Any, Any]:
-    """Send the steps with their values beside the text, prepared in the session if there is one. The result of the
+    """Send the items with their values beside the text, prepared in the session if there is one. The result of the
     last, or of the first that failed."""
     # All of them first: a value that cannot be written leaves nothing half sent.
-    queries = [_bindable(step, session, begin, schema) for step in steps]
+    queries = [_bindable(item, session, begin, schema) for item in items]
     pgconn.enter_pipeline_mode()
     for name, text, data, formats in queries:
         if session is None or name is None:
@@ -318,15 +323,15 @@ def _send_bound(
 _Bindable: TypeAlias = tuple[str | None, str, list[bytes | None], list[int]]
 
 
-def _bindable(step: Step, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
-    key, values = (step.sql, step.values) if isinstance(step, Statement) else (step, ())
+def _bindable(item: BatchItem, session: PreparingSession | None, begin: str, schema: str | None) -> _Bindable:
+    key, values = (item.sql, item.values) if isinstance(item, Statement) else (item, ())
     data, formats = [encode_value(value) for value in values], [int(type(value) is bytes) for value in values]
-    if session is None or isinstance(step, Nested) or step is Boundary.BEGIN_AS_CHOSEN:
-        text = begin if step is Boundary.BEGIN_AS_CHOSEN else _text(step, schema)
+    if session is None or isinstance(item, Nested) or item is Boundary.BEGIN_AS_CHOSEN:
+        text = begin if item is Boundary.BEGIN_AS_CHOSEN else _text(item, schema)
         return None, text, data, formats
-    named = session.preparing.named.get((schema, key)) or session.preparing.name(step, key, schema)
+    named = session.preparing.named.get((schema, key)) or session.preparing.name(item, key, schema)
     return named.name, named.sql, data, formats
 
 
-def _text(step: Step, schema: str | None) -> str:
-    return qualify_tables(step.sql, schema) if isinstance(step, Statement) else crossing(step)
+def _text(item: BatchItem, schema: str | None) -> str:
+    return qualify_tables(item.sql, schema) if isinstance(item, Statement) else crossing(item)

@@ -22,7 +22,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import ConnStatus
 
-from onefold._kernel.effects import Step
+from onefold._kernel.effects import BatchItem
 from onefold.db._left_running import END_S, close_unlocked, hang_up, is_end, is_free, still_used_error
 from onefold.errors import TransactionMisused
 
@@ -74,10 +74,10 @@ class LentCopy(Generic[C]):
         """The handler has ended: what is under way may finish, and nothing begins any more."""
         self.waits.over = True
 
-    def still_used_error(self, steps: Sequence[Step] | None) -> TransactionMisused:
+    def still_used_error(self, items: Sequence[BatchItem] | None) -> TransactionMisused:
         """The wait for it was in vain. Whatever undoes the transaction now waits no more."""
         waited_s, self.patience_s = self.patience_s, 0.0
-        return still_used_error("psycopg", waited_s, steps)
+        return still_used_error("psycopg", waited_s, items)
 
     def void(self) -> None:
         """From now on code that kept the handle can do nothing with it, but to finish what is under way."""
@@ -125,33 +125,33 @@ def _both(first: Callable[[Any], object] | None, second: Callable[[Any], object]
     return tell
 
 
-def unless_over(handed_out: LentCopy[C] | None, steps: Sequence[Step] | None = None) -> LentCopy[C] | None:
-    """What the handler has, unless these steps come after it, or (None) everything ends: then it is void."""
-    if handed_out is not None and (steps is None or is_end(steps)):
+def unless_over(handed_out: LentCopy[C] | None, items: Sequence[BatchItem] | None = None) -> LentCopy[C] | None:
+    """What the handler has, unless these items come after it, or (None) everything ends: then it is void."""
+    if handed_out is not None and (items is None or is_end(items)):
         handed_out.void()
         return None
     return handed_out
 
 
-def check_left(handed_out: LentCopy[Connection[Any]] | None, steps: Sequence[Step] | None = None) -> None:
-    """In front of steps that come after a handler, or (None) of a statement: what it has left on a thread is waited
+def check_left(handed_out: LentCopy[Connection[Any]] | None, items: Sequence[BatchItem] | None = None) -> None:
+    """In front of items that come after a handler, or (None) of a statement: what it has left on a thread is waited
     for, within limits. A `stream()` that it keeps would hold the connection for ever."""
-    if handed_out is None or not _is_held_up(handed_out, steps):
+    if handed_out is None or not _is_held_up(handed_out, items):
         return
     if not is_free(handed_out.handle.lock, handed_out.patience_s):
-        raise handed_out.still_used_error(steps)
+        raise handed_out.still_used_error(items)
 
 
 async def check_left_by_tasks(
-    handed_out: LentCopy[AsyncConnection[Any]] | None, steps: Sequence[Step] | None = None
+    handed_out: LentCopy[AsyncConnection[Any]] | None, items: Sequence[BatchItem] | None = None
 ) -> None:
     """`check_left` for what the handler has left in tasks."""
-    if handed_out is not None and _is_held_up(handed_out, steps) and handed_out.handle.lock.locked():
+    if handed_out is not None and _is_held_up(handed_out, items) and handed_out.handle.lock.locked():
         try:
             async with asyncio.timeout(handed_out.patience_s), handed_out.handle.lock:
                 pass
         except TimeoutError:
-            raise handed_out.still_used_error(steps) from None
+            raise handed_out.still_used_error(items) from None
 
 
 async def hang_up_tasks(handed_out: LentCopy[AsyncConnection[Any]] | None) -> None:
@@ -166,12 +166,12 @@ async def hang_up_tasks(handed_out: LentCopy[AsyncConnection[Any]] | None) -> No
         await asyncio.wait(tasks, timeout=_LEFT_S)
 
 
-def _is_held_up(handed_out: LentCopy[Any], steps: Sequence[Step] | None) -> bool:
-    """Whether the steps have to wait for what is under way. If they come after the handler, nothing begins from now
+def _is_held_up(handed_out: LentCopy[Any], items: Sequence[BatchItem] | None) -> bool:
+    """Whether the items have to wait for what is under way. If they come after the handler, nothing begins from now
     on: it would keep us out again as soon as we have looked."""
-    if steps is None:
+    if items is None:
         return True
-    if is_end(steps):
+    if is_end(items):
         handed_out.end()
         return True
     return False

@@ -17,10 +17,10 @@ from psycopg.postgres import register_default_adapters, types
 from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from onefold._kernel.effects import Boundary, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
 from onefold.db._bound_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
-from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_step, script
+from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
 from onefold.db._psycopg_handle import C, LentCopy, check_left, check_left_by_tasks, hang_up_tasks, unless_over
 from onefold.errors import OnefoldError
 
@@ -57,14 +57,14 @@ class _Taken(Generic[C]):
         """Whether the handler has had anything executed."""
         return self._handed_out is not None and self._handed_out.executed
 
-    def _sendable(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """The steps as they are sent now. If they come after the handler, what it has is void."""
+    def _sendable(self, items: Sequence[BatchItem]) -> Sequence[BatchItem]:
+        """The items as they are sent now. If they come after the handler, what it has is void."""
         if self._connection.pgconn.pipeline_status != PipelineStatus.OFF:
             raise psycopg.ProgrammingError("the handler has left the connection in pipeline mode")
         if self._handed_out is not None:
-            steps = as_ourselves(steps)
-        self._handed_out = unless_over(self._handed_out, steps)
-        return steps
+            items = as_ourselves(items)
+        self._handed_out = unless_over(self._handed_out, items)
+        return items
 
 
 class PsycopgConnection(_Taken[Handle]):
@@ -85,10 +85,10 @@ class PsycopgConnection(_Taken[Handle]):
             self.discard()
             raise
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        check_left(self._handed_out, steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        check_left(self._handed_out, items)
         try:
-            return self._send(steps)
+            return self._send(items)
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
@@ -99,11 +99,11 @@ class PsycopgConnection(_Taken[Handle]):
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
-    def _send(self, steps: Sequence[Step]) -> int:
-        binds, steps = has_secrets(steps), self._sendable(steps)
+    def _send(self, items: Sequence[BatchItem]) -> int:
+        binds, items = has_secrets(items), self._sendable(items)
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             use_defaults(cursor)
-            for query, values in queries(self._connection, steps, binds, self._schema):
+            for query, values in queries(self._connection, items, binds, self._schema):
                 cursor.execute(query, values, prepare=False)
             return row_count(cursor)
 
@@ -159,10 +159,10 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
             await self.discard()
             raise
 
-    async def batch(self, steps: Sequence[Step]) -> int:
-        await check_left_by_tasks(self._handed_out, steps)
+    async def batch(self, items: Sequence[BatchItem]) -> int:
+        await check_left_by_tasks(self._handed_out, items)
         try:
-            return await self._send(steps)
+            return await self._send(items)
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
@@ -173,11 +173,11 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
-    async def _send(self, steps: Sequence[Step]) -> int:
-        binds, steps = has_secrets(steps), self._sendable(steps)
+    async def _send(self, items: Sequence[BatchItem]) -> int:
+        binds, items = has_secrets(items), self._sendable(items)
         async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             use_defaults(cursor)
-            for query, values in queries(self._connection, steps, binds, self._schema):
+            for query, values in queries(self._connection, items, binds, self._schema):
                 await cursor.execute(query, values, prepare=False)
             return row_count(cursor)
 
@@ -217,19 +217,19 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
 
 
 def queries(
-    connection: AnyConnection, steps: Sequence[Step], binds: bool, schema: str | None
+    connection: AnyConnection, items: Sequence[BatchItem], binds: bool, schema: str | None
 ) -> Iterator[tuple[Any, Any]]:
     """What is executed, one after the other. The first error ends it: COMMIT is not sent."""
     begin = begin_of(connection)
     texts: list[str] = []
-    for step in steps:
-        if binds and isinstance(step, Statement) and step.values:
+    for item in items:
+        if binds and isinstance(item, Statement) and item.values:
             if texts:
                 yield script(texts), None
                 texts = []
-            yield query_of(step, schema)
+            yield query_of(item, schema)
         else:
-            texts.append(begin if step is Boundary.BEGIN_AS_CHOSEN else render_step(step, schema))
+            texts.append(begin if item is Boundary.BEGIN_AS_CHOSEN else render_item(item, schema))
     if texts:
         yield script(texts), None
 

@@ -16,7 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Row, Statement
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
 from onefold._kernel.ports import Connection, Database
@@ -181,7 +181,7 @@ class ThreadedDatabase(Generic[H, A]):
         acquire: Callable[[], Connection[H]] | None = None,
         at_hand: Callable[[], Connection[H] | None] = lambda: None,
         at_rest: Callable[[Any], bool] | None = None,
-        glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None = None,
+        glance: Callable[[Any, Sequence[BatchItem]], list[Row] | None] | None = None,
         interrupt: Callable[[Any], bool] = lambda _: False,
         end_handler: Callable[[Any], float] | None = None,
     ) -> None:
@@ -286,7 +286,7 @@ class ThreadedConnection(Generic[H, A]):
         present: Callable[[], A],
         leave: Callable[[], None],
         at_rest: Callable[[Any], bool] | None,
-        glance: Callable[[Any, Sequence[Step]], list[Row] | None] | None,
+        glance: Callable[[Any, Sequence[BatchItem]], list[Row] | None] | None,
         interrupt: Callable[[], bool],
         end_handler: Callable[[Any], float] | None,
     ) -> None:
@@ -315,12 +315,12 @@ class ThreadedConnection(Generic[H, A]):
         """The connection itself, for user code that has a thread of its own; None where only our thread uses it."""
         return self._connection if self._at_rest is None else None
 
-    async def batch(self, steps: Sequence[Step]) -> int:
-        if (rows := self._try_glance(steps)) is not None:
+    async def batch(self, items: Sequence[BatchItem]) -> int:
+        if (rows := self._try_glance(items)) is not None:
             return len(rows)
-        if not self._thread.is_idle and self._end_handler is not None and is_end(steps):
+        if not self._thread.is_idle and self._end_handler is not None and is_end(items):
             await self._wait_for_left(self._end_handler(self._connection))
-        return await self._thread.run(partial(self._connection.batch, steps))
+        return await self._thread.run(partial(self._connection.batch, items))
 
     async def _wait_for_left(self, patience_s: float) -> None:
         """What a task of the handler's has under way is in front of us, and may have no end."""
@@ -336,10 +336,10 @@ class ThreadedConnection(Generic[H, A]):
             return rows
         return await self._thread.run(partial(self._connection.fetch, statement))
 
-    def _try_glance(self, steps: Sequence[Step]) -> list[Row] | None:
+    def _try_glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         if self._glance is None or not self._thread.is_idle:
             return None
-        return self._glance(self._connection, steps)
+        return self._glance(self._connection, items)
 
     async def release(self) -> None:
         at_rest = self._at_rest

@@ -11,7 +11,7 @@ import pytest
 
 from onefold._client.journal.flow import Journal
 from onefold._client.journal.schema import prepare
-from onefold._kernel.effects import Boundary, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.ports import Database
 from onefold._kernel.runners import run
@@ -36,13 +36,13 @@ class Watching(ThreadExecutor[object]):
         self._ask = ASK[database.dialect]
         self.seen: list[object] = []
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        if steps[-1] is not Boundary.COMMIT:
-            return super().batch(steps)
-        if steps[:-1]:
-            super().batch(steps[:-1])
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        if items[-1] is not Boundary.COMMIT:
+            return super().batch(items)
+        if items[:-1]:
+            super().batch(items[:-1])
         self.seen += [row[0] for row in self.fetch(self._ask)]
-        return super().batch(steps[-1:])
+        return super().batch(items[-1:])
 
 
 def flushes(address: str) -> tuple[object, object, object, object]:

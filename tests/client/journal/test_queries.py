@@ -18,7 +18,7 @@ from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
 from onefold.db._drivers import sync_database
 from onefold.db._migrations import migrate
-from onefold.db._postgres_text import render_step
+from onefold.db._postgres_text import render_item
 from onefold.errors import ConfigurationError, SchemaMissing
 from tests.client.journal.backends import HASH, PAY, TARGET, Backend
 
@@ -92,7 +92,7 @@ async def test_no_statement_reads_the_whole_journal(on_postgres: Backend) -> Non
         (sql.list_page(10, 5, unresolved_only=False), "onefold_intent_pkey"),
         (sql.counts(10), "onefold_intent_unresolved"),
     ):
-        plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {render_step(statement)}"))
+        plan = "\n".join(line for (line,) in await on_postgres.rows(f"EXPLAIN {render_item(statement)}"))
         assert index in plan, plan
 
 

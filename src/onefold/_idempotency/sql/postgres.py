@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock, lock_ids
 from onefold._kernel.dialects import POSTGRES_LEASE, postgres_span
-from onefold._kernel.effects import WHOLE, Boundary, Statement, Step, Value, begin_at
+from onefold._kernel.effects import WHOLE, BatchItem, Boundary, Statement, Value, begin_at
 from onefold._kernel.pg_catalog import qualified
 
 #: What LOCK says when it was refused one. Nothing, or an empty text, means: both are held.
@@ -21,11 +21,11 @@ OTHER_IN_FLIGHT = "other"
 
 #: The savepoint that the handler works on dies with the transaction that claimed: whether it can still be ended is the
 #: proof that the handler has not committed by itself.
-BEFORE_HANDLER: tuple[Step, ...] = (Boundary.SAVEPOINT,)
-KEEP: tuple[Step, ...] = (Boundary.RELEASE_SAVEPOINT,)
-UNDO: tuple[Step, ...] = (Boundary.ROLLBACK_TO_SAVEPOINT,)
-PROOF: tuple[Step, ...] = (Boundary.RELEASE_SAVEPOINT,)
-UNDO_WHOLE: tuple[Step, ...] = (WHOLE, *UNDO)
+BEFORE_HANDLER: tuple[BatchItem, ...] = (Boundary.SAVEPOINT,)
+KEEP: tuple[BatchItem, ...] = (Boundary.RELEASE_SAVEPOINT,)
+UNDO: tuple[BatchItem, ...] = (Boundary.ROLLBACK_TO_SAVEPOINT,)
+PROOF: tuple[BatchItem, ...] = (Boundary.RELEASE_SAVEPOINT,)
+UNDO_WHOLE: tuple[BatchItem, ...] = (WHOLE, *UNDO)
 
 #: The lease first, then the locks. Neither condition ever holds: no row is returned, because none would be read.
 _LOCK = f"""
@@ -122,7 +122,7 @@ DELETE FROM onefold_record WHERE digest IN (
 """)
 
 
-def opening(ask: Ask) -> tuple[Step, ...]:
+def opening(ask: Ask) -> tuple[BatchItem, ...]:
     return (begin_at(ask.isolation),)
 
 
@@ -148,13 +148,13 @@ def find(ask: Ask) -> Statement:
     return _among(_FIND, ask)
 
 
-def forget(ask: Ask) -> tuple[Step, ...]:
+def forget(ask: Ask) -> tuple[BatchItem, ...]:
     """Delete what is past its retention, beneath a new savepoint: a stored 4xx rolls back to it and must not bring the
     old record back."""
     return (_among(_FORGET, ask), *BEFORE_HANDLER)
 
 
-def refuse_recorded(ask: Ask) -> tuple[Step, ...]:
+def refuse_recorded(ask: Ask) -> tuple[BatchItem, ...]:
     """Nothing: a settle waits for the key's lock, which the claim has held since before its look."""
     return ()
 

@@ -13,18 +13,18 @@ from functools import lru_cache
 from onefold._idempotency.model import SCHEMA_VERSION, SIGNPOST_STATUS, Answer, Ask, key_lock, lock_ids
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
-from onefold._kernel.effects import Boundary, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
 
 SAME_IN_FLIGHT = "same"
 OTHER_IN_FLIGHT = "other"
 
 #: Nothing is begun before the handler, so there is nothing for a savepoint to be set in. What proves that the
 #: transaction is the one the handler began is the connection: it lets no other code end it, and knows if SQLite did.
-BEFORE_HANDLER: tuple[Step, ...] = ()
-KEEP: tuple[Step, ...] = (Boundary.BEGIN,)
-UNDO: tuple[Step, ...] = (Boundary.ROLLBACK, Boundary.BEGIN)
-PROOF: tuple[Step, ...] = (Statement("SELECT 1"),)
-UNDO_WHOLE: tuple[Step, ...] = UNDO  # a statement that fails aborts nothing here
+BEFORE_HANDLER: tuple[BatchItem, ...] = ()
+KEEP: tuple[BatchItem, ...] = (Boundary.BEGIN,)
+UNDO: tuple[BatchItem, ...] = (Boundary.ROLLBACK, Boundary.BEGIN)
+PROOF: tuple[BatchItem, ...] = (Statement("SELECT 1"),)
+UNDO_WHOLE: tuple[BatchItem, ...] = UNDO  # a statement that fails aborts nothing here
 
 #: No row means: run. Any row means: look closer.
 _CHECK_FREE = """
@@ -89,7 +89,7 @@ DELETE FROM onefold_record WHERE digest IN (
 """
 
 
-def opening(ask: Ask) -> tuple[Step, ...]:
+def opening(ask: Ask) -> tuple[BatchItem, ...]:
     return ()
 
 
@@ -116,12 +116,12 @@ def find(ask: Ask) -> Statement:
     return _among(_FIND, ask)
 
 
-def forget(ask: Ask) -> tuple[Step, ...]:
+def forget(ask: Ask) -> tuple[BatchItem, ...]:
     """Nothing: the settle replaces a record that is past its retention, and until then nothing is written."""
     return ()
 
 
-def refuse_recorded(ask: Ask) -> tuple[Step, ...]:
+def refuse_recorded(ask: Ask) -> tuple[BatchItem, ...]:
     """A claim reads before it has the write lock, and a work may have been settled in between."""
     named = _for_names(_REFUSE_RECORDED, len(ask.names), 2)
     return (Statement(named, ask.names),)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onefold._kernel.clock import milliseconds
-from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import Message
 from onefold._kernel.pg_catalog import qualified
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
@@ -218,7 +218,7 @@ RETURNING 1
             return (Statement(_WRITE_KEYED, (*named, *body)),)
         return (Statement(_WRITE, (bucket, event.id, event.source, event.topic, *body, due_ms)),)
 
-    def turn(self, lease_s: float) -> tuple[Step, ...]:
+    def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
         """Be the only relay that rebalances, in this transaction."""
         return (Statement(_BOUNDED, (f"{round(lease_s * 1000)}ms",)), _LOCK)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from onefold._kernel.clock import milliseconds
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
-from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement, Step
+from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import AT_HAND_MAX, DIED_OF, Limits, TourPosition
 from onefold._outbox.event_checks import write_headers
@@ -189,11 +189,11 @@ DELETE FROM onefold_outbox WHERE id = ?1 AND {_HELD_BACK} AND error IS NULL AND 
         count = () if stream is None else (Statement(_COUNT, (stream,)),)
         return (*count, Statement(_WRITE, values))
 
-    def cancel(self, event_id: str) -> tuple[Step, ...]:
+    def cancel(self, event_id: str) -> tuple[BatchItem, ...]:
         """It may be the first that is written in its transaction, which begins then."""
         return (Boundary.BEGIN, *super().cancel(event_id))
 
-    def turn(self, lease_s: float) -> tuple[Step, ...]:
+    def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
         """Nothing more: BEGIN takes the one write lock there is."""
         return ()
 

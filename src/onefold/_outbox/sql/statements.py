@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from onefold._kernel.clock import milliseconds
-from onefold._kernel.effects import Flow, Row, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Flow, Row, Statement, Value
 from onefold._kernel.messages import Message
 from onefold._outbox.claimed_rows import Failure, Limits, TourPosition
 
@@ -45,7 +45,7 @@ class Statements:
         """Write an event, not to be published before `due_ms` (since 1970); one with a key gets its version."""
         raise NotImplementedError
 
-    def turn(self, lease_s: float) -> tuple[Step, ...]:
+    def turn(self, lease_s: float) -> tuple[BatchItem, ...]:
         """Be the only relay that rebalances, in this transaction."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class Statements:
         """Delete rows that were published longer ago than that."""
         return Statement(self.FORGET, (milliseconds(keep_s), limit))
 
-    def cancel(self, event_id: str) -> tuple[Step, ...]:
+    def cancel(self, event_id: str) -> tuple[BatchItem, ...]:
         """Delete an event that waits for its time, and was never tried. In a transaction that is under way."""
         return (Statement(self.CANCEL, (event_id,)),)
 

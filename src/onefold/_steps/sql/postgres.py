@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from onefold._kernel.dialects import POSTGRES_PROOF, postgres_lease
-from onefold._kernel.effects import Statement, Step
+from onefold._kernel.effects import BatchItem, Statement
 from onefold._kernel.pg_catalog import qualified
 
 #: What a power cut may take is little: the claim of a work of which nothing is recorded, or the end of a lease. A later
@@ -26,7 +26,7 @@ class Postgres:
     light: tuple[Statement, ...] = (_UNFLUSHED,)
     #: In front of what ends a phase: refused where its function has ended the transaction by itself, or has swallowed
     #: an error that aborted it.
-    proof: tuple[Step, ...] = (POSTGRES_PROOF,)
+    proof: tuple[BatchItem, ...] = (POSTGRES_PROOF,)
 
     def opening(self, lease_s: float) -> tuple[Statement, ...]:
         """Bounds a phase."""

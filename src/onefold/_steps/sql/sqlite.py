@@ -7,7 +7,7 @@ import re
 
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
 from onefold._kernel.dialects import sqlite_values
-from onefold._kernel.effects import Statement, Step
+from onefold._kernel.effects import BatchItem, Statement
 
 _MOMENT = re.compile(r"\b([a-z_]+_at)\b")
 
@@ -20,7 +20,7 @@ class Sqlite:
     lock_free = ""
     light: tuple[Statement, ...] = ()
     #: The connection itself lets no other code end the transaction, and knows if SQLite did.
-    proof: tuple[Step, ...] = (Statement("SELECT 1"),)
+    proof: tuple[BatchItem, ...] = (Statement("SELECT 1"),)
 
     def opening(self, lease_s: float) -> tuple[Statement, ...]:
         return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from onefold._kernel.clock import milliseconds
-from onefold._kernel.effects import Statement, Step
+from onefold._kernel.effects import BatchItem, Statement
 from onefold._steps.model import Held, RecordedStep, WorkAsk
 from onefold._steps.sql.renewals import Renewals
 
@@ -26,7 +26,7 @@ class Dialect(Protocol):
     @property
     def light(self) -> tuple[Statement, ...]: ...
     @property
-    def proof(self) -> tuple[Step, ...]: ...
+    def proof(self) -> tuple[BatchItem, ...]: ...
 
     def opening(self, lease_s: float) -> tuple[Statement, ...]: ...
     def wait_for_key(self, lock: int) -> tuple[Statement, ...]: ...

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onefold._kernel.dialects import SQLITE_NOW_MS, sqlite_values
-from onefold._kernel.effects import Boundary, Statement, Step, Value
+from onefold._kernel.effects import BatchItem, Boundary, Statement, Value
 from onefold._kernel.pg_catalog import qualified
 
 CHANNEL: Final = "onefold_delivery"
@@ -34,7 +34,7 @@ class Statements:
     texts: str
     """The texts in it."""
     take_free: str
-    opens: tuple[Step, ...] = ()
+    opens: tuple[BatchItem, ...] = ()
     """What must stand in front of a `take`: its rows are read before COMMIT follows."""
     deliver_all: str = ""
     """What delivers any number of messages in one statement, and answers which of their topics have consumers, and

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import StaticPool
 
-from onefold._kernel.effects import Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Row, Statement
 from onefold.db._left_running import PAUSE_S, TIMES, is_end
 from onefold.db._postgres_session import FIND_TABLES, Place
 from onefold.db._shielded import Shielded
@@ -139,10 +139,10 @@ class AsyncSqlalchemyConnection:
         self._verbs.hand_out()
         return self._connection
 
-    async def batch(self, steps: Sequence[Step]) -> int:
-        if self._verbs.handed and is_end(steps):
-            await self._end_handler(steps)
-        return await self._connection.run_sync(lambda _: self._verbs.batch(steps))
+    async def batch(self, items: Sequence[BatchItem]) -> int:
+        if self._verbs.handed and is_end(items):
+            await self._end_handler(items)
+        return await self._connection.run_sync(lambda _: self._verbs.batch(items))
 
     async def fetch(self, statement: Statement) -> list[Row]:
         return await self._connection.run_sync(lambda _: self._verbs.fetch(statement))
@@ -154,10 +154,10 @@ class AsyncSqlalchemyConnection:
             return
         await self._errands.run(self._connection.run_sync(lambda _: self._verbs.release()))
 
-    async def _end_handler(self, steps: Sequence[Step]) -> None:
+    async def _end_handler(self, items: Sequence[BatchItem]) -> None:
         handed_out = self._verbs.handed_out
         handed_out.end()
-        handed_out.check_left(await handed_out.wait_async(handed_out.patience_s), steps)
+        handed_out.check_left(await handed_out.wait_async(handed_out.patience_s), items)
 
     async def discard(self) -> None:
         """Tasks of the handler's are made to leave first. Where one does not, no request waits for that."""

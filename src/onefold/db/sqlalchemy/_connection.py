@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 
-from onefold._kernel.effects import WHOLE, Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import WHOLE, BatchItem, Boundary, Nested, Row, Statement
 from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
 from onefold.db._postgres_session import as_ourselves
@@ -59,16 +59,16 @@ class SqlalchemyConnection:
         self.handed = True
         self.handed_out.begin()
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        if self.handed and is_end(steps):
-            self._end_handler(steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        if self.handed and is_end(items):
+            self._end_handler(items)
         with self._turn():
-            self._check(undone=steps[0] is Boundary.ROLLBACK)
-            if len(steps) == 1 and isinstance(steps[0], Statement):
+            self._check(undone=items[0] is Boundary.ROLLBACK)
+            if len(items) == 1 and isinstance(items[0], Statement):
                 self._begin_alone()
             count = 0
-            for step in self._as_ourselves(steps):
-                count = self._execute(step) if isinstance(step, Statement) else self._cross(step)
+            for item in self._as_ourselves(items):
+                count = self._execute(item) if isinstance(item, Statement) else self._cross(item)
             self._rest(keep=True)
             return count
 
@@ -116,9 +116,9 @@ class SqlalchemyConnection:
         self.handed_out.let_go()
         self._connection.close()
 
-    def _end_handler(self, steps: Sequence[Step]) -> None:
+    def _end_handler(self, items: Sequence[BatchItem]) -> None:
         self.handed_out.end()
-        self.handed_out.check_left(self.handed_out.wait(self.handed_out.patience_s), steps)
+        self.handed_out.check_left(self.handed_out.wait(self.handed_out.patience_s), items)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -162,16 +162,16 @@ class SqlalchemyConnection:
         result = self._connection.execute(_text(qualify_tables(statement.sql, self.schema)), _name_values(statement))
         return len(result.fetchall()) if result.returns_rows else max(result.rowcount, 0)
 
-    def _cross(self, step: Boundary | Nested) -> int:
-        match step:
+    def _cross(self, item: Boundary | Nested) -> int:
+        match item:
             case Boundary.COMMIT:
                 self._commit()
             case Boundary.ROLLBACK:
                 self._rollback()
             case Boundary.SAVEPOINT | Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT | Nested():
-                self._savepoint(step)
+                self._savepoint(item)
             case _:
-                self._begin(LEVELS.get(step))
+                self._begin(LEVELS.get(item))
         return 0
 
     def _begin_alone(self) -> None:
@@ -202,15 +202,15 @@ class SqlalchemyConnection:
         self._connection.rollback()
         self._begun = None
 
-    def _savepoint(self, step: Boundary | Nested) -> None:
+    def _savepoint(self, item: Boundary | Nested) -> None:
         if self._begun is None:
-            raise TransactionEnded(f"{crossing(step)} outside a transaction")
-        if step == WHOLE and self._unserialized:
+            raise TransactionEnded(f"{crossing(item)} outside a transaction")
+        if item == WHOLE and self._unserialized:
             raise TransactionAborted("the transaction could not be serialised, and the handler went on")
-        self._connection.exec_driver_sql(crossing(step))
+        self._connection.exec_driver_sql(crossing(item))
 
-    def _as_ourselves(self, steps: Sequence[Step]) -> Sequence[Step]:
-        return as_ourselves(steps) if self.handed else steps
+    def _as_ourselves(self, items: Sequence[BatchItem]) -> Sequence[BatchItem]:
+        return as_ourselves(items) if self.handed else items
 
     def _set_up(self) -> None:
         self._level = ConnectionIsolation(self._connection)

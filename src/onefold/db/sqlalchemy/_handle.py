@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Connection
 
-from onefold._kernel.effects import Step
+from onefold._kernel.effects import BatchItem
 from onefold.db._left_running import END_S, still_used_error
 from onefold.errors import TransactionMisused
 
@@ -93,11 +93,11 @@ class LentConnection:
             return False
         return True
 
-    def check_left(self, has_left: bool, steps: Sequence[Step]) -> None:
+    def check_left(self, has_left: bool, items: Sequence[BatchItem]) -> None:
         """Raises TransactionMisused where the wait was in vain. Whatever undoes the transaction then waits no more."""
         if not has_left:
             waited_s, self.patience_s = self.patience_s, 0.0
-            raise still_used_error("SQLAlchemy", waited_s, steps)
+            raise still_used_error("SQLAlchemy", waited_s, items)
 
     def let_go(self) -> None:
         """The connection is about to be closed: it refuses by itself then, and this must not keep it from being freed.

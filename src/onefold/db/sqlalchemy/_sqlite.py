@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from onefold._kernel.effects import Boundary, Nested, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested
 from onefold.db.sqlalchemy import _invalidation
 from onefold.db.sqlalchemy._connection import SqlalchemyConnection
 from onefold.db.sqlalchemy._errors import ENDED
@@ -92,15 +92,15 @@ class OverSqlite(SqlalchemyConnection):
                 raise error_for(error) from error
             self._writing = True
 
-    def _as_ourselves(self, steps: Sequence[Step]) -> Sequence[Step]:
-        return steps  # there are no roles
+    def _as_ourselves(self, items: Sequence[BatchItem]) -> Sequence[BatchItem]:
+        return items  # there are no roles
 
-    def batch(self, steps: Sequence[Step]) -> int:
-        if len(steps) > 1 and steps[0] is Boundary.ROLLBACK:
-            self._end_handler(steps)
+    def batch(self, items: Sequence[BatchItem]) -> int:
+        if len(items) > 1 and items[0] is Boundary.ROLLBACK:
+            self._end_handler(items)
             with self._turn():
                 self._check_lost()  # an answer that is written after it would be stored for good
-        return super().batch(steps)
+        return super().batch(items)
 
     def _check(self, *, undone: bool = False) -> None:
         super()._check(undone=undone)
@@ -124,10 +124,10 @@ class OverSqlite(SqlalchemyConnection):
         self._wanted = self._writing = False
         self._rest(keep=False)
 
-    def _savepoint(self, step: Boundary | Nested) -> None:
-        if (step.boundary if isinstance(step, Nested) else step) is Boundary.SAVEPOINT:
+    def _savepoint(self, item: Boundary | Nested) -> None:
+        if (item.boundary if isinstance(item, Nested) else item) is Boundary.SAVEPOINT:
             self._begin(None)  # the handler's first touch may be a savepoint
-        super()._savepoint(step)
+        super()._savepoint(item)
 
     def _rest(self, *, keep: bool) -> None:
         if not self._wanted and not self._writing and self._in_transaction:

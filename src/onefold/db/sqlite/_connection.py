@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
 
-from onefold._kernel.effects import Boundary, Nested, Row, Statement, Step
+from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
 from onefold.db.sqlite._file import Shared, SqliteFile, keep_open
 from onefold.db.sqlite._guarded_connection import LOST, OVER, trespass_error
@@ -83,18 +83,18 @@ class SqliteConnection:
         """Whether the handler has had anything executed."""
         return self._file.connection.executed
 
-    def batch(self, steps: Sequence[Step]) -> int:
+    def batch(self, items: Sequence[BatchItem]) -> int:
         file = self._file  # once: it asks the system which process this is
-        if not _ENDS.isdisjoint(steps):
+        if not _ENDS.isdisjoint(items):
             file.shut(self._busy_timeout_s)
         try:
             with file:
-                self._check(file, steps)
-                match steps:
+                self._check(file, items)
+                match items:
                     case (Boundary.BEGIN_LIGHT, Statement() as statement, Boundary.COMMIT):
                         return self._commit_alone(file, statement)
                     case _:
-                        return self._step_by_step(file, steps)
+                        return self._step_by_step(file, items)
         except VENDOR_ERRORS as error:
             raise error_for(error) from error
 
@@ -107,17 +107,17 @@ class SqliteConnection:
         except VENDOR_ERRORS as error:
             raise error_for(error) from error
 
-    def glance(self, steps: Sequence[Step]) -> list[Row] | None:
+    def glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
         time for it."""
         file = self._file
         if self._writing or not file.has_light or file.in_transaction:
             return None
         try:
-            for step in steps:
-                if not isinstance(step, Statement) or not step.brief:
+            for item in items:
+                if not isinstance(item, Statement) or not item.brief:
                     return None
-                rows: list[Row] = sqlite3.Cursor(file.light).execute(step.sql, step.values).fetchall()
+                rows: list[Row] = sqlite3.Cursor(file.light).execute(item.sql, item.values).fetchall()
         except sqlite3.Error:
             return None  # the one who waits, or is told, is on a thread
         return rows
@@ -229,14 +229,14 @@ class SqliteConnection:
     def _current(self, file: SqliteFile) -> sqlite3.Connection:
         return file.light if self._light else file.connection
 
-    def _check(self, file: SqliteFile, steps: Sequence[Step] = ()) -> None:
+    def _check(self, file: SqliteFile, items: Sequence[BatchItem] = ()) -> None:
         """What became of the transaction in the handler's hands? What it tried does not matter if all is undone now.
         That it is gone does, unless nothing is to be written instead: an answer after it would be stored for good."""
         trespass, file.connection.trespass = file.connection.trespass, None
-        undone = bool(steps) and steps[0] is Boundary.ROLLBACK
+        undone = bool(items) and items[0] is Boundary.ROLLBACK
         if trespass is not None and not undone:
             raise trespass_error(trespass)
-        if undone and (len(steps) == 1 or self.parts.is_abandoned):
+        if undone and (len(items) == 1 or self.parts.is_abandoned):
             return
         if self._writing and not self._light and not file.in_transaction:
             self.parts.check()  # we have interrupted it
@@ -246,9 +246,9 @@ class SqliteConnection:
         """In a turn of ours, by sqlite3's own cursor: the guarded one is for handlers, and costs as much again."""
         return sqlite3.Cursor(self._current(file)).execute(statement.sql, statement.values)
 
-    def _cross(self, file: SqliteFile, step: Boundary | Nested) -> None:
+    def _cross(self, file: SqliteFile, item: Boundary | Nested) -> None:
         connection = self._current(file)
-        match step:
+        match item:
             case Boundary.COMMIT:
                 self.parts.check()
                 sqlite3.Connection.commit(connection)
@@ -258,24 +258,24 @@ class SqliteConnection:
                 self._end(file)
             case Boundary.SAVEPOINT:
                 self._begin(file, light=False)  # the handler's first touch may be a savepoint
-                connection.execute(f"{step.value} onefold")
+                connection.execute(f"{item.value} onefold")
             case Boundary.ROLLBACK_TO_SAVEPOINT | Boundary.RELEASE_SAVEPOINT:
-                connection.execute(f"{step.value} onefold")
+                connection.execute(f"{item.value} onefold")
             case Nested(boundary, number):
                 self._begin(file, light=False)
                 connection.execute(f"{boundary.value} onefold_{number}")
                 self.parts.cross(boundary, number)
             case _:  # whatever level is asked for: transactions of SQLite are serializable
-                self._begin(file, light=step is Boundary.BEGIN_LIGHT)
+                self._begin(file, light=item is Boundary.BEGIN_LIGHT)
 
-    def _step_by_step(self, file: SqliteFile, steps: Sequence[Step]) -> int:
+    def _step_by_step(self, file: SqliteFile, items: Sequence[BatchItem]) -> int:
         count = 0
-        for step in steps:
-            if isinstance(step, Statement):
-                cursor = self._execute(file, step)
+        for item in items:
+            if isinstance(item, Statement):
+                cursor = self._execute(file, item)
                 count = len(cursor.fetchall()) if cursor.description else max(cursor.rowcount, 0)
             else:
-                self._cross(file, step)
+                self._cross(file, item)
                 count = 0
         return count
 

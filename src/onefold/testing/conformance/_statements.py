@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onefold._kernel.effects import Acquire, Batch, Boundary, Fetch, Step, Value
+from onefold._kernel.effects import Acquire, Batch, BatchItem, Boundary, Fetch, Value
 from onefold.errors import (
     RequiredValueMissing,
     SchemaMissing,
@@ -36,7 +36,7 @@ BLOBS = (b"", b"\x00", bytes(range(256)), b"'\\x00'", b"x" * 1_000_000)
 @promise()
 async def a_batch_answers_with_the_row_count_of_its_last_step(stage: Stage) -> None:
     rename = "UPDATE onefold_conformance SET name = 'new' WHERE id > $1::bigint"
-    counts: dict[int, tuple[Step, ...]] = {
+    counts: dict[int, tuple[BatchItem, ...]] = {
         3: (BEGIN, stage.insert(1, 2, 3)),
         2: (stage.insert(4), stage.sql(rename, 2)),
         0: (stage.insert(5), stage.sql(rename, 99)),
@@ -44,12 +44,12 @@ async def a_batch_answers_with_the_row_count_of_its_last_step(stage: Stage) -> N
         5: (stage.sql("DELETE FROM onefold_conformance"),),
     }
     await Acquire()
-    for count, steps in counts.items():
-        found = await Batch(steps)
-        expect(found == count, f"{steps} answered {found}, not {count}")
-    for steps in ((SAVEPOINT,), (stage.insert(6), SAVEPOINT), (stage.insert(7), UNDO), (stage.insert(8), COMMIT)):
-        found = await Batch(steps)
-        expect(found == 0, f"{steps} end with a boundary, but answered {found}")
+    for count, items in counts.items():
+        found = await Batch(items)
+        expect(found == count, f"{items} answered {found}, not {count}")
+    for items in ((SAVEPOINT,), (stage.insert(6), SAVEPOINT), (stage.insert(7), UNDO), (stage.insert(8), COMMIT)):
+        found = await Batch(items)
+        expect(found == 0, f"{items} end with a boundary, but answered {found}")
 
 
 @promise()
@@ -111,8 +111,8 @@ async def errors_have_the_classes_of_onefold(stage: Stage) -> None:
 @promise()
 async def there_is_no_savepoint_to_go_back_to_unless_one_was_made(stage: Stage) -> None:
     await Acquire()
-    for steps in ((UNDO,), (KEEP,), (BEGIN, UNDO), (BEGIN, SAVEPOINT, KEEP, UNDO)):
-        await refuses(Batch(steps), TransactionEnded)
+    for items in ((UNDO,), (KEEP,), (BEGIN, UNDO), (BEGIN, SAVEPOINT, KEEP, UNDO)):
+        await refuses(Batch(items), TransactionEnded)
         await Batch((ROLLBACK,))
 
 
