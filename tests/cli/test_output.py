@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onefold._cli.output import age, harmless
+from onefold._kernel.readable import age, harmless
 
 
 def test_control_characters_are_shown_as_text() -> None:

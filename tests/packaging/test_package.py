@@ -29,6 +29,8 @@ ADAPTERS = {
     "onefold.brokers.rabbitmq": ("aio_pika", "rabbitmq"),
     "onefold.brokers.kafka": ("confluent_kafka", "kafka"),
     "onefold.brokers.webhook": ("httpx", "webhook"),
+    "onefold.console": ("starlette", "console"),
+    "onefold._console.rendering": ("jinja2", "console"),
     "onefold.prometheus": ("prometheus_client", "prometheus"),
     "onefold.otel": ("opentelemetry", "otel"),
     "onefold._engines.dbos.dbos_engine": ("dbos", "dbos"),

@@ -26,6 +26,7 @@ LIST: Final = Path(__file__).with_name("surface.txt")
 MODULES: Final = (
     "onefold",
     "onefold.clients",
+    "onefold.console",
     "onefold.otel",
     "onefold.policies",
     "onefold.prometheus",

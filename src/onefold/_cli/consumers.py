@@ -12,9 +12,10 @@ import typer
 from onefold._app.base_app import with_broker
 from onefold._cli.consumer_pause import pause_command, resume_command
 from onefold._cli.options import ACTOR, BROKER, DATABASE, JSON, NAME, YES, actor_name, confirm
-from onefold._cli.output import age, answer, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.targets import close_onefold, from_target_or_addresses
 from onefold._kernel.ports import AsyncDatabase, Broker
+from onefold._kernel.readable import age
 from onefold._worker.consumer_admin import ConsumerSeen, Removed, remove, survey
 
 T = TypeVar("T")

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import DATABASE, JSON, NAME, YES, actor_name, confirm
-from onefold._cli.output import answer, moment, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.session import ask
 from onefold._kernel.effects import Flow
+from onefold._kernel.readable import moment
 from onefold._kernel.redaction import redact
 from onefold.brokers._endpoints import EndpointSeen, add, disable, enable, endpoints, remove
 from onefold.errors import ConfigurationError

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from onefold._cli.options import JSON, YES, confirm
-from onefold._cli.output import age, answer, harmless, moment, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._client.journal.location import default_journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
 from onefold._client.journal.records import IntentCounts, IntentView
+from onefold._kernel.readable import age, harmless, moment
 from onefold._kernel.redaction import redact
 from onefold.errors import ConfigurationError
 

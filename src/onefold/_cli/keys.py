@@ -12,9 +12,10 @@ import typer
 
 from onefold._app.operator_actions import read_result, resume_work, store_result
 from onefold._cli.options import ACTOR, DATABASE, JSON, WHY, YES, actor_name, confirm
-from onefold._cli.output import age, answer, harmless, moment, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
+from onefold._kernel.readable import age, harmless, moment
 from onefold._steps.sealing import Sealing, is_sealed
 from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, list_works, release, show_work
 from onefold.errors import ConfigurationError

@@ -11,10 +11,11 @@ from uuid import UUID
 import typer
 
 from onefold._cli.options import DATABASE, DATABASE_AFTER, JSON, TOPIC, YES, confirm
-from onefold._cli.output import age, answer, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.session import ask, session
 from onefold._cli.times import moment_of
 from onefold._kernel.effects import Flow
+from onefold._kernel.readable import age
 from onefold._kernel.redaction import redact
 from onefold._outbox.debezium import connector
 from onefold._outbox.status_report import Chosen, Report, Stopped, cancel, discard_all, list_stopped, report, retry_all

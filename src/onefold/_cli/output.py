@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TextIO
 
 import typer
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from onefold._kernel.readable import harmless
 from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
 from onefold._kernel.telemetry.every_event import Event
@@ -71,26 +71,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         table.add_row(*(Text("-" if cell is None else harmless(str(cell))) for cell in row))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
-
-
-def harmless(text: str) -> str:
-    """The text without what would move the cursor: messages come from strangers."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
-
-
-def age(seconds: float | None) -> str:
-    """A span as people say it."""
-    if seconds is None:
-        return "-"
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def moment(ms: int | None) -> str | None:
-    """A time as it is written in JSON and in tables."""
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
 
 
 def broker_name(given: BrokerGiven | None) -> str:

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from onefold._cli.options import DATABASE, JSON
-from onefold._cli.output import answer, moment, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.session import ask
+from onefold._kernel.readable import moment
 from onefold._outbox.schedules import schedules
 
 app = typer.Typer(no_args_is_help=True, help="Recurring events: what is published again and again, and when next.")

@@ -14,8 +14,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from onefold._cli.options import ACTOR, JSON, actor_name
-from onefold._cli.output import answer, harmless, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.targets import load_target
+from onefold._kernel.readable import harmless
 from onefold._saga.engine import SagaEngine
 from onefold._saga.saga_status import STATES, SagaStatus, State
 from onefold.errors import ConfigurationError

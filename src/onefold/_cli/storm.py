@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 
 from onefold._cli.options import JSON
-from onefold._cli.output import answer, harmless, print_table, say
+from onefold._cli.output import answer, print_table, say
 from onefold._cli.targets import load_target
+from onefold._kernel.readable import harmless
 from onefold._policy.retry import RetryPolicy
 from onefold._simulate import entrants, experiments
 from onefold._simulate.drawing import draw_plots, require_matplotlib

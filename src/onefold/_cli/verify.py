@@ -17,9 +17,10 @@ import typer
 
 import onefold
 from onefold._cli.options import YES, confirm
-from onefold._cli.output import harmless, say
+from onefold._cli.output import say
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ids import new_id
+from onefold._kernel.readable import harmless
 from onefold._kernel.redaction import redact
 from onefold._verify.catalogue import ProbeCheck, choose
 from onefold._verify.commands import GroundTruth

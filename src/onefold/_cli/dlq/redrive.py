@@ -12,12 +12,13 @@ from rich.progress import Progress
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL, consumer_of
 from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, actor_name
-from onefold._cli.output import answer, moment, print_table, say
+from onefold._cli.output import answer, print_table, say
 from onefold._cli.session import CommandSession, ask, session
 from onefold._cli.times import moment_of
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.failed_lists import list_jobs
 from onefold._inbox.redrive import REDRIVE_MAX, Filter, Job, Preview, cancel, job_of, preview, redrive
+from onefold._kernel.readable import moment
 
 _LOOK_EVERY_S: Final = 0.25
 

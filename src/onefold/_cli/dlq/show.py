@@ -11,13 +11,14 @@ import typer
 
 from onefold._cli.dlq.selection import CONSUMER, REASON, SINCE, UNTIL
 from onefold._cli.options import DATABASE, JSON, TOPIC
-from onefold._cli.output import answer, harmless, moment, print_table
+from onefold._cli.output import answer, print_table
 from onefold._cli.session import CommandSession, session
 from onefold._cli.times import moment_of
 from onefold._inbox.failed_lists import find_failed, list_failed_consumers
 from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
+from onefold._kernel.readable import harmless, moment
 from onefold.errors import ConfigurationError
 
 

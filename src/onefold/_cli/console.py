@@ -1,0 +1,141 @@
+"""`onefold console`: the console alone, over a database or the Onefold of an application."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlencode
+
+import typer
+
+from onefold._app import AsyncOnefold
+from onefold._cli.options import DATABASE, require_database
+from onefold._cli.output import log_to_stderr, say
+from onefold._cli.signals import stop_on_signals
+from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target
+from onefold._kernel.extras import missing_extra
+from onefold.errors import ConfigurationError
+
+_VIEW: Final = "ONEFOLD_CONSOLE_VIEW_TOKEN"
+_ACT: Final = "ONEFOLD_CONSOLE_ACT_TOKEN"
+
+#: Streams of live pages do not end by themselves.
+_STOP_S: Final = 2
+
+
+def command(
+    database: Annotated[str, DATABASE] = "",
+    target: Annotated[
+        str, typer.Option("--app", metavar="TARGET", help="module:attribute of an Onefold, instead of --database.")
+    ] = "",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0: a free one.")] = 8787,
+    token_file: Annotated[
+        str, typer.Option("--token-file", metavar="FILE", help=f"The token for role act; or set {_ACT}.")
+    ] = "",
+    view_token_file: Annotated[
+        str, typer.Option("--view-token-file", metavar="FILE", help=f"The token for role view; or set {_VIEW}.")
+    ] = "",
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PATH", help="The path that a proxy has it at, and strips.")
+    ] = "",
+) -> None:
+    """Serve the console until SIGTERM or SIGINT: what happened to a key, what is stuck, what was absorbed. Without a
+    token it makes one for this run, and listens on this machine only."""
+    view_token, act_token = _read_token(view_token_file, _VIEW), _read_token(token_file, _ACT)
+    made = view_token is None and act_token is None
+    if made:
+        if not _is_loopback(host):
+            raise typer.BadParameter(
+                f"--host {host} is open to the network, and there is no token: give --token-file FILE, or set {_ACT} "
+                f"(may act) or {_VIEW} (may look)"
+            )
+        act_token = secrets.token_urlsafe()
+    log_to_stderr()
+    value = load_target(target) if target else require_database(database)
+    root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
+
+    async def serve() -> None:
+        once = await open_target(target, value) if target else AsyncOnefold(value)
+        try:
+            await _serve(once, host, port, root_path, view_token=view_token, act_token=act_token, shown=made)
+        finally:
+            await close_onefold(once)
+
+    asyncio.run(serve())
+
+
+async def _serve(
+    once: AnyOnefold,
+    host: str,
+    port: int,
+    root_path: str,
+    *,
+    view_token: str | None,
+    act_token: str | None,
+    shown: bool,
+) -> None:
+    from onefold.console import console
+
+    try:
+        from uvicorn import Config, Server
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, "console") from None
+
+    app = console(once, view_token=view_token, act_token=act_token)
+    config = Config(
+        app,
+        root_path=root_path,
+        access_log=False,  # the address of a sign-in may have the token
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=_STOP_S,
+    )
+    with _listen(host, port) as listening, stop_on_signals():
+        at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{root_path}"
+        say(f"console of {once!r} at {at}/")
+        if shown and act_token is not None:
+            say(f"sign in at {at}/login?{urlencode({'token': act_token})}")
+        if not _is_loopback(host):
+            say("this is plain HTTP: put a proxy with TLS in front, or tokens and sessions can be read on the way")
+        await Server(config).serve([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigurationError(
+            f"the console cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from error
+    return listening
+
+
+def _read_token(file: str, variable: str) -> str | None:
+    """A token from a file, or else from the environment; never from an argument, which `ps` shows."""
+    if not file:
+        return os.environ.get(variable) or None
+    try:
+        token = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the token file {file!r} cannot be read: {error}") from error
+    if not token:
+        raise ConfigurationError(f"the token file {file!r} is empty")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,13 @@
+"""The pages of the console, a module for each section."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onefold._console.pages import audit_page
+from onefold._console.sections import Section
+
+#: In the order of the navigation. The first is where the console begins.
+SECTIONS: Final[tuple[Section, ...]] = (
+    audit_page.SECTION,
+)  # fmt: skip

@@ -1,0 +1,139 @@
+"""What a page is, and what it gets: a `Visit`.
+
+A module of `pages/` has a `SECTION`, and stands in the list in `pages/__init__.py`: that is all it takes to be in the
+navigation and to be served. By the time a page's function runs, the operator is known, the role is enough and, for a
+POST, the form is genuine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from onefold._app import AsyncOnefold, Onefold
+from onefold._app.base_app import run_flow
+from onefold._console.access import SignedIn
+from onefold._console.roles import Operator, Role
+from onefold._kernel.effects import Flow
+
+T = TypeVar("T")
+
+REASON_CHARS_MAX: Final = 500
+
+
+class ConsoleParts(Protocol):
+    """What all visits share."""
+
+    @property
+    def once(self) -> AsyncOnefold | Onefold: ...
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str: ...
+
+    async def identify(self, request: Request) -> SignedIn | None: ...
+
+    def now(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One request for a page, by an operator who may see it."""
+
+    request: Request
+    parts: ConsoleParts
+    signed_in: SignedIn
+    csrf: str
+    """What a form of this page has in its hidden field."""
+    form: Mapping[str, str]
+    """Of a POST: its fields. Of each name the first."""
+
+    @property
+    def once(self) -> AsyncOnefold | Onefold:
+        """Whose tables these are."""
+        return self.parts.once
+
+    @property
+    def operator(self) -> Operator:
+        return self.signed_in.operator
+
+    @property
+    def may_act(self) -> bool:
+        return self.operator.role is Role.ACT
+
+    async def ask(self, question: Callable[[str], Flow[T]]) -> T:
+        """The answer of a flow, made by a function of the dialect: `await visit.ask(list_works)`."""
+        return await run_flow(self.once, question)
+
+    def query(self, name: str, default: str = "") -> str:
+        """A parameter of the address."""
+        return self.request.query_params.get(name, default)
+
+    def param(self, name: str) -> str:
+        """A part of the path: `{id}`."""
+        return str(self.request.path_params[name])
+
+    def is_in(self, section: str) -> bool:
+        """Whether this is the page of a section, or one below it."""
+        below = self.request.url.path.removeprefix(self.request.scope.get("root_path", ""))
+        return below == section or below.startswith(f"{section}/")
+
+    def url(self, path: str, **query: object) -> str:
+        """The address of a page of this console, wherever it is mounted. Parameters that are None or empty are left
+        out."""
+        given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
+        return quote(self.request.scope.get("root_path", "") + path) + (f"?{urlencode(given)}" if given else "")
+
+    def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
+        """A page."""
+        text = self.parts.render(template, {"visit": self, "url": self.url, **values})
+        return HTMLResponse(text, status)
+
+    def redirect(self, path: str, **query: object) -> Response:
+        """To a page of this console, after a POST."""
+        return RedirectResponse(self.url(path, **query), 303)
+
+    async def is_over(self) -> bool:
+        """Whether the operator would not be let in now: a stream ends then."""
+        try:
+            signed_in = await self.parts.identify(self.request)
+        except HTTPException:
+            return True
+        return signed_in is None or signed_in.session != self.signed_in.session
+
+    def reason(self) -> str | None:
+        """Why something is to be done, as the form has it; None where it does not say, or says too much."""
+        reason = " ".join(self.form.get("reason", "").split())
+        return reason if 0 < len(reason) <= REASON_CHARS_MAX and reason.isprintable() else None
+
+
+Answer: TypeAlias = Callable[[Visit], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A path below the console, and the function that answers it. A GET changes nothing."""
+
+    path: str
+    answer: Answer
+    method: Literal["GET", "POST"] = "GET"
+    role: Role = Role.VIEW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """An entry of the navigation and the pages behind it."""
+
+    title: str
+    path: str
+    """Where the entry leads to. It is marked on this page and on all below it."""
+    pages: tuple[Page, ...]
+
+
+def missing(what: str) -> HTTPException:
+    """What a page raises for something that is not there: `raise missing(f"There is no work {id}.")`."""
+    return HTTPException(404, what)
