@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +19,7 @@ from onefold._inbox import failed_messages, pausing, redrive, registry
 from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
-from onefold._kernel.checkout import with_connection
+from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import Batch, Flow, Statement
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
@@ -27,6 +28,9 @@ from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry.consumer_events import InboxEvent
 from onefold._kernel.transaction import Transaction
+from onefold._observe.activity import statements as activity_statements
+from onefold._observe.activity.history import last_hour, read_activity
+from onefold._observe.activity.writing import forget_activity
 from onefold._outbox import status_report
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession, release_due
@@ -177,6 +181,19 @@ async def clock(database: AsyncDatabase[Any]) -> None:
         while await _run(database, timetable.fire()) is None or fired is None:
             [seen] = await _run(database, schedules("postgres"))
             fired = seen.fired_ms
+
+
+async def activity(database: AsyncDatabase[Any]) -> None:
+    """Counts are written, again, read, and deleted when they are past their time."""
+    sql = activity_statements.STATEMENTS["postgres"]
+    for amount in (1, 2):
+        rows = [
+            activity_statements.Count(60, since_s, "onefold.duplicates", '["http"]', amount)
+            for since_s in (0, int(time.time()))
+        ]
+        await _run(database, with_connection(partial(run_batch, sql.write("a", rows))))
+    await _run(database, read_activity("postgres", last_hour(int(time.time()))))
+    assert await _run(database, forget_activity("postgres")) == 1
 
 
 async def relay(database: AsyncDatabase[Any], broker: LocalBroker | None = None) -> None:

@@ -16,6 +16,7 @@ from onefold._inbox import schema as inbox
 from onefold._kernel.effects import Statement
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
+from onefold._observe.activity import schema as activity
 from onefold._outbox import schema as outbox
 from onefold._saga import schema as saga
 from onefold._steps import schema as steps
@@ -93,7 +94,7 @@ def test_an_older_release_finds_a_newer_schema_fine(address: str) -> None:
 @pytest.mark.parametrize("dialect", ["postgres", "sqlite"])
 def test_no_two_features_number_their_migrations_alike(dialect: str) -> None:
     """One of them would be left out, and nobody would be told."""
-    modules = (idempotency, outbox, inbox, local, journal, endpoints, steps, saga)
+    modules = (idempotency, outbox, inbox, local, journal, endpoints, steps, saga, activity)
     features = [module.MIGRATIONS for module in modules]
     assert sum(len(feature[dialect]) for feature in features) == len(MIGRATIONS[dialect])
 

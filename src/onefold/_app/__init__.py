@@ -210,6 +210,8 @@ class Onefold(ThreadCompleter, BaseOnefold[Database[Any]]):
         """Close the connections onefold opened itself."""
         if self._beats is not None:
             self._beats.close()
+        if self._activity is not None:
+            self._activity.close()
         self._notifier.close()
         self._database.close()
 
@@ -383,6 +385,8 @@ class AsyncOnefold(TaskCompleter, BaseOnefold[AsyncDatabase[Any]]):
         """Close the connections onefold opened itself."""
         if self._beats is not None:
             await self._beats.close()
+        if self._activity is not None:
+            await self._activity.close()
         await self._notifier.close()
         await self._database.close()
 

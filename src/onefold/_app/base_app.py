@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 
-from onefold._app.described import Described, show_given
+from onefold._app.activity_history import ActivityHistory, writes_activity
+from onefold._app.described import Described, list_topics, name_of, show_given
 from onefold._app.recurring_events import RecurringEvents
 from onefold._app.work_blocks import WorkBlocks
 from onefold._http.guarded_request import current_request
@@ -55,15 +56,6 @@ D = TypeVar("D", Database[Any], AsyncDatabase[Any])
 _DATABASES = "a SQLite file ('app.db'), a URL (postgresql://...), or a pool or an engine of your driver"
 
 
-def _name_of(handler: Callable[..., object]) -> str:
-    return f"{handler.__module__}.{getattr(handler, '__qualname__', repr(handler))}"
-
-
-def _topics(given: object) -> Any:
-    """One topic, or several. What is neither is refused by Consumer."""
-    return tuple(given) if isinstance(given, Collection) and not isinstance(given, str | bytes) else (given,)
-
-
 def _migrate_embedded(database: object) -> None:
     """A SQLite file given by its path is ours to prepare. Servers are migrated on purpose: `onefold migrate`."""
     if isinstance(database, str | Path) and dialect_of(database) == "sqlite":
@@ -72,7 +64,7 @@ def _migrate_embedded(database: object) -> None:
         migrate_embedded(database)
 
 
-class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
+class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Generic[D]):
     """What both apps share: they are made alike, and their routes are declared alike."""
 
     #: Whether handlers are awaited.
@@ -109,23 +101,22 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         earlier_records: bool = True,
         unsealed_answers: bool = False,
         reap_every_s: float | None = EVERY_S,
+        activity: bool = False,
         **unknown: Never,
     ) -> None:
         """`quota`: of one principal, on all routes together that have none of their own. `earlier_records`: find keys
         of onefold 0.1, stored or in flight; may be False one retention after its last process. `unsealed_answers`: read
         answers from before there was a `sealer`, for one retention: who can write the table can write such answers too.
-        `reap_every_s`: how often, about, an ASGI application deletes what has expired; None: that is done elsewhere."""
+        `reap_every_s`: how often, about, an ASGI application deletes what has expired; None: that is done elsewhere.
+        `activity`: keep counts per minute of what happens, which the console shows."""
         self._check_given(unknown, broker, listener)
         _migrate_embedded(database)
         self._database: D = self._open(database)
         self._outbox = Outbox(dialect=self._database.dialect, source=source, event_bytes_max=event_bytes_max)
-        self._outbox.committed.extend(self._wakes())
-        # SQLite's one write lock is taken by handlers that touch the connection, not by all that might.
-        self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
-        self._sessions = self._sessions_of(session_factory)
-        self._isolation = check_isolation(isolation)
+        self._prepare_transactions(session_factory, isolation)
         self._prepare_messages(broker)
-        self._shown = show_given(database, source)
+        self._begin_activity(activity)
+        self._shown: str = show_given(database, source)
         self._layer = Layer(
             name=repr(self),
             dialect=self._database.dialect,
@@ -138,7 +129,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             defaults=defaults if isolation is None else {"isolation": isolation, **(defaults or {})},
             quota=quota,
             sealer=sealer,
-            listener=join(listener),
+            listener=join(listener, self._activity),
             pages=pages,
             development=development,
             asynchronous=self._asynchronous,
@@ -147,7 +138,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             unsealed_answers=unsealed_answers,
             reap_every_s=reap_every_s,
         )
-        self._guard_engine(development)
+        self._end_making(development)
 
     def _check_given(self, unknown: Collection[str], broker: object, listener: object) -> None:
         """Refuse what can only be a mistake, where it is written."""
@@ -158,13 +149,21 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         if not are_listeners(listener):
             raise ConfigurationError(f"listener={listener!r} must be a function of one event, a list of them, or None")
 
+    def _prepare_transactions(self, session_factory: Callable[[], Any] | None, isolation: Isolation | None) -> None:
+        # SQLite's one write lock is taken by handlers that touch the connection, not by all that might.
+        self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
+        self._sessions = self._sessions_of(session_factory)
+        self._isolation = check_isolation(isolation)
+
     def _prepare_messages(self, broker: BrokerGiven | None) -> None:
+        self._outbox.committed.extend(self._wakes())
         self._broker = broker
         self._consumers, self._recurring, self._published = [], [], []
         self._news = News()
         self._ledger = LedgerReaper(self._database.dialect)
 
-    def _guard_engine(self, development: bool) -> None:
+    def _end_making(self, development: bool) -> None:
+        self._layer.reaping.at_shutdown = self._write_activity
         self._development = development
         if development and (guard := getattr(self._database, "guard", None)) is not None:
             guard(self._layer.operation_inside)
@@ -197,7 +196,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         from onefold._worker.pydantic_payloads import PydanticPayload
 
         refuse_unknown(settings, _CONSUMER_SETTINGS, f"consumer {name!r}")
-        topics = _topics(topic)
+        topics = list_topics(topic)
         given: ConsumerSettings = {"isolation": self._isolation, **settings}
 
         def mark(function: F) -> F:
@@ -207,8 +206,8 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
             for other in self._consumers:
                 if other.name == name:
                     raise ConfigurationError(
-                        f"two consumers are named {name!r}, {_name_of(other.handler)} and {_name_of(function)}: they "
-                        "would share their messages. Give each a name of its own, or one handler both topics"
+                        f"two consumers are named {name!r}, {name_of(other.handler)} and {name_of(function)}: "
+                        "they would share their messages. Give each a name of its own, or one handler both topics"
                     )
             self._check_session(consumer)
             self._check_steps(consumer)
@@ -228,6 +227,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         """The broker as it was given."""
         return self._broker
 
+    @writes_activity
     async def relay(
         self,
         stop: asyncio.Event,
@@ -253,6 +253,7 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, Generic[D]):
         finally:
             self._outbox.committed.remove(relay.signal.set)
 
+    @writes_activity
     async def consume(
         self,
         stop: asyncio.Event,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,16 @@ def show_given(database: object, source: str | None) -> str:
     else:
         given = f"{type(database).__module__.partition('.')[0]}.{type(database).__qualname__}"
     return given if source is None else f"{given}, source={source!r}"
+
+
+def name_of(handler: Callable[..., object]) -> str:
+    """As errors call it."""
+    return f"{handler.__module__}.{getattr(handler, '__qualname__', repr(handler))}"
+
+
+def list_topics(given: object) -> Any:
+    """One topic, or several. What is neither is refused by Consumer."""
+    return tuple(given) if isinstance(given, Collection) and not isinstance(given, str | bytes) else (given,)
 
 
 class Described:

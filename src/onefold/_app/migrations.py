@@ -10,6 +10,7 @@ from onefold._idempotency import schema as idempotency_schema
 from onefold._inbox import schema as inbox_schema
 from onefold._kernel.executors import ThreadExecutor
 from onefold._kernel.runners import run
+from onefold._observe.activity import schema as activity_schema
 from onefold._outbox import schema as outbox_schema
 from onefold._saga import schema as saga_schema
 from onefold._steps import schema as steps_schema
@@ -30,6 +31,7 @@ _FEATURES = (
     endpoint_schema,
     steps_schema,
     saga_schema,
+    activity_schema,
 )
 
 

@@ -20,6 +20,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Reap: TypeAlias = Callable[[], Awaitable[object]]
+AtShutdown: TypeAlias = Callable[[], Awaitable[None]]
 
 EVERY_S = 300.0
 
@@ -46,6 +47,8 @@ class Reaping:
         self.every_s = every_s
         self.seen = every_s is None
         """Whether a lifespan or the application itself reaps, so that nothing has to be reported."""
+        self.at_shutdown: AtShutdown | None = None
+        """What else is to be done before the application is told to shut down."""
 
     def report_missing(self, layer_name: str) -> None:
         """Say once that nothing in this process reaps. Called with the first request: logging is set up by then."""
@@ -111,6 +114,8 @@ class Lifespan:
         message = await self._receive()
         if message["type"] == "lifespan.shutdown":
             await self.end()  # first: the application may close its pool now
+            if self._reaping.at_shutdown is not None:
+                await self._reaping.at_shutdown()
         return message
 
     def _begin(self) -> None:

@@ -1,7 +1,7 @@
 """The listener that moves instruments: the same for each backend, which only binds a series to a function.
 
 A series is bound when its labels are seen first; from then on an event costs a look-up and the backend's own call. A
-label that has taken VALUES_MAX values takes no more: what comes after that counts as "other", and is logged once.
+label that has taken `values_max` values takes no more: what comes after that counts as "other", and is logged once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ class Backend(Protocol):
 class Recorder:
     """A listener. One of them may serve any number of applications and clients in a process."""
 
-    def __init__(self, backend: Backend) -> None:
-        series: dict[Instrument, _SeriesOf] = {}
+    def __init__(self, backend: Backend, *, values_max: int = VALUES_MAX) -> None:
+        series = {move.instrument: _SeriesOf(backend, move.instrument, values_max)
+                  for moves in MOVES.values() for move in moves}  # fmt: skip
         self._moves: Mapping[type, Sequence[Callable[[Any], None]]] = {
-            kind: tuple(_reader(move, series.setdefault(move.instrument, _SeriesOf(backend, move.instrument)))
-                        for move in moves)
-            for kind, moves in MOVES.items()
-        }  # fmt: skip
+            kind: tuple(_reader(move, series[move.instrument]) for move in moves) for kind, moves in MOVES.items()
+        }
 
     def __call__(self, event: Event) -> None:
         for move in self._moves.get(event.__class__, ()):
@@ -51,9 +50,10 @@ class Recorder:
 class _SeriesOf:
     """The series of one instrument that are there."""
 
-    def __init__(self, backend: Backend, instrument: Instrument) -> None:
+    def __init__(self, backend: Backend, instrument: Instrument, values_max: int) -> None:
         self._backend = backend
         self._instrument = instrument
+        self._values_max = values_max
         self._values: tuple[set[str], ...] = tuple(set() for _ in instrument.labels)
         self._told: set[str] = set()
         self._lock = Lock()
@@ -71,14 +71,14 @@ class _SeriesOf:
         value = str(value)
         if value in seen:
             return value
-        if len(seen) < VALUES_MAX:
+        if len(seen) < self._values_max:
             seen.add(value)
             return value
         if name not in self._told:
             self._told.add(name)
             _log.warning(
                 "metric %s has %d values of %s: further ones are counted as %r",
-                self._instrument.name, VALUES_MAX, name, OTHER,
+                self._instrument.name, self._values_max, name, OTHER,
             )  # fmt: skip
         return OTHER
 
