@@ -228,9 +228,9 @@ class TakesWhatRuns(Works):
     """Planted: takes a work over whose lease runs, and leaves its fence."""
 
     async def _judge(self, ask: Any, row: Any, unless: Any) -> WorkClaim:
-        digest, fingerprint, fence, attempts, parked, _, finished, result, request = row
+        digest, fingerprint, fence, attempts, parked, _, finished, result = row
         found = await super()._judge(
-            ask, (digest, fingerprint, fence, attempts, parked, False, finished, result, request), unless
+            ask, (digest, fingerprint, fence, attempts, parked, False, finished, result), unless
         )
         if isinstance(found, Held):
             back = Statement("UPDATE onefold_work SET fence = fence - 1")
