@@ -36,7 +36,7 @@ from onefold._kernel.telemetry.request_events import (
     StepEnded,
     WorkAttemptFailed,
     WorkCompleted,
-    WorkGivenUp,
+    WorkIsParked,
 )
 from onefold._kernel.telemetry.saga_events import SagaEnded, SagaStepAttempted, SagaStuck, StuckSagasCounted
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed
@@ -84,5 +84,5 @@ __all__ = [
     "StuckSagasCounted",
     "WorkAttemptFailed",
     "WorkCompleted",
-    "WorkGivenUp",
+    "WorkIsParked",
 ]

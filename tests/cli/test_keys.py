@@ -51,7 +51,7 @@ def begin(
     if parked:
         place.flow(place.works.park(held, parked))
     else:
-        place.flow(place.works.release(held))
+        place.flow(place.works.give_back(held))
     return digest.hex()
 
 
@@ -189,7 +189,7 @@ def test_an_outcome_is_corrected_as_long_as_the_work_has_not_gone_on(place: Plac
     assert held.steps[1].result is not None
     assert Sealing().unseal(held.steps[1].result, step_context(A, 1, "charge"), what="x") == b'"ch_1"'
     assert [details["outcome"] for _, _, details in audit(place)] == ["recorded", "corrected"]
-    place.flow(place.works.release(held))
+    place.flow(place.works.give_back(held))
     refused = one_line(keys(place, "resume", work, "--result", '"ch_3"', "--yes"))
     assert "call 'charge'" in refused
     assert "has gone on with what was recorded" in refused
@@ -280,7 +280,7 @@ def test_more_than_a_page_is_listed(place: Place) -> None:
 
 def test_resume_of_a_message_redrives_its_dead_letter_and_discard_forgets_its_work(place: Place) -> None:
     with stage_at(place, asynchronous=False) as stage:
-        stage.charge_step = StepOptions("charge", replayable=False)
+        stage.charge_step = StepOptions("charge", repeatable=False)
         for name in ("m1", "m2"):
             stage.during = fail_once()
             stage.deliver(message(name))
@@ -311,7 +311,7 @@ def test_a_result_is_not_taken_where_nothing_tells_whether_it_is_sealed(place: P
 
 def test_resume_of_a_message_redrives_none_of_another_source(place: Place) -> None:
     with stage_at(place, asynchronous=False, attempts=2) as stage:
-        stage.charge_step = StepOptions("charge", replayable=False)
+        stage.charge_step = StepOptions("charge", repeatable=False)
         for source in ("first", "second"):
             stage.during = fail_once()
             stage.deliver(message("m1", source=source))

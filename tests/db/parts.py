@@ -20,7 +20,7 @@ from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
 from onefold._kernel.checkout import run_batch, with_connection
-from onefold._kernel.effects import Batch, Flow, Statement
+from onefold._kernel.effects import Batch, Boundary, Flow, Statement
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
 from onefold._kernel.messages import Message
 from onefold._kernel.owned_transaction import OwnedTransaction
@@ -33,7 +33,7 @@ from onefold._observe.activity.history import last_hour, read_activity
 from onefold._observe.activity.writing import forget_activity
 from onefold._outbox import status_report
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, release_due
+from onefold._outbox.relay_session import RelaySession, make_due_claimable
 from onefold._outbox.retention import forget as forget_published
 from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS
@@ -104,7 +104,7 @@ async def steps(database: AsyncDatabase[Any]) -> None:
 
     async with once.work("import") as work:
         await work.phase("first", step)
-        await work.call(StepOptions("second", replayable=False), step)
+        await work.call(StepOptions("second", repeatable=False), step)
         await work.finish(step)
     await once._notifier.close()
     works = Works("postgres")
@@ -113,7 +113,10 @@ async def steps(database: AsyncDatabase[Any]) -> None:
         if name == "left":
             record = works.sql.record(held, RecordedStep(0, "first", "call", "done", b""))
             await _run(database, with_connection(partial(_count, record)))
-        await _run(database, works.release(held))
+        # Not `give_back`, which goes on where it is refused.
+        await _run(
+            database, with_connection(partial(run_batch, Boundary.BEGIN, *works.sql.give_back(held), Boundary.COMMIT))
+        )
     held = await _run(database, works.claim(WorkAsk(b"settled", "request", "settled", b"", 60, 60)))
     for statement in works.sql.forget(held):
         await _run(database, with_connection(partial(_count, statement)))
@@ -210,7 +213,7 @@ async def relay(database: AsyncDatabase[Any], broker: LocalBroker | None = None)
     session = RelaySession("b", "postgres", RelayConfig(keep_published_s=1), random.random)
     await live(session.enter())
     assert (await live(session.renew_and_rebalance())).buckets == 64
-    await live(release_due("postgres"))
+    await live(make_due_claimable("postgres"))
     failures = 0
     while (sent := await live(session.tick())).claimed:
         failures += len(sent.failures)

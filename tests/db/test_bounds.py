@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, Statement]] = {
     ),
     "events that are due": (
         f"INSERT INTO onefold_outbox ({_EVENT}, due_at) SELECT 0, n, '', '', '', '', '', '', {_OLD} FROM {_SEVEN}",
-        Statement(outbox.STATEMENTS["postgres"].RELEASE_DUE, (4,)),
+        Statement(outbox.STATEMENTS["postgres"].MAKE_DUE_CLAIMABLE, (4,)),
     ),
     "intents": (
         "INSERT INTO onefold_intent (intent, key, fingerprint, target, resolved_at) "

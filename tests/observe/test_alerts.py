@@ -50,8 +50,8 @@ CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
         },
         'operation="POST /a"',
     ),
-    "OnefoldRequestsGivenUp": (
-        {'onefold_completions_total{operation="POST /a",outcome="given_up"}': BEGINS}, 'operation="POST /a"'
+    "OnefoldRequestsParked": (
+        {'onefold_completions_total{operation="POST /a",outcome="parked"}': BEGINS}, 'operation="POST /a"'
     ),
     "OnefoldOutboxStuck": ({"onefold_outbox_oldest_age_seconds": OLD}, ""),
     "OnefoldRelayPaused": ({"onefold_relay_paused": ONE}, ""),

@@ -92,5 +92,5 @@ async def test_what_the_completer_does_is_counted(sqlite_path: Path, measured: M
     assert measured.values("onefold_completions_total") == {
         (RIDES, "failed"): 1,
         (RIDES, "completed"): 1,
-        (RIDES, "given_up"): 1,
+        (RIDES, "parked"): 1,
     }

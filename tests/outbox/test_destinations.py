@@ -10,7 +10,7 @@ import pytest
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import read
 from onefold._outbox.destinations import PROBE_ROWS, Destinations
-from onefold._outbox.relay_session import RelaySession, release_due
+from onefold._outbox.relay_session import RelaySession, make_due_claimable
 from onefold._outbox.status_report import report, retry
 from onefold.errors import BrokerUnavailable, MessageRefused
 from tests.outbox.relaying import ScriptedBroker, Stage, down, opened
@@ -119,7 +119,7 @@ async def test_an_event_that_is_refused_too_often_is_a_dead_letter_until_a_perso
     for _ in range(5):
         dead += (await stage.run(session.tick(), broker)).dead
         await stage.make_due()
-        await stage.run(release_due(stage.dialect))
+        await stage.run(make_due_claimable(stage.dialect))
     assert dead == [(bad, "t", "too large")]
     assert len(broker.calls) == 3
     [stopped] = (await stage.run(report(stage.dialect))).stopped
@@ -149,7 +149,7 @@ async def test_an_event_that_fails_while_its_destination_takes_others_counts_fro
         await stage.run(session.tick(), broker)
         found += await stage.fetch("SELECT started, finished FROM onefold_outbox")
         await stage.make_due()
-        await stage.run(release_due(stage.dialect))
+        await stage.run(make_due_claimable(stage.dialect))
     assert found == [(0, 0), (1, 1), (2, 2), (3, 3), (3, 3)]
     assert len(broker.taken) == 5
 

@@ -13,7 +13,7 @@ from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.runners import run_async
 from onefold._outbox.claimed_rows import assign_buckets, read, rounds
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import release_due
+from onefold._outbox.relay_session import make_due_claimable
 from onefold.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -99,7 +99,7 @@ async def test_a_refused_event_stops_its_key_and_nobody_else(stage: Stage) -> No
     await stage.drain(session)
     assert stage.broker.names == ["b3"]
     await stage.make_due()
-    assert await stage.run(release_due(stage.dialect)) is None
+    assert await stage.run(make_due_claimable(stage.dialect)) is None
     await stage.drain(session)
     assert [name for name in stage.broker.names if name.startswith("a")] == ["a2", "a3", "a4"]
     assert await stage.waiting() == 0
@@ -113,7 +113,7 @@ async def test_refusals_are_counted_and_waited_for_longer_each_time(stage: Stage
         sent = await stage.run(session.tick(), refusing("a"))
         waits.append(sent.failures[0].wait_ms)
         await stage.make_due()
-        await stage.run(release_due(stage.dialect))
+        await stage.run(make_due_claimable(stage.dialect))
     assert 500 <= waits[0] <= 1000
     assert 8_000 <= waits[4] <= 16_000
     assert 150_000 <= waits[11] <= 300_000
@@ -175,7 +175,7 @@ async def test_what_is_not_taken_while_others_are_is_put_off_and_burns_no_attemp
     assert broker.names == ["a1", "a2"]
     assert await stage.fetch(ATTEMPTS) == [(b"b1", 0, 0, "gone"), (b"b2", 0, 0, None)]
     await stage.make_due()
-    await stage.run(release_due(stage.dialect))
+    await stage.run(make_due_claimable(stage.dialect))
     await stage.drain(session)
     assert stage.broker.names == ["b1", "b2"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onefold._outbox.relay_session import release_due
+from onefold._outbox.relay_session import make_due_claimable
 from onefold._outbox.status_report import report, retry
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
 from tests.outbox.relaying import Stage, refusing
@@ -31,7 +31,7 @@ async def test_a_relay_works_over_every_driver(request: pytest.FixtureRequest, d
         assert (len(found.stopped), len(found.relays), found.pending[0].waiting) == (2, 1, 1)
         assert await stage.run(retry(stage.dialect, [found.stopped[0].id])) == 1
         await stage.make_due()
-        assert await stage.run(release_due(stage.dialect)) is None
+        assert await stage.run(make_due_claimable(stage.dialect)) is None
         await stage.drain(session)
         assert sorted(stage.broker.names) == ["a1", "a2", "x"]
         assert stage.broker.first_versions() == {"a": [1, 2]}

@@ -15,7 +15,7 @@ from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import ClaimedRow
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, Sent, release_due
+from onefold._outbox.relay_session import RelaySession, Sent, make_due_claimable
 from onefold._outbox.retention import forget
 from onefold.errors import (
     StoreError,
@@ -68,7 +68,7 @@ async def test_a_row_that_kills_its_relay_is_found_and_set_aside_and_its_mates_a
     rows = await stage.fetch(ATTEMPTS)
     assert [row[:3] for row in rows] == [(b"killer", 3, 0), (b"behind", 1, 0)]
     assert "at hand when a relay died" in rows[0][3]
-    assert await stage.run(release_due(stage.dialect)) is None  # it waits for a person
+    assert await stage.run(make_due_claimable(stage.dialect)) is None  # it waits for a person
 
 
 async def test_suspects_are_published_alone(stage: Stage) -> None:
@@ -96,10 +96,10 @@ async def test_a_delayed_event_waits_until_it_is_due(stage: Stage) -> None:
     await stage.write(("later", None), not_before=later)
     session = await stage.entered()
     assert (await stage.run(session.tick())).claimed == 0
-    next_s = await stage.run(release_due(stage.dialect))
+    next_s = await stage.run(make_due_claimable(stage.dialect))
     assert 3500 < next_s <= 3600
     await stage.make_due()
-    assert await stage.run(release_due(stage.dialect)) is None
+    assert await stage.run(make_due_claimable(stage.dialect)) is None
     await stage.drain(session)
     assert stage.broker.names == ["later"]
 
@@ -108,9 +108,9 @@ async def test_what_is_due_is_let_go_in_bounded_batches(stage: Stage) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     await stage.write(*(((str(number)), None) for number in range(5)), not_before=later)
     await stage.make_due()
-    assert await stage.run(release_due(stage.dialect, limit=3)) == 0.0
+    assert await stage.run(make_due_claimable(stage.dialect, limit=3)) == 0.0
     assert await stage.fetch("SELECT count(*) FROM onefold_outbox WHERE due_at IS NULL") == [(3,)]
-    assert await stage.run(release_due(stage.dialect, limit=3)) is None
+    assert await stage.run(make_due_claimable(stage.dialect, limit=3)) is None
 
 
 async def test_published_rows_are_kept_as_long_as_wanted_and_unpublished_ones_for_ever(stage: Stage) -> None:
@@ -166,7 +166,7 @@ async def campaign(stage: Stage, fault: Act, kind: type[RelaySession] = RelaySes
         await stage.expire(session)
         successor = await stage.entered(batch_max=640)
         await stage.make_due()
-        await stage.run(release_due(stage.dialect))
+        await stage.run(make_due_claimable(stage.dialect))
         await stage.drain(successor)
         await stage.run(successor.leave())
         versions = broker.first_versions().get("k", [])

@@ -17,7 +17,7 @@ import pytest
 from onefold._kernel.effects import Boundary
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import COLUMNS, read
-from onefold._outbox.relay_session import RelaySession, release_due
+from onefold._outbox.relay_session import RelaySession, make_due_claimable
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.errors import MessageRefused
 from tests.outbox.relaying import ScriptedBroker, Stage
@@ -88,7 +88,7 @@ class Storm:
                 session._leased_at = float("-inf")
                 await self.stage.expire(session)
             await self.stage.make_due()
-            await self.stage.run(release_due("postgres"))
+            await self.stage.run(make_due_claimable("postgres"))
 
     @property
     def done(self) -> bool:

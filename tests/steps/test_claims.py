@@ -109,7 +109,7 @@ def test_a_holder_whose_work_was_forgotten_and_begun_anew_records_nothing(place:
     first = held(place.flow(place.works.claim(ASK)))
     place.lease_runs_out()
     second = held(place.flow(place.works.claim(ASK)))
-    place.flow(place.works.release(second))
+    place.flow(place.works.give_back(second))
     place.flow(release(place.database.dialect, ASK.digest.hex(), actor="ada"))
     third = held(place.flow(place.works.claim(ASK)))
     assert third.attempts == 1
@@ -119,14 +119,14 @@ def test_a_holder_whose_work_was_forgotten_and_begun_anew_records_nothing(place:
 
 def test_nothing_is_left_of_a_work_that_is_given_back_without_a_step(place: Place) -> None:
     work = held(place.flow(place.works.claim(ASK)))
-    place.flow(place.works.release(work))
+    place.flow(place.works.give_back(work))
     assert place.works_left() == 0
 
 
 def test_a_work_whose_call_was_begun_is_kept_though_nothing_is_recorded(place: Place) -> None:
     work = held(place.flow(place.works.claim(ASK)))
     work.may_have_called = True
-    place.flow(place.works.release(work))
+    place.flow(place.works.give_back(work))
     assert held(place.flow(place.works.claim(ASK))).attempts == 2
 
 
@@ -134,14 +134,14 @@ def test_a_work_that_was_taken_over_is_kept_because_the_attempt_before_may_have_
     _ = held(place.flow(place.works.claim(ASK)))
     place.lease_runs_out()
     again = held(place.flow(place.works.claim(ASK)))
-    place.flow(place.works.release(again, tried=False))
+    place.flow(place.works.give_back(again, tried=False))
     assert place.works_left() == 1
 
 
 def test_a_work_that_is_given_back_with_steps_is_gone_on_with_at_once(place: Place) -> None:
     work = held(place.flow(place.works.claim(ASK)))
     record(place, work)
-    place.flow(place.works.release(work))
+    place.flow(place.works.give_back(work))
     assert len(held(place.flow(place.works.claim(ASK))).steps) == 1
 
 
@@ -149,7 +149,7 @@ def test_a_holder_that_was_taken_over_gives_nothing_back(place: Place) -> None:
     first = held(place.flow(place.works.claim(ASK)))
     place.lease_runs_out()
     place.flow(place.works.claim(ASK))
-    place.flow(place.works.release(first))
+    place.flow(place.works.give_back(first))
     assert isinstance(place.flow(place.works.claim(ASK)), Busy)
 
 
@@ -224,8 +224,8 @@ def test_names_of_works_are_told_apart() -> None:
 def test_an_attempt_that_was_turned_away_before_it_began_does_not_count(place: Place) -> None:
     first = held(place.flow(place.works.claim(ASK)))
     record(place, first)
-    place.flow(place.works.release(first))
+    place.flow(place.works.give_back(first))
     for tried, attempts in ((False, 2), (False, 2), (True, 2), (True, 3)):
         again = held(place.flow(place.works.claim(ASK)))
         assert again.attempts == attempts
-        place.flow(place.works.release(again, tried=tried))
+        place.flow(place.works.give_back(again, tried=tried))

@@ -12,7 +12,7 @@ from onefold._steps.completer import Abandoned, CompletedWorks, Completer, Compl
 from onefold._steps.model import Held
 from onefold._steps.unfinished import release
 from onefold.errors import ConfigurationError
-from onefold.telemetry import Event, WorkAttemptFailed, WorkCompleted, WorkGivenUp
+from onefold.telemetry import Event, WorkAttemptFailed, WorkCompleted, WorkIsParked
 from tests.steps.places import ASK, ON_SQLITE, Place
 
 NONE = CompletedWorks()
@@ -74,7 +74,7 @@ def fail(place: Place, status: int = 500) -> Callable[[Abandoned], CompletionAtt
 
     def act(work: Abandoned) -> CompletionAttempt:
         held = begin(place, work.digest)
-        place.flow(place.works.release(held)) if held.steps else place.lease_runs_out()
+        place.flow(place.works.give_back(held)) if held.steps else place.lease_runs_out()
         return CompletionAttempt(status)
 
     return act
@@ -136,7 +136,7 @@ def test_a_work_that_failed_is_tried_again_later_and_in_the_end_parked(
     assert stage.round() == NONE
     assert stage.told == [
         WorkAttemptFailed("POST /rides", 2, "status 500"),
-        WorkGivenUp("POST /rides", 3, "failed 3 times: status 500"),
+        WorkIsParked("POST /rides", 3, "failed 3 times: status 500"),
     ]
     [error] = [record for record in caplog.records if record.levelname == "ERROR"]
     assert f"POST /rides (work {ASK.digest.hex()}) is parked and is not tried again: failed 3 times: status 500" in (
@@ -209,7 +209,7 @@ def test_a_work_whose_handler_parks_it_is_parked(place: Place) -> None:
 
     stage = Stage(place, parks)
     assert stage.round() == CompletedWorks(parked=1)
-    assert stage.told == [WorkGivenUp("POST /rides", 2, "outcome unknown: charge")]
+    assert stage.told == [WorkIsParked("POST /rides", 2, "outcome unknown: charge")]
 
 
 def test_two_completers_do_not_pick_one_work(place: Place) -> None:

@@ -210,7 +210,7 @@ def test_the_thread_ends_with_the_last_work_and_the_next_one_starts_another(plac
         assert threads() == 1
         heartbeat.drop(work)
         wait_until(lambda: threads() == 0, "no heartbeat")
-        place.flow(place.works.release(work))
+        place.flow(place.works.give_back(work))
 
 
 def test_a_child_of_fork_renews_nothing_of_its_parent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

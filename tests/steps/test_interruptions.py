@@ -47,7 +47,7 @@ def test_a_work_whose_first_step_commits_while_it_is_given_back_is_kept(place: P
         await Release()
 
     run(begin(), phase)
-    giving_back = threading.Thread(target=lambda: place.flow(place.works.release(held)))
+    giving_back = threading.Thread(target=lambda: place.flow(place.works.give_back(held)))
     giving_back.start()
     until = time.monotonic() + PATIENCE_S
     while not place.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
@@ -70,7 +70,7 @@ def test_a_finished_work_without_steps_is_not_forgotten_by_giving_it_back(place:
         await Release()
 
     place.flow(finish())
-    place.flow(place.works.release(held))
+    place.flow(place.works.give_back(held))
     assert isinstance(place.flow(place.works.claim(ASK)), Done)
 
 
@@ -122,7 +122,7 @@ def test_a_finish_that_could_not_be_committed_may_be_tried_again(once: Onefold, 
 
 
 def test_after_a_work_is_parked_no_step_of_it_is_done(once: Onefold, place: Place) -> None:
-    step = StepOptions("charge", replayable=False)
+    step = StepOptions("charge", repeatable=False)
 
     def lost() -> None:
         raise ConnectionError("the answer was lost")

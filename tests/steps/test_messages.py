@@ -193,7 +193,7 @@ def test_a_discarded_dead_letter_takes_its_work_along(place: Place) -> None:
 def test_a_call_whose_outcome_is_unknown_makes_a_dead_letter_until_a_person_says_what_became_of_it(
     stage: Stage,
 ) -> None:
-    stage.charge_step = StepOptions("charge", replayable=False)
+    stage.charge_step = StepOptions("charge", repeatable=False)
     stage.during = once_only(ConnectionError("the answer was lost"))
     assert isinstance(stage.deliver(), Failed)
     dialect = stage.place.database.dialect

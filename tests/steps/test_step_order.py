@@ -123,15 +123,14 @@ def test_code_that_ends_before_all_that_is_recorded_was_asked_for_is_refused(end
 
 def test_a_call_that_must_not_be_made_twice_is_marked_and_never_made_again() -> None:
     machine = points()
-    assert ask(machine, "call", "charge", replayable=False) == NewStep(0, "charge", marked=True)
+    assert ask(machine, "call", "charge", repeatable=False) == NewStep(0, "charge", marked=True)
     machine.started()
-    assert machine.has_records
     machine.failed()
-    assert ask(machine, "call", "charge", replayable=False) == Unknown(started(0, "charge"))
-    assert ask(points(started(0, "charge")), "call", "charge", replayable=False) == Unknown(started(0, "charge"))
+    assert ask(machine, "call", "charge", repeatable=False) == Unknown(started(0, "charge"))
+    assert ask(points(started(0, "charge")), "call", "charge", repeatable=False) == Unknown(started(0, "charge"))
 
 
-def test_a_started_call_that_has_become_replayable_is_made_again_under_its_recorded_name() -> None:
+def test_a_started_call_that_has_become_repeatable_is_made_again_under_its_recorded_name() -> None:
     machine = points(started(0, "pay"))
     assert ask(machine, "call", "charge", formerly=("pay",)) == NewStep(0, "pay", marked=False)
 
@@ -192,7 +191,7 @@ class Declined(Exception):
 class Op:
     kind: StepKind
     name: str
-    replayable: bool = True
+    repeatable: bool = True
     declines: bool = False
 
 
@@ -221,7 +220,7 @@ class World:
         return answers
 
     def step(self, machine: StepOrder, op: Op, crashes: Iterator[bool]) -> bytes | None:
-        following = machine.ask(op.kind, StepOptions(op.name, replayable=op.replayable))
+        following = machine.ask(op.kind, StepOptions(op.name, repeatable=op.repeatable))
         if isinstance(following, RecordedResult):
             assert (following.recorded.name, following.recorded.kind) == (op.name, op.kind)
             return following.recorded.result
@@ -255,7 +254,7 @@ class World:
 
 ops = st.builds(Op, st.sampled_from(["phase", "call"]), st.just(""), st.booleans(), st.booleans())
 programs = st.lists(ops, max_size=6).map(
-    lambda found: [Op(op.kind, f"step {number}", op.replayable, op.declines) for number, op in enumerate(found)]
+    lambda found: [Op(op.kind, f"step {number}", op.repeatable, op.declines) for number, op in enumerate(found)]
 )
 #: At which place each attempt dies.
 crash_plans = st.lists(st.integers(0, 15).map(lambda place: [False] * place + [True]), max_size=6)
@@ -272,7 +271,7 @@ def check_resumes(program: list[Op], plans: list[list[bool]], make: type[StepOrd
             break
     assert not world.repeated
     for op in program:
-        if not op.replayable and op.kind == "call":
+        if not op.repeatable and op.kind == "call":
             assert world.effects.get(op.name, 0) <= 1
     if not world.parked:
         assert answers == expected

@@ -106,7 +106,7 @@ def test_keys_of_steps_are_durable_and_each_its_own(once: Onefold) -> None:
 def test_a_call_that_must_not_be_made_twice_parks_the_work_where_its_outcome_is_unknown(
     once: Onefold, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step = StepOptions("charge", replayable=False)
+    step = StepOptions("charge", repeatable=False)
 
     def lost() -> None:
         assert place.steps_left() == [(0, "charge", "call", "started")]
@@ -127,7 +127,7 @@ def test_a_call_that_must_not_be_made_twice_is_recorded_like_any_other(once: One
     for fails in (True, False):
         try:
             with once.work("pay:1") as work:
-                work.call(StepOptions("charge", replayable=False), calls, "a")
+                work.call(StepOptions("charge", repeatable=False), calls, "a")
                 assert place.steps_left() == [(0, "charge", "call", "done")]
                 if fails:
                     raise KeyError

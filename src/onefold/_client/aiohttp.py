@@ -107,7 +107,7 @@ class AiohttpRequest:
             else:
                 self._request.headers[name] = value
 
-    def replayable(self) -> bool:
+    def can_be_resent(self) -> bool:
         from aiohttp import MultipartWriter, payload
 
         body: Any = self._request.body

@@ -262,7 +262,7 @@ class HttpCall(RetryLoop):
 
     async def _remember_redirect(self, response: Any, key: str) -> None:
         request = self.request
-        if (location := request.answer_header(response, "Location")) is not None and request.replayable():
+        if (location := request.answer_header(response, "Location")) is not None and request.can_be_resent():
             body = _hash(await Call(request.body))
             remember_redirect(
                 Redirect(normalize_url(request.address(), location), request.method, body, key, self.block)

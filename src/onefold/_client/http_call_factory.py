@@ -94,7 +94,7 @@ class HttpCallFactory:
         generates = not idempotent and self._key_hosts.covers(request.host)
         keyed = generates or key is not None or block is not None
         again = (keyed or idempotent) and (attempts_max or host.policy.attempts_max) > 1
-        if (again or block is not None) and not request.replayable():
+        if (again or block is not None) and not request.can_be_resent():
             why = (
                 "so the request cannot be retried" if again else "so it cannot be compared with what its key stands for"
             )

@@ -66,7 +66,7 @@ class _SharedRequest:
     def set_header(self, name: str, value: str) -> None:
         self._added[name.lower().encode("ascii")] = value.encode("ascii")
 
-    def replayable(self) -> bool:
+    def can_be_resent(self) -> bool:
         stream = self._request.stream
         if isinstance(stream, self._vendor.ByteStream):
             return True

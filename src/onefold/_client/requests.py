@@ -86,7 +86,7 @@ class RequestsRequest:
     def set_header(self, name: str, value: str) -> None:
         self._request.headers[name] = value
 
-    def replayable(self) -> bool:
+    def can_be_resent(self) -> bool:
         body = self._request.body
         return body is None or isinstance(body, bytes | str) or isinstance(self._position(), int)
 

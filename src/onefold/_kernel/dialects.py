@@ -18,7 +18,7 @@ POSTGRES_LIMITS: Final = "current_setting('statement_timeout') || ' ' || current
 
 #: Postgres: the role and the limits that a transaction begins with are kept in it, for our own statements: its handler
 #: may set others (see `as_ourselves` in `db/_postgres_session.py`). A condition that never holds, for behind WHERE.
-POSTGRES_KEPT: Final = f"""(set_config('onefold.role', current_setting('role'), true) IS NULL
+POSTGRES_NOTE_ROLE: Final = f"""(set_config('onefold.role', current_setting('role'), true) IS NULL
     OR set_config('onefold.limits', {POSTGRES_LIMITS}, true) IS NULL)"""
 
 #: Postgres: from now on the transaction lasts as long as the lease in the value $1, and so does a pause in it, whatever
@@ -26,14 +26,14 @@ POSTGRES_KEPT: Final = f"""(set_config('onefold.role', current_setting('role'), 
 #: Setting transaction_timeout (17 and later) inside a transaction does not wind up a timer that runs already: 0 stops
 #: it first. A condition, to stand behind WHERE, that never holds: no row is returned, because none would be read.
 POSTGRES_LEASE: Final = f"""(
-    {POSTGRES_KEPT}
+    {POSTGRES_NOTE_ROLE}
     OR set_config('idle_in_transaction_session_timeout', $1::text, true) IS NULL
     OR CASE WHEN current_setting('transaction_timeout', true) IS NULL THEN false
             WHEN set_config('transaction_timeout', '0', true) IS NULL THEN false
             ELSE set_config('transaction_timeout', $1::text, true) IS NULL END)"""
 
 #: What a transaction without a lease begins with, where a handler works in it.
-POSTGRES_OPENING: Final = Statement(qualified(f"SELECT WHERE {POSTGRES_KEPT}"))
+POSTGRES_OPENING: Final = Statement(qualified(f"SELECT WHERE {POSTGRES_NOTE_ROLE}"))
 
 #: Postgres: stands in front of COMMIT. What either opening has set dies with its transaction, and in one that was
 #: begun instead nothing is there: then the function is given a count of no buckets, which it alone refuses in its own

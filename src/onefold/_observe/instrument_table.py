@@ -41,7 +41,7 @@ from onefold._kernel.telemetry.request_events import (
     StepEnded,
     WorkAttemptFailed,
     WorkCompleted,
-    WorkGivenUp,
+    WorkIsParked,
 )
 from onefold._kernel.telemetry.saga_events import SagaEnded, SagaStepAttempted, SagaStuck, StuckSagasCounted
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed
@@ -72,7 +72,7 @@ REAPED: Final = Instrument(
 )  # fmt: skip
 COMPLETIONS: Final = Instrument(
     name="onefold.completions", kind="counter", unit="{attempt}", labels=("operation", "outcome"),
-    help="What the completer made of requests that were left: completed, failed, given_up",
+    help="What the completer made of requests that were left: completed, failed, parked",
 )  # fmt: skip
 
 STEPS: Final = Instrument(
@@ -261,7 +261,7 @@ MOVES: Final[Mapping[type, tuple[AnyMove, ...]]] = {
     StepEnded: (Move(STEPS, attrgetter("operation", "kind", "outcome")),),
     WorkCompleted: (Move(COMPLETIONS, lambda event: (event.operation, "completed")),),
     WorkAttemptFailed: (Move(COMPLETIONS, lambda event: (event.operation, "failed")),),
-    WorkGivenUp: (Move(COMPLETIONS, lambda event: (event.operation, "given_up")),),
+    WorkIsParked: (Move(COMPLETIONS, lambda event: (event.operation, "parked")),),
     Handled: (
         Move(MESSAGES, _message("handled")),
         Move(MESSAGE_DURATION, lambda event: None if event.elapsed_s is None else (event.consumer,), _elapsed_s),

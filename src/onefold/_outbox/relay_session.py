@@ -386,14 +386,14 @@ class RelaySession:
         await Batch(tuple(batch) if len(batch) == 1 else (Boundary.BEGIN, *batch, Boundary.COMMIT))
 
 
-async def release_due(dialect: str, *, limit: int = 1000) -> float | None:
-    """Let go what is due, at most `limit`; in how many seconds the next will be. None: there is none."""
+async def make_due_claimable(dialect: str, *, limit: int = 1000) -> float | None:
+    """Rows whose time has come may be claimed, at most `limit`; in how many seconds the next is due, if there is."""
     sql = STATEMENTS[dialect]
 
     async def work() -> float | None:
         rows = await Fetch(sql.next_due())
         if rows and rows[0][0] <= 0:
-            await Batch((Boundary.BEGIN, sql.release_due(limit), Boundary.COMMIT))
+            await Batch((Boundary.BEGIN, sql.make_due_claimable(limit), Boundary.COMMIT))
             rows = await Fetch(sql.next_due())
         return max(0.0, rows[0][0] / 1000) if rows else None
 

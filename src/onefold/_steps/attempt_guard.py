@@ -84,7 +84,7 @@ class AttemptGuard:
         await self._works.park(held, reason)
         _log.error(
             "%s is parked (work %s): call %r was begun by an earlier attempt, its outcome is not known, and it must "
-            "not be made again (replayable=False). Find out what became of it, then `onefold keys resume` or `release`",
+            "not be made again (repeatable=False). Find out what became of it, then `onefold keys resume` or `release`",
             self._operation, held.digest.hex(), name,
         )  # fmt: skip
         self._renewals.drop(held)

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Fetch
 from onefold._kernel.telemetry import Listener, tell
-from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkGivenUp
+from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkIsParked
 from onefold._policy.backoff import Backoff, Draw
 from onefold._policy.ranges import require
 from onefold._steps.sql.completer_statements import STATEMENTS
@@ -179,5 +179,5 @@ class Completer:
             "%s (work %s) is parked and is not tried again: %s. Repair the cause, then `onefold keys resume %s`, or "
             "`release`", picked.operation, picked.digest.hex(), reason, picked.digest.hex(),
         )  # fmt: skip
-        tell(self._listener, WorkGivenUp(picked.operation, attempts, reason))
+        tell(self._listener, WorkIsParked(picked.operation, attempts, reason))
         return "parked"

@@ -37,7 +37,7 @@ class MessageWork(WorkAttempt):
         works: Works,
         name: MessageName,
         *,
-        kept_as: str,
+        stored_id: str,
         lease_s: float,
         retention_s: float,
         before: tuple[BatchItem, ...],
@@ -49,7 +49,7 @@ class MessageWork(WorkAttempt):
         renewals: LeaseRenewals,
         listener: Listener | None = None,
     ) -> None:
-        """`kept_as` is what ledger and failed messages call it. `settle` writes the ledger row, and is refused
+        """`stored_id` is what the ledger and failed messages call it. `settle` writes the ledger row, and is refused
         (RequiredValueMissing) where it may not; `known` answers a row once that is committed."""
         digest = name.digest
         ask = WorkAsk(
@@ -63,7 +63,7 @@ class MessageWork(WorkAttempt):
         super().__init__(
             works,
             ask,
-            what=f"message {kept_as} of consumer {name.consumer!r}",
+            what=f"message {stored_id} of consumer {name.consumer!r}",
             isolation=isolation,
             sealing=sealing,
             renewals=renewals,

@@ -43,16 +43,16 @@ _NOT_GIVEN: Final = _NotGiven()
 @named_settings
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """What a step is, where its name alone does not say it: `work.call(StepOptions("charge", replayable=False), ...)`.
+    """What a step is, where its name alone does not say it: `work.call(StepOptions("charge", repeatable=False), ...)`.
 
-    `replayable`: whether a call may be made again, with the same key, where a crash hid its outcome. False parks the
+    `repeatable`: whether a call may be made again, with the same key, where a crash hid its outcome. False parks the
     work for a person instead. `formerly`: names that the step had in earlier releases, the oldest first; its key is
     derived from the oldest, so that it does not change with the name. `returns`: the type that the result is recorded
     as, where the function is not annotated with it.
     """
 
     name: str
-    replayable: bool = True
+    repeatable: bool = True
     formerly: tuple[str, ...] = ()
     returns: Any = _NOT_GIVEN
 
@@ -143,11 +143,6 @@ class StepOrder:
         """Whether a step was asked for."""
         return self._position > 0 or self._finished
 
-    @property
-    def has_records(self) -> bool:
-        """Whether a step has run, or was begun: then the work must be kept."""
-        return bool(self._records)
-
     def ask(self, kind: StepKind, options: StepOptions) -> Next:
         """What to do with the next step. One that is to be run is over when `done` or `failed` is told.
 
@@ -164,12 +159,12 @@ class StepOrder:
         if record is not None and record.state != "started":
             self._ended(kind, "recorded")
             return RecordedResult(record)
-        if record is not None and not options.replayable:
+        if record is not None and not options.repeatable:
             self._failed = (kind, options)
             return Unknown(record)
         name = options.name if record is None else record.name
         self._running = (kind, options)
-        self._at = NewStep(position, name, marked=not options.replayable and kind == "call")
+        self._at = NewStep(position, name, marked=not options.repeatable and kind == "call")
         return self._at
 
     def started(self) -> None:

@@ -111,17 +111,14 @@ class Works:
         await Batch((self.sql.take(digest, fence, ask.lease_s), *unless, Boundary.COMMIT))
         return Held(digest, fence + 1, ask.operation, ask.lease_s, attempts + 1, steps, may_have_called=True)
 
-    async def release(self, held: Held, *, tried: bool = True) -> None:
-        """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was
-        begun: that may have happened, and is made again under the same key by a retry or by the completer."""
-        ended = self.sql.release(held, tried=tried)
-        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
-        await with_connection(functools.partial(run_batch, *batch))
-
     async def give_back(self, held: Held, *, tried: bool = True) -> None:
-        """`release`, whether or not the store can be told: where it cannot, the lease runs out."""
+        """Let another go on at once. Nothing is left of a work of which nothing is recorded, unless a call was
+        begun: that may have happened, and is made again under the same key by a retry or by the completer. Where the
+        store cannot be told, the lease runs out."""
+        ended = self.sql.give_back(held, tried=tried)
+        batch: tuple[BatchItem, ...] = (Boundary.BEGIN, *self.sql.light, *ended, Boundary.COMMIT)
         try:
-            await self.release(held, tried=tried)
+            await with_connection(functools.partial(run_batch, *batch))
         except OnefoldError as error:
             await Discard()
             _log.warning(

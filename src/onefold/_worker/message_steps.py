@@ -65,12 +65,12 @@ class SteppedMessage(MessageWork):
     """One attempt at a message, and the steps of its handler."""
 
     def __init__(
-        self, shared: MessageSteps, consumer: Consumer, kept_as: str, message: Message, end: MessageEnd
+        self, shared: MessageSteps, consumer: Consumer, stored_id: str, message: Message, end: MessageEnd
     ) -> None:
         super().__init__(
             shared.works,
             MessageName(consumer.name, message.source, message.id),
-            kept_as=kept_as,
+            stored_id=stored_id,
             lease_s=consumer.lease_s,
             retention_s=consumer.retention_s,
             before=end.before,

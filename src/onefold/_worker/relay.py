@@ -37,7 +37,7 @@ from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.claimed_rows import DIED_OF
 from onefold._outbox.endpoint_copies import EndpointsOf
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, Sent, release_due
+from onefold._outbox.relay_session import RelaySession, Sent, make_due_claimable
 from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
@@ -307,7 +307,7 @@ class Relay:
     async def _chores(self) -> float:
         """Let go what is due, forget what is past its time; in how many seconds again."""
         await self._fire_recurring()
-        next_s = await self._run(release_due(self._database.dialect))
+        next_s = await self._run(make_due_claimable(self._database.dialect))
         keep_s, now = self._settings.keep_published_s, time.monotonic()
         # Without any to keep there may be some that were kept before: they are looked for now and then.
         if keep_s or now >= self._sweep_at:

@@ -71,18 +71,18 @@ _SAMPLES: tuple[tuple[str, Value], ...] = (
     ("int8", 8),
 )
 
-_KEPT = "current_setting('onefold.role', true)"
-_THEIRS = "current_setting('onefold.their_role', true)"
-_CURRENT = "current_setting('role')"
+_ROLE = "current_setting('onefold.role', true)"
+_THEIR_ROLE = "current_setting('onefold.their_role', true)"
+_ROLE_NOW = "current_setting('role')"
 _LIMITS = "current_setting('onefold.limits', true)"
 _WAIT = "current_setting('lock_timeout')"
 _THEIR_WAIT = "current_setting('onefold.their_lock_timeout', true)"
 
 _AS_BEGUN = Statement(
     qualified(f"""
-SELECT WHERE set_config('onefold.their_role', {_CURRENT}, true) IS NULL
-          OR CASE WHEN coalesce({_KEPT}, '') = '' THEN false WHEN {_KEPT} = {_CURRENT} THEN false
-                  ELSE set_config('role', {_KEPT}, true) IS NULL END
+SELECT WHERE set_config('onefold.their_role', {_ROLE_NOW}, true) IS NULL
+          OR CASE WHEN coalesce({_ROLE}, '') = '' THEN false WHEN {_ROLE} = {_ROLE_NOW} THEN false
+                  ELSE set_config('role', {_ROLE}, true) IS NULL END
           OR CASE WHEN coalesce({_LIMITS}, '') = '' THEN false WHEN {_LIMITS} = ({POSTGRES_LIMITS}) THEN false
                   ELSE set_config('onefold.their_lock_timeout', {_WAIT}, true) IS NULL
                     OR set_config('statement_timeout', split_part({_LIMITS}, ' ', 1), true) IS NULL
@@ -94,7 +94,7 @@ SELECT WHERE set_config('onefold.their_role', {_CURRENT}, true) IS NULL
 #: ('0' is without end). No limit on statements applies to it.
 _FOR_COMMIT = Statement(
     qualified(f"""
-SELECT WHERE CASE WHEN {_THEIRS} = {_CURRENT} THEN false ELSE set_config('role', {_THEIRS}, true) IS NULL END
+SELECT WHERE CASE WHEN {_THEIR_ROLE} = {_ROLE_NOW} THEN false ELSE set_config('role', {_THEIR_ROLE}, true) IS NULL END
           OR CASE WHEN coalesce({_THEIR_WAIT}, '') = '' OR {_WAIT} = '0' THEN false
                   WHEN {_THEIR_WAIT} <> '0' AND {_THEIR_WAIT}::interval < {_WAIT}::interval THEN false
                   ELSE set_config('lock_timeout', {_THEIR_WAIT}, true) IS NULL END

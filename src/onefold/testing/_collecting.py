@@ -10,14 +10,14 @@ from uuid import uuid4
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.relay_config import RelayConfig
-from onefold._outbox.relay_session import RelaySession, release_due
+from onefold._outbox.relay_session import RelaySession, make_due_claimable
 
 Collect: TypeAlias = Callable[[Sequence[Message]], Sequence[Confirm]]
 
 
 async def relay_all(dialect: str) -> None:
     """Take what is in the outbox and due, as a relay does."""
-    await release_due(dialect)
+    await make_due_claimable(dialect)
     session = RelaySession(f"testing-{uuid4().hex}", dialect, RelayConfig(), random.random)
     await session.enter()
     while (await session.tick()).claimed:

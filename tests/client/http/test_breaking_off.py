@@ -95,7 +95,7 @@ class Line:
     def set_header(self, name: str, value: str) -> None:
         self.headers[name] = value
 
-    def replayable(self) -> bool:
+    def can_be_resent(self) -> bool:
         return True
 
     def body(self) -> bytes:

@@ -66,8 +66,8 @@ class WorkAttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkGivenUp:
-    """A request that was left is not tried again, and waits for a person."""
+class WorkIsParked:
+    """The completer has parked a request that was left: it is not tried again, and waits for a person."""
 
     operation: str
     attempts: int
@@ -85,5 +85,5 @@ class StepEnded:
 
 
 RequestEvent: TypeAlias = (
-    Claimed | Settled | Released | Reaped | WorkCompleted | WorkAttemptFailed | WorkGivenUp | StepEnded
+    Claimed | Settled | Released | Reaped | WorkCompleted | WorkAttemptFailed | WorkIsParked | StepEnded
 )

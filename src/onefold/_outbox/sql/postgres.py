@@ -123,7 +123,7 @@ SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint FROM onef
 WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at < 'infinity' ORDER BY due_at LIMIT 1
 """)
 
-    RELEASE_DUE = qualified("""
+    MAKE_DUE_CLAIMABLE = qualified("""
 UPDATE onefold_outbox SET due_at = NULL WHERE position IN (
     SELECT position FROM onefold_outbox WHERE published_at IS NULL AND due_at <= clock_timestamp()
     ORDER BY due_at LIMIT $1::integer FOR UPDATE SKIP LOCKED)

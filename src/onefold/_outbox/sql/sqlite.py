@@ -111,7 +111,7 @@ SELECT due_at_ms - {_NOW} FROM onefold_outbox
 WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND due_at_ms < {NEVER_MS} ORDER BY due_at_ms LIMIT 1
 """
 
-    RELEASE_DUE = f"""
+    MAKE_DUE_CLAIMABLE = f"""
 UPDATE onefold_outbox SET due_at_ms = NULL WHERE position IN (
     SELECT position FROM onefold_outbox
     WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND due_at_ms <= {_NOW} ORDER BY due_at_ms LIMIT ?1)

@@ -21,7 +21,7 @@ class Statements:
     ASSIGN: ClassVar[str]
     FAIL: ClassVar[str]
     NEXT_DUE: ClassVar[str]
-    RELEASE_DUE: ClassVar[str]
+    MAKE_DUE_CLAIMABLE: ClassVar[str]
     FORGETTABLE: ClassVar[str]
     FORGET: ClassVar[str]
     PENDING: ClassVar[str]
@@ -113,8 +113,8 @@ class Statements:
         """In how many milliseconds the next row is due; no row where none is."""
         return Statement(self.NEXT_DUE)
 
-    def release_due(self, limit: int) -> Statement:
-        return Statement(self.RELEASE_DUE, (limit,))
+    def make_due_claimable(self, limit: int) -> Statement:
+        return Statement(self.MAKE_DUE_CLAIMABLE, (limit,))
 
     def forgettable(self, keep_s: float) -> Statement:
         """Whether there is a row to forget."""

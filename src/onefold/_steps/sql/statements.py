@@ -200,7 +200,7 @@ class Statements:
         values = (held.digest, held.fence, result, milliseconds(retention_s))
         return (self.guard(held), Statement(self._finish, values))
 
-    def release(self, held: Held, *, tried: bool = True) -> tuple[Statement, ...]:
+    def give_back(self, held: Held, *, tried: bool = True) -> tuple[Statement, ...]:
         """End the lease; a work of which nothing can have happened is forgotten. Where it is not ours, nothing is
         changed. An attempt that was turned away before it began (`tried` false) does not count."""
         # Locked first: a phase may be in its COMMIT, whose connection was given up. A statement that has waited for it
