@@ -30,6 +30,8 @@ DASHBOARD = files("onefold._observe") / "dashboard.json"
 GROWS, ONE, TWO, OLD = "0+6x60 360x180", "1x60 0x180", "2x60 0x180", "900x60 0x180"
 #: Is there with its first value, and stays.
 BEGINS = "_x10 1x230"
+#: Is not scraped for a while: its process is not there.
+AWAY = "1x10 _x60 1x170"
 
 #: For each alert what makes it fire for an hour, and the labels that it then has.
 CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
@@ -54,6 +56,10 @@ CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
         {'onefold_completions_total{operation="POST /a",outcome="parked"}': BEGINS}, 'operation="POST /a"'
     ),
     "OnefoldOutboxStuck": ({"onefold_outbox_oldest_age_seconds": OLD}, ""),
+    "OnefoldNoRelay": (
+        {"onefold_relays": "0x60 1x180", "onefold_outbox_oldest_age_seconds": OLD}, ""
+    ),
+    "OnefoldRelayGone": ({"onefold_relay_buckets": AWAY}, ""),
     "OnefoldRelayPaused": ({"onefold_relay_paused": ONE}, ""),
     "OnefoldDestinationPaused": ({'onefold_destination_paused{destination="bills"}': ONE}, 'destination="bills"'),
     "OnefoldOutboxDeadLetters": ({'onefold_outbox_stopped{state="dead"}': ONE}, ""),
@@ -63,6 +69,9 @@ CAUSES: Mapping[str, tuple[Mapping[str, str], str]] = {
     "OnefoldDeadLetters": ({'onefold_failed_messages{consumer="billing",state="dead"}': ONE}, 'consumer="billing"'),
     "OnefoldMessagesParked": (
         {'onefold_failed_messages{consumer="billing",state="parked"}': ONE}, 'consumer="billing"'
+    ),
+    "OnefoldConsumerGone": (
+        {'onefold_failed_messages{consumer="billing",state="dead"}': AWAY.replace("1x", "0x")}, 'consumer="billing"'
     ),
     "OnefoldConsumerPaused": ({'onefold_consumer_paused{consumer="billing"}': ONE}, 'consumer="billing"'),
     "OnefoldSagasStuck": ({'onefold_sagas_total{saga="order",outcome="stuck"}': GROWS}, 'saga="order"'),

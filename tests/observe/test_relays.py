@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from onefold import AsyncOnefold, Onefold
 from onefold._kernel.telemetry import join
 from onefold._worker import backlog_measuring
 from onefold._worker.relay import Relay
-from onefold.errors import BrokerUnavailable, MessageRefused
+from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from tests.observe.measured import Measured
 from tests.outbox.relaying import Stage, opened
 from tests.support.patience import PATIENCE_S
@@ -70,6 +72,36 @@ async def test_a_backlog_is_measured_while_the_broker_is_away(stage: Stage, meas
         await until(lambda: measured.value("onefold_relay_paused") == 0)
         await until(lambda: measured.values("onefold_outbox_pending") == {("orders",): 0, ("bills",): 0})
         assert measured.value("onefold_outbox_oldest_age_seconds") == 0
+
+
+async def test_an_application_that_publishes_tells_that_no_relay_runs(sqlite_path: Path, measured: Measured) -> None:
+    once = AsyncOnefold(str(sqlite_path), source="shop", broker="local", listener=measured.listeners)
+    async with once.transaction() as tx:
+        await tx.publish("orders", {})
+    async with once.measuring(every_s=0.05):
+        await until(lambda: measured.values("onefold_outbox_pending") == {("orders",): 1})
+        assert measured.value("onefold_relays") == 0
+        await until(lambda: (measured.value("onefold_outbox_oldest_age_seconds") or 0) > 0)
+        async with once.relaying():
+            await until(lambda: measured.value("onefold_relays") == 1)
+            await until(lambda: measured.values("onefold_outbox_pending") == {("orders",): 0})
+    await once.close()
+
+
+async def test_an_application_of_threads_does_so_too(sqlite_path: Path, measured: Measured) -> None:
+    once = Onefold(str(sqlite_path), source="shop", broker="local", listener=measured.listeners)
+    with once.transaction() as tx:
+        _ = tx.publish("orders", {})
+    with once.measuring(every_s=0.05):
+        await until(lambda: measured.values("onefold_outbox_pending") == {("orders",): 1})
+        assert measured.value("onefold_relays") == 0
+    once.close()
+
+
+def test_measuring_without_a_listener_is_refused(sqlite_path: Path) -> None:
+    for once in (Onefold(str(sqlite_path)), AsyncOnefold(str(sqlite_path))):
+        with pytest.raises(ConfigurationError, match="no listener"):
+            once.measuring()
 
 
 async def test_a_destination_that_takes_nothing_is_shown_as_paused(stage: Stage, measured: Measured) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
 from onefold._app.completer_methods import TaskCompleter, ThreadCompleter
+from onefold._app.measuring_methods import TaskMeasuring, ThreadMeasuring
 from onefold._app.work_blocks import WORK_RETENTION_S
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi
@@ -47,7 +48,7 @@ __all__ = ["AsyncOnefold", "Onefold"]
 T = TypeVar("T")
 
 
-class Onefold(ThreadCompleter, BaseOnefold[Database[Any]]):
+class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
     """onefold for threads, over a SQLite file, a psycopg pool or a SQLAlchemy engine.
 
     `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a
@@ -230,7 +231,7 @@ class Onefold(ThreadCompleter, BaseOnefold[Database[Any]]):
         return ThreadedDatabase(self._database, off_loop_handle if waits else plain_handle)
 
 
-class AsyncOnefold(TaskCompleter, BaseOnefold[AsyncDatabase[Any]]):
+class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]):
     """onefold for asyncio, over a SQLite file, an asyncpg or psycopg pool or a SQLAlchemy async engine.
 
     `principal` finds the authenticated caller of a request: the stable id of an account, tenant or user, never a

@@ -58,13 +58,16 @@ async def measure_consumer(consumer: str, dialect: str) -> FailedMessagesMeasure
 
 @asynccontextmanager
 async def measuring(
-    database: AsyncDatabase[Any], listener: Listener | None, *looks: Callable[[str], Flow[Event]]
+    database: AsyncDatabase[Any],
+    listener: Listener | None,
+    *looks: Callable[[str], Flow[Event]],
+    every_s: float | None = None,
 ) -> AsyncIterator[None]:
-    """Look, and tell, for as long as the block lasts; not where nothing listens."""
+    """Look, and tell, for as long as the block lasts, every EVERY_S by default; not where nothing listens."""
     if listener is None:
         yield
         return
-    task = asyncio.create_task(_measure(database, listener, looks))
+    task = asyncio.create_task(_measure(database, listener, looks, EVERY_S if every_s is None else every_s))
     try:
         yield
     finally:
@@ -73,7 +76,7 @@ async def measuring(
 
 
 async def _measure(
-    database: AsyncDatabase[Any], listener: Listener, looks: tuple[Callable[[str], Flow[Event]], ...]
+    database: AsyncDatabase[Any], listener: Listener, looks: tuple[Callable[[str], Flow[Event]], ...], every_s: float
 ) -> None:
     while True:
         for look in looks:
@@ -82,5 +85,5 @@ async def _measure(
             except StoreError:
                 pass
             except Exception:
-                _log.warning("what waits could not be measured; it is tried again in %g s", EVERY_S, exc_info=True)
-        await asyncio.sleep(EVERY_S)
+                _log.warning("what waits could not be measured; it is tried again in %g s", every_s, exc_info=True)
+        await asyncio.sleep(every_s)
