@@ -75,9 +75,9 @@ LIMITS: Final = (
     # A little above what Python 3.11 needs; later versions make fewer, because they call no comprehensions.
     Limit(subject="asyncpg first", unit="function calls", most=326),
     Limit(subject="asyncpg replay", unit="function calls", most=190),
-    # Metrics: two events of a request, each a look-up and a call of prometheus_client.
-    Limit(subject="asyncpg measured first", unit="function calls", most=346),
-    Limit(subject="asyncpg measured replay", unit="function calls", most=200),
+    # Metrics: two events of a request, each a look-up and calls of prometheus_client.
+    Limit(subject="asyncpg measured first", unit="function calls", most=337),
+    Limit(subject="asyncpg measured replay", unit="function calls", most=194),
     Limit(subject="asyncpg bare", unit="WAL bytes", most=205),
     Limit(subject="asyncpg first", unit="WAL bytes above bare", most=400),
     Limit(subject="asyncpg replay", unit="WAL bytes", most=1),  # not 0: the server notes its snapshots now and then

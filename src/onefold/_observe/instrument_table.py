@@ -247,6 +247,14 @@ def _with_consumer(state: str, event: Any) -> Labels:
     return event.consumer, state
 
 
+#: What decides the labels of all that an event moves, of those that every request and every call tells.
+LABELLED_BY: Final[Mapping[type, Callable[[Any], object]]] = {
+    Claimed: attrgetter("operation", "outcome"),
+    Settled: attrgetter("operation"),
+    AttemptEnded: attrgetter("host", "succeeded"),
+    CallEnded: attrgetter("host", "succeeded", "reason"),
+}
+
 MOVES: Final[Mapping[type, tuple[AnyMove, ...]]] = {
     Claimed: (
         Move(REQUESTS, attrgetter("operation", "outcome")),

@@ -1,7 +1,8 @@
 """The listener that moves instruments: the same for each backend, which only binds a series to a function.
 
-A series is bound when its labels are seen first; from then on an event costs a look-up and the backend's own call. A
-label that has taken `values_max` values takes no more: what comes after that counts as "other", and is logged once.
+A series is bound when its labels are seen first; from then on an event costs a look-up and the backend's own call. What
+every request tells is looked up once for all of its series, by what decides their labels (LABELLED_BY). A label that
+has taken `values_max` values takes no more: what comes after that counts as "other", and is logged once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from threading import Lock
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 from onefold._kernel.telemetry.every_event import Event
-from onefold._observe.instrument_table import MOVES
+from onefold._observe.instrument_table import LABELLED_BY, MOVES
 from onefold._observe.instruments import Add, AnyMove, Instrument, Labels, Move, Replace
 
 #: Of one label of one instrument.
@@ -38,13 +39,17 @@ class Recorder:
     def __init__(self, backend: Backend, *, values_max: int = VALUES_MAX) -> None:
         series = {move.instrument: _SeriesOf(backend, move.instrument, values_max)
                   for moves in MOVES.values() for move in moves}  # fmt: skip
-        self._moves: Mapping[type, Sequence[Callable[[Any], None]]] = {
-            kind: tuple(_reader(move, series[move.instrument]) for move in moves) for kind, moves in MOVES.items()
+        self._readers: Mapping[type, Callable[[Any], None]] = {
+            kind: _reader_of_all([(move, series[move.instrument]) for move in moves], LABELLED_BY.get(kind))
+            for kind, moves in MOVES.items()
         }
 
     def __call__(self, event: Event) -> None:
-        for move in self._moves.get(event.__class__, ()):
-            move(event)
+        try:
+            read = self._readers[event.__class__]
+        except KeyError:  # of an event that moves nothing
+            return
+        read(event)
 
 
 class _SeriesOf:
@@ -83,28 +88,58 @@ class _SeriesOf:
         return OTHER
 
 
+def _reader_of_all(
+    moves: Sequence[tuple[AnyMove, _SeriesOf]], labelled_by: Callable[[Any], object] | None
+) -> Callable[[Any], None]:
+    """What an event of one kind is handed to."""
+    simple = [(move, series) for move, series in moves if isinstance(move, Move)]
+    if labelled_by is not None and len(simple) == len(moves):
+        return _remembering_reader(simple, labelled_by)
+    readers = tuple(_reader(move, series) for move, series in moves)
+
+    def read(event: Any) -> None:
+        for each in readers:
+            each(event)
+
+    return read
+
+
+def _remembering_reader(
+    moves: Sequence[tuple[Move, _SeriesOf]], labelled_by: Callable[[Any], object]
+) -> Callable[[Any], None]:
+    """All moves of an event at once, by what decides their labels: every request pays for it."""
+    known: dict[object, Sequence[tuple[Record, Callable[[Any], float] | None]]] = {}
+
+    def bind(event: Any) -> Sequence[tuple[Record, Callable[[Any], float] | None]]:
+        labelled = [(move, series, labels) for move, series in moves if (labels := move.labels(event)) is not None]
+        records = [(series.bind(labels), move.value) for move, series, labels in labelled]
+        # What counts as "other" is not remembered: there is no end to its values.
+        if all(labels in series.bound for _, series, labels in labelled):
+            known[labelled_by(event)] = records
+        return records
+
+    def read(event: Any) -> None:
+        try:
+            records = known[labelled_by(event)]
+        except KeyError:
+            records = bind(event)
+        for record, value in records:
+            record(1 if value is None else value(event))
+
+    return read
+
+
 def _reader(move: AnyMove, series: _SeriesOf) -> Callable[[Any], None]:
-    """What an event is handed to. Each branch is a function of its own: every request pays for it."""
     bound, bind = series.bound, series.bind
     match move:
-        case Move(_, labels_of, None):
-
-            def count(event: Any) -> None:
-                labels = labels_of(event)
-                if labels is not None:
-                    (bound.get(labels) or bind(labels))(1)
-
-            return count
         case Move(_, labels_of, value_of):
-            assert value_of is not None
-            value = value_of
 
-            def record(event: Any) -> None:
+            def read(event: Any) -> None:
                 labels = labels_of(event)
                 if labels is not None:
-                    (bound.get(labels) or bind(labels))(value(event))
+                    (bound.get(labels) or bind(labels))(1 if value_of is None else value_of(event))
 
-            return record
+            return read
         case Add(_, several):
 
             def add(event: Any) -> None:
