@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from typing import Final, TypeAlias
@@ -30,9 +31,8 @@ async def run_attempts(
     """The record of a step. `journal` gives what is recorded under a name, or runs the attempt and records that."""
     failures: list[str] = []
     for number in count(1):
-        call.failures = list(failures)
         name = call.journal_name if number == 1 else f"{call.journal_name}{_ATTEMPT}{number}"
-        found = await journal(name, _attempt(call, number))
+        found = await journal(name, _attempt(replace(call, failures=list(failures)), number))
         if "retry" not in found:
             return found
         failures.append(found["retry"])

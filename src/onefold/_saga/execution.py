@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -94,7 +95,7 @@ class Saga:
         run to its end. Arguments and results are JSON. Of `retry` attempts_max and backoff hold, and attempt_s for an
         `async def`: a function on a thread cannot be broken off.
         """
-        run = functools.partial(self._run, self._engine.run_step, name, function, args, undo, retry)
+        run = functools.partial(self._run, self._engine.run_step, 0, name, function, args, undo, retry)
         return self._begin(f"step {name!r}", run)
 
     def tx(
@@ -107,7 +108,7 @@ class Saga:
     ) -> Coroutine[Any, Any, Any]:
         """A step in a transaction of your database, which commits together with its record: it happens once without a
         key. The function, and its `undo`, get a session first. Only on engines that share the database: DBOS."""
-        run = functools.partial(self._run, self._engine.run_tx, name, function, args, undo, retry)
+        run = functools.partial(self._run, self._engine.run_tx, 1, name, function, args, undo, retry)
         return self._begin(f"step {name!r}", run)
 
     def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
@@ -147,9 +148,8 @@ class Saga:
 
     async def _undo(self, run: Runner, call: StepCall) -> None:
         for number in count(1):
-            call.round = number
-            call.failures = []
-            if "error" not in await self._ask(f"the compensation of step {call.step!r}", run(call)):
+            attempts = replace(call, round=number, failures=[])
+            if "error" not in await self._ask(f"the compensation of step {call.step!r}", run(attempts)):
                 return
             self._stuck.add(self._start)
             pause_s = self._definition.undo_pause.ceiling_s(number, throttled=False)
@@ -158,17 +158,18 @@ class Saga:
     async def _run(
         self,
         run: Runner,
+        given_first: int,
         name: str,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         undo: Callable[..., Any] | None,
         retry: RetryPolicy | None,
     ) -> Any:
+        """`given_first`: how many arguments the engine puts before the step's own. A transaction's is its session."""
         what = f"step {name!r}"
         self._check(what)
         self._refuse(lambda: self._check_step(name, function, undo, retry))
-        # A step in a transaction gets its session first.
-        types = parameter_types(function, len(args), after=int(run == self._engine.run_tx))
+        types = parameter_types(function, len(args), after=given_first)
         try:
             given = tuple(
                 encode(arg, annotation, what=f"argument {number} of {what}")
@@ -179,9 +180,7 @@ class Saga:
         call = self._call(name, function, given, retry or STEP_RETRY)
         if undo is not None:
             # Before the step: a crash while it runs must find its compensation.
-            undone = self._call(name, undo, given, self._definition.undo_retry)
-            undone.undo = True
-            self._undos.append((run, undone))
+            self._undos.append((run, self._call(name, undo, given, self._definition.undo_retry, undo=True)))
         record = await self._ask(what, run(call))
         try:
             return call.read(record)
@@ -198,7 +197,9 @@ class Saga:
 
         return begin()
 
-    def _call(self, name: str, function: Callable[..., Any], args: tuple[Json, ...], retry: RetryPolicy) -> StepCall:
+    def _call(
+        self, name: str, function: Callable[..., Any], args: tuple[Json, ...], retry: RetryPolicy, *, undo: bool = False
+    ) -> StepCall:
         return StepCall(
             saga=self._definition.name,
             saga_id=self.id,
@@ -206,6 +207,7 @@ class Saga:
             function=function,
             args=args,
             retry=retry,
+            undo=undo,
             listener=self._listener,
         )
 

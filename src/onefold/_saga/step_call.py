@@ -35,9 +35,9 @@ class StepBrokeOff(Exception):
     """An attempt ended by what is no Exception. It has failed: the step ends, and not its process."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCall:
-    """A step of one saga, or its compensation."""
+    """A step of one saga, or one round of its compensation, and how its attempts have failed so far."""
 
     saga: str
     saga_id: str
@@ -50,7 +50,7 @@ class StepCall:
     round: int = 1
     """Of a compensation: the rounds before have used up their attempts."""
     failures: list[str] = field(default_factory=list)
-    """Of the attempts before, in this process."""
+    """Of its attempts, in this process: it grows with each."""
     listener: Listener | None = None
 
     @property

@@ -17,6 +17,7 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import sqlalchemy as sa
@@ -98,7 +99,7 @@ class SagaContext:
                 f"s.tx({call.step!r}, ...) needs your database: Dbos(..., database=engine), with a SQLAlchemy Engine "
                 "or AsyncEngine; s.step(...) needs none"
             )
-        call.failures = []
+        call = replace(call, failures=[])
         for number in range(1, call.retry.attempts_max + 1):
             name = call.journal_name if number == 1 else f"{call.journal_name}:attempt:{number}"
             known, last = len(call.failures), number == call.retry.attempts_max
