@@ -24,6 +24,7 @@ from onefold._app import AsyncOnefold, Onefold
 from onefold._console import csrf
 from onefold._console.access import Authorize, SignedIn, TokenAccess, access_of
 from onefold._console.headers import ConsoleHeaders
+from onefold._console.live import LiveStreams
 from onefold._console.pages import SECTIONS
 from onefold._console.rendering import make_environment, read_static_files
 from onefold._console.roles import Role
@@ -63,6 +64,7 @@ class Console:
         self._templates = make_environment()
         self._static = read_static_files()
         self._throttle = SignInThrottle()
+        self.live: Final = LiveStreams()
         routes = [
             Route("/", self._begin, methods=["GET"]),
             Route("/static/{name}", self._serve_static, methods=["GET"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from starlette.exceptions import HTTPException
@@ -21,6 +21,9 @@ from onefold._app.base_app import run_flow
 from onefold._console.access import SignedIn
 from onefold._console.roles import Operator, Role
 from onefold._kernel.effects import Flow
+
+if TYPE_CHECKING:
+    from onefold._console.live import LiveStreams
 
 T = TypeVar("T")
 
@@ -38,6 +41,9 @@ class ConsoleParts(Protocol):
     async def identify(self, request: Request) -> SignedIn | None: ...
 
     def now(self) -> float: ...
+
+    @property
+    def live(self) -> LiveStreams: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold._console.pages import audit_page
+from onefold._console.pages import audit_page, overview_page
 from onefold._console.sections import Section
 
 #: In the order of the navigation. The first is where the console begins.
 SECTIONS: Final[tuple[Section, ...]] = (
+    overview_page.SECTION,
     audit_page.SECTION,
 )  # fmt: skip

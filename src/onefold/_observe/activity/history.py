@@ -71,7 +71,7 @@ class Activity:
             into = found.setdefault(" ".join(values[place] for place in places), [0] * self.window.spans)
             for at, amount in enumerate(amounts):
                 into[at] = max(into[at], amount) if instrument.kind == "gauge" else into[at] + amount
-        return found
+        return dict(sorted(found.items()))
 
     def total(self, instrument: Instrument, wanted: Callable[[Labels], bool] = lambda _: True) -> int:
         """Of a counter, in the whole window."""

@@ -1,0 +1,123 @@
+"""Plots: from amounts per span to bars, in the coordinates of an SVG that the template draws. No script, no library.
+
+Nothing is told by colour alone: each series has its total beside its name, and each bar says what it is when it is
+pointed at or read aloud.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from onefold._observe.activity.history import TimeWindow
+
+WIDTH: Final = 600
+HEIGHT: Final = 120
+#: Colours that there are; what comes after them is summed up.
+SERIES_MAX: Final = 8
+_GAP: Final = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a column."""
+
+    number: int
+    """Of its series."""
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One span: its bars, and what they say."""
+
+    bars: tuple[Bar, ...]
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """What a template draws."""
+
+    title: str
+    unit: str
+    legend: tuple[tuple[str, str], ...]
+    """Each series with what it has come to, as text."""
+    columns: tuple[Column, ...]
+    highest: int
+    begins: str
+    ends: str
+
+    @property
+    def summary(self) -> str:
+        """For who cannot see it."""
+        said = ", ".join(f"{name or self.unit} {amount}" for name, amount in self.legend)
+        return f"{self.title}: {said or 'nothing'}. {self.begins} to {self.ends}."
+
+
+def stack(title: str, unit: str, series: Mapping[str, Sequence[int]], window: TimeWindow) -> Plot:
+    """Amounts on top of each other, the series that are named first at the bottom."""
+    few = _limit(series, window)
+    highest = max((sum(amounts) for amounts in zip(*few.values(), strict=True)), default=0)
+    legend = tuple((name, f"{sum(amounts):,}") for name, amounts in few.items())
+    return _draw(title, unit, few, window, highest, legend)
+
+
+def level(title: str, unit: str, amounts: Sequence[int], window: TimeWindow) -> Plot:
+    """The greatest value of each span."""
+    highest = max(amounts, default=0)
+    legend = (("greatest", f"{highest:,} {unit}"),) if highest else ()
+    return _draw(title, unit, {"": list(amounts)}, window, highest, legend)
+
+
+def _limit(series: Mapping[str, Sequence[int]], window: TimeWindow) -> dict[str, list[int]]:
+    found = {name: list(amounts) for name, amounts in series.items() if any(amounts)}
+    by_size = sorted(found, key=lambda name: sum(found[name]), reverse=True)
+    if len(by_size) <= SERIES_MAX:
+        return found
+    others = [found.pop(name) for name in by_size[SERIES_MAX - 1 :]]
+    found["others"] = [sum(amounts) for amounts in zip(*others, strict=True)]
+    return found
+
+
+def _draw(
+    title: str,
+    unit: str,
+    series: Mapping[str, list[int]],
+    window: TimeWindow,
+    highest: int,
+    legend: tuple[tuple[str, str], ...],
+) -> Plot:
+    width = WIDTH / window.spans
+    columns = []
+    for span in range(window.spans):
+        bars, y, said = [], float(HEIGHT), []
+        for number, (name, amounts) in enumerate(series.items()):
+            if amounts[span]:
+                height = HEIGHT * amounts[span] / highest
+                y -= height
+                place = (span * width + width * _GAP / 2, y, width * (1 - _GAP), height)
+                bars.append(Bar(number, *(round(each, 2) for each in place)))
+                said.append(f"{name} {amounts[span]:,}" if name else f"{amounts[span]:,} {unit}")
+        if bars:
+            columns.append(Column(tuple(bars), f"{clock(window, span)}: {', '.join(said)}"))
+    return Plot(
+        title=title,
+        unit=unit,
+        legend=legend,
+        columns=tuple(columns),
+        highest=highest,
+        begins=clock(window, 0),
+        ends=clock(window, window.spans),
+    )
+
+
+def clock(window: TimeWindow, span: int) -> str:
+    """When a span of the window begins, in UTC."""
+    at = datetime.fromtimestamp(window.since_s + span * window.span_s, tz=UTC)
+    return at.strftime("%H:%M" if window.span_s * window.spans <= 86_400 else "%a %d %b %H:%M")

@@ -1,0 +1,250 @@
+"""The overview: what waits now, what was counted, and its live updates."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onefold import AsyncOnefold
+from onefold._console import live
+from onefold._console.live import LiveStreams, write_fragment
+from onefold._console.plots import HEIGHT, SERIES_MAX, WIDTH, level, stack
+from onefold._kernel.telemetry.client_events import RetryPlanned
+from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed
+from onefold._kernel.telemetry.relay_events import OutboxMeasured
+from onefold._kernel.telemetry.request_events import Claimed
+from onefold._observe.activity.history import TimeWindow, last_week
+from onefold.console import Console, console
+from tests.console.browsing import ACT, VIEW, Visitor, text_of
+from tests.support.patience import PATIENCE_S
+
+WINDOW = TimeWindow(60, 1_780_000_020 // 60 * 60, 4)
+
+
+@pytest.fixture
+async def once(sqlite_path: Path) -> AsyncIterator[AsyncOnefold]:
+    found = AsyncOnefold(sqlite_path, source="shop", activity=True)
+    yield found
+    await found.close()
+
+
+async def count(once: AsyncOnefold, *events: Any) -> None:
+    assert once.listener is not None
+    for event in events:
+        once.listener(event)
+    await once._write_activity()
+
+
+# --- plots ----------------------------------------------------------------------------------------------------
+
+
+def test_bars_stand_on_each_other_and_the_highest_column_fills_the_plot() -> None:
+    plot = stack("Requests", "requests", {"run": [1, 0, 3, 0], "replay": [1, 0, 1, 0]}, WINDOW)
+    assert plot.legend == (("run", "4"), ("replay", "2"))
+    assert plot.highest == 4
+    [first, third] = plot.columns
+    assert [bar.height for bar in first.bars] == [HEIGHT / 4, HEIGHT / 4]
+    assert [bar.y for bar in third.bars] == [HEIGHT / 4, 0]
+    assert third.bars[0].x > first.bars[0].x + first.bars[0].width
+    assert third.says.endswith(": run 3, replay 1")
+    assert all(0 <= bar.x <= bar.x + bar.width <= WIDTH for column in plot.columns for bar in column.bars)
+
+
+def test_what_has_more_series_than_colours_is_summed_up() -> None:
+    plot = stack("Retries", "attempts", {f"host {number}": [number, 0, 0, 0] for number in range(1, 20)}, WINDOW)
+    assert len(plot.legend) == SERIES_MAX
+    assert plot.legend[-1] == ("others", str(sum(range(1, 20 - SERIES_MAX + 1))))
+    assert plot.highest == sum(range(1, 20)), "nothing is left out"
+
+
+def test_a_level_says_its_greatest_value_and_nothing_is_no_plot() -> None:
+    assert level("Age", "s", [0, 90, 30, 0], WINDOW).legend == (("greatest", "90 s"),)
+    assert level("Age", "s", [0, 0, 0, 0], WINDOW).columns == ()
+    assert "nothing" in stack("Requests", "requests", {}, WINDOW).summary
+
+
+def test_a_week_says_the_day() -> None:
+    plot = level("Age", "s", [1] * 168, last_week(1_780_000_000))
+    assert re.fullmatch(r"\w{3} \d\d \w{3} \d\d:00", plot.begins)
+
+
+# --- the page -------------------------------------------------------------------------------------------------
+
+
+async def test_the_overview_is_where_the_console_begins(viewer: Visitor) -> None:
+    answer = await viewer.get("/")
+    assert answer.headers["location"] == "/overview"
+    assert (await viewer.get("/overview")).status_code == 200
+
+
+async def test_without_a_history_the_page_says_how_to_have_one(viewer: Visitor) -> None:
+    page = text_of(await viewer.get("/overview"))
+    assert "There is no history" in page
+    assert "activity=True" in page
+
+
+async def test_what_was_absorbed_is_told_by_hop_and_by_where(viewer: Visitor, once: AsyncOnefold) -> None:
+    await count(
+        once,
+        *[Claimed("POST /orders", "replay")] * 3,
+        Claimed("POST /orders", "run"),
+        Claimed("POST /orders", "in_flight"),
+        Duplicate("mailer", "orders"),
+        RetryPlanned("bank", "POST", 1, 0.1, throttled=True),
+        Failed("mailer", "orders", "boom", 1),
+        DeadLettered("mailer", "orders", "boom"),
+        OutboxMeasured(pending={}, oldest_s=75.5, delayed=0, retrying=0, dead=0, relays=1),
+    )
+    for window in ("hour", "day", "week", "nonsense"):
+        page = text_of(await viewer.get(f"/overview?window={window}"))
+        assert "run 1 replay 3 in_flight 1" in page
+        assert "consumer 1 http 3" in page
+        assert "POST /orders 3" in page
+        assert "consumer mailer, topic orders 1" in page
+        assert "calls, throttled 1 messages 1" in page
+        assert "greatest 76 s" in page
+
+
+async def test_what_waits_is_told(viewer: Visitor, once: AsyncOnefold) -> None:
+    async with once.transaction() as tx:
+        for number in range(3):
+            _ = tx.publish("orders", {"n": number}, key="7")
+    page = text_of(await viewer.get("/overview"))
+    assert "Events that wait 3" in page
+    assert "nothing is published" in page
+
+
+async def test_a_label_that_was_written_by_a_stranger_is_escaped(viewer: Visitor, once: AsyncOnefold) -> None:
+    """A topic of a foreign producer may be anything."""
+    await count(once, Duplicate("mailer", "<script>alert(1)</script>"))
+    page = (await viewer.get("/overview")).text
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+# --- live -----------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A browser's event source, without a browser."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.read: asyncio.Queue[str] = asyncio.Queue()
+        self.leave = asyncio.Event()
+        self._begun = False
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._begun:
+            self._begun = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            await self.read.put(message["body"].decode())
+
+    async def until(self, text: str) -> str:
+        seen = ""
+        async with asyncio.timeout(PATIENCE_S):
+            while text not in seen:
+                seen += await self.read.get()
+        return seen
+
+
+@asynccontextmanager
+async def streaming(visitor: Visitor, app: Console, query: str = "window=hour") -> AsyncIterator[Stream]:
+    stream = Stream()
+    cookies = "; ".join(f"{name}={value}" for name, value in visitor.client.cookies.items())
+    scope = {
+        "type": "http", "method": "GET", "path": "/overview/live", "raw_path": b"/overview/live", "root_path": "",
+        "query_string": query.encode(), "scheme": "http", "server": ("console.test", 80), "http_version": "1.1",
+        "headers": [(b"host", b"console.test"), (b"accept", b"text/event-stream"), (b"cookie", cookies.encode())],
+    }  # fmt: skip
+    task = asyncio.create_task(app(scope, stream.receive, stream.send))
+    try:
+        yield stream
+    finally:
+        stream.leave.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def app(once: AsyncOnefold) -> Console:
+    found = console(once, view_token=VIEW, act_token=ACT)
+    found.live._every_s = 0.02
+    return found
+
+
+async def test_the_page_names_its_stream_and_the_elements_that_it_replaces(viewer: Visitor) -> None:
+    page = (await viewer.get("/overview?window=day")).text
+    assert 'data-live="/overview/live?window=day"' in page
+    assert 'id="now"' in page
+    assert 'id="plots"' in page
+
+
+async def test_what_changes_is_sent_and_nothing_else(viewer: Visitor, app: Console, once: AsyncOnefold) -> None:
+    async with streaming(viewer, app) as stream:
+        first = await stream.until("data: plots\n")
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert "event: fragment\ndata: now\n" in first
+        await stream.until(": nothing new")
+        await count(once, *[Claimed("POST /orders", "replay")] * 7)
+        changed = await stream.until("<b>7</b>")
+        assert "data: now\n" not in changed
+    assert app.live.open == 0
+
+
+async def test_a_stream_ends_with_its_session(viewer: Visitor, app: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with streaming(viewer, app) as stream:
+        await stream.until("data: plots\n")
+        monkeypatch.setattr(app, "now", lambda: time.time() + 9 * 3600)
+        await stream.until("event: end\n")
+    assert app.live.open == 0
+
+
+async def test_without_a_session_there_is_no_stream(visitor: Visitor, app: Console) -> None:
+    async with streaming(visitor, app) as stream:
+        await stream.until("session has ended")
+        assert stream.status == 401
+
+
+async def test_there_are_only_so_many_streams(viewer: Visitor, app: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAMS_MAX", 1)
+    async with streaming(viewer, app) as first:
+        await first.until("data: now\n")
+        async with streaming(viewer, app) as second:
+            await second.until("Reload this page")
+            assert second.status == 503
+    async with streaming(viewer, app) as third:
+        await third.until("data: now\n")
+
+
+async def test_streams_of_one_address_share_what_is_read() -> None:
+    made = []
+
+    async def make() -> dict[str, str]:
+        made.append(1)
+        await asyncio.sleep(0)
+        return {"now": "x"}
+
+    streams = LiveStreams(every_s=60)
+    await asyncio.gather(*(streams._make_once("a", make) for _ in range(10)), streams._make_once("b", make))
+    assert len(made) == 2
+
+
+def test_a_fragment_of_several_lines_stays_one_event() -> None:
+    assert write_fragment("now", "<p>\n1\r\n</p>") == "event: fragment\ndata: now\ndata: <p>\ndata: 1\ndata: </p>\n\n"
