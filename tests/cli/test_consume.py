@@ -176,11 +176,14 @@ def test_a_target_is_an_onefold_or_an_application_or_a_function_that_makes_one(s
         ("needs:once", "importing 'needs' failed: ModuleNotFoundError: No module named 'not_installed_anywhere'"),
         ("failing:once", "importing 'failing' failed: JSONDecodeError"),
         ("targets:text", "'targets:text' is a str; give an Onefold"),
+        ("targets:text", "returns one of them. 'targets' has fastapi_app, flask_app, idle, once"),
+        ("targets:Nested", "'targets:Nested' is a class; give an Onefold"),
+        ("targets:lazy", "looking for an Onefold in 'targets:lazy' failed: RuntimeError: not set up ("),
         ("targets:no_one", "'targets:no_one' is a NoneType; give an Onefold"),
         ("targets:needy", "is a function that needs address"),
         ("targets:broken", "calling 'targets:broken' failed: LookupError: no configuration ("),
         ("targets:bare_app", "is an application without onefold: call once.install(app)"),
-        ("targets:idle", "there is no consumer to run"),
+        ("targets:idle", "'targets:idle' has no consumer to run: mark a handler with @once.consumer("),
     ],
 )
 def test_a_bad_target_is_told_in_one_line(shop: Shop, target: str, message: str) -> None:

@@ -203,6 +203,18 @@ def test_only_the_ids_that_are_named_are_redriven(shop: Shop, buried: Callable[.
     assert (nothing.returncode, nothing.stdout) == (1, "no dead letter of ship fits\n")
 
 
+def test_dead_letters_that_are_too_old_are_told_with_the_option_that_takes_them(
+    shop: Shop, buried: Callable[..., list[str]]
+) -> None:
+    [old] = buried(*placed("a"))
+    shop.change("UPDATE onefold_letter SET died_at_ms = died_at_ms - 20 * 86400000")
+    answer = shop.onefold("dlq", "redrive", *D)
+    assert answer.returncode == 1
+    assert answer.stdout == "no dead letter of ship fits; 1 died more than 7 days ago: see --days\n"
+    assert told(shop.onefold("dlq", "redrive", *D, "--days", "30", "--json"))["failed_messages"] == 1
+    assert states(shop) == {old: "waiting"}
+
+
 def test_discard_asks_then_deletes_dead_letters_and_no_waiting_ones(
     shop: Shop, buried: Callable[..., list[str]]
 ) -> None:

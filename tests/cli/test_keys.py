@@ -84,6 +84,7 @@ def test_unfinished_works_are_listed_with_their_state(place: Place) -> None:
     }
     assert found[parked]["reason"] == "outcome unknown: charge"
     assert (found[parked]["operation"], found[parked]["steps"], found[parked]["attempts"]) == ("POST /rides", 2, 1)
+    assert {work: each["started"] for work, each in found.items()} == {parked: 1, left: 0, C.hex(): 0}
     assert found[C.hex()]["lease_ends"] > found[C.hex()]["begun"]
     assert (found[left]["lease_ends"], found[parked]["lease_ends"], found[parked]["due"]) == (None, None, None)
     header, *rows = keys(place, "list").stdout.splitlines()
@@ -92,6 +93,8 @@ def test_unfinished_works_are_listed_with_their_state(place: Place) -> None:
     row = {row[:32]: row for row in rows}
     assert row[C.hex()][ends:].startswith("in ")
     assert [row[work][due:].split()[0] for work in (C.hex(), left, parked)] == ["-", "now", "-"]
+    steps = slice(header.index("steps"), header.index("attempts"))
+    assert [row[work][steps].strip() for work in (C.hex(), left, parked)] == ["0", "1", "2, 1 started"]
     assert [each["id"] for each in ask(place, "list", "--parked")] == [parked]
     text = keys(place, "list", "--parked").stdout
     assert parked in text
@@ -138,6 +141,25 @@ def test_a_work_that_is_being_done_is_left_alone(place: Place, verb: str) -> Non
     assert isinstance(held, Held)
     assert "is being done at this moment" in one_line(keys(place, verb, held.digest.hex(), "--yes"))
     assert (place.works_left(), audit(place)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("release", C.hex()), "is being done at this moment"),
+        (("resume", C.hex()), "is being done at this moment"),
+        (("resume", A.hex()), "the outcome of call 'charge'"),
+        (("resume", B.hex(), "--again"), "has no call whose outcome is unknown"),
+        (("resume", B.hex(), "--result", "7"), "has no call whose outcome is unknown"),
+        (("release", "00" * 16), "there is no unfinished work 0000"),
+        (("resume", "00" * 16), "there is no unfinished work 0000"),
+    ],
+)
+def test_what_is_refused_is_refused_before_a_person_is_asked(place: Place, words: tuple[str, ...], said: str) -> None:
+    begin(place, A, ("charge", "started"), parked="outcome unknown: charge")
+    begin(place, B, ("create", "done"))
+    assert isinstance(place.flow(place.works.claim(ASK._replace(digest=C))), Held)
+    assert said in one_line(keys(place, *words))
 
 
 def test_a_parked_work_goes_on_with_its_attempts_counted_anew(place: Place) -> None:
@@ -297,6 +319,31 @@ def test_resume_of_a_message_redrives_its_dead_letter_and_discard_forgets_its_wo
         assert stage.run_due() == [Handled("billing", "ride.wanted")]
         onefold("dlq", "discard", "m2", "--actor", "ada", "--yes", "-d", place.address)
         assert stage.left() == (0, 0, 0)
+
+
+def test_resume_of_a_message_redrives_its_dead_letter_however_old_it_is(place: Place) -> None:
+    """That its work is there says that it was not handled, whatever the ledger has forgotten."""
+    with stage_at(place, asynchronous=False, dead_letter_s=30 * 86400, retention_s=30 * 86400) as stage:
+        stage.charge_step = StepOptions("charge", repeatable=False)
+        stage.during = fail_once()
+        stage.deliver()
+        stage.run_due()
+        place.change("UPDATE onefold_letter SET died_at_ms = died_at_ms - 20 * 86400000")
+        [work] = ask(place, "list", "--parked")
+        assert ask(place, "resume", work["id"], "--again", "--actor", "ada", "--yes")["redriven"] == 1
+        assert stage.run_due() == [Handled("billing", "ride.wanted")]
+
+
+def test_dlq_list_says_that_works_wait_for_a_person_and_where_they_are_listed(place: Place) -> None:
+    listed = ("dlq", "list", "-d", place.address)
+    assert onefold(*listed).stdout == "dead letters: 0\n"
+    begin(place, A, ("charge", "started"), parked="outcome unknown: charge")
+    begin(place, B, ("create", "done"))
+    hint = "requests and works that wait for a person: 1; see `onefold keys list --parked`\n"
+    assert onefold(*listed).stdout == "dead letters: 0\n" + hint
+    assert told(onefold(*listed, "--json")) == []
+    place.change("UPDATE onefold_work SET kind = 'message'")  # it has a dead letter, which is listed
+    assert onefold(*listed).stdout == "dead letters: 0\n"
 
 
 def test_a_result_is_not_taken_where_nothing_tells_whether_it_is_sealed(place: Place) -> None:

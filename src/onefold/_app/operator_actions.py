@@ -7,8 +7,9 @@ import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from onefold._inbox.consumer import DAY_S
 from onefold._inbox.failed_messages import kept_names
 from onefold._inbox.message_identity import identity_of
 from onefold._inbox.redrive import Filter, discard, discard_all, redrive
@@ -17,6 +18,8 @@ from onefold._steps.message_work import forget_message, read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
 from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, resume
 from onefold.errors import ConfigurationError
+
+_ANY_AGE_S: Final = 3650 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,9 @@ async def discard_fitting(dialect: str, chosen: Filter, *, actor: str, why: str 
 async def resume_work(
     dialect: str, work_id: str, *, actor: str, why: str = "", result: bytes | None = None, again: bool = False
 ) -> Resumed:
-    """Let a work go on, as `_steps.unfinished.resume` does. A message that waits as a dead letter is redriven. A crash
-    between the two leaves a work that can go on, and a dead letter: resuming it once more does the rest."""
+    """Let a work go on, as `_steps.unfinished.resume` does. A message that waits as a dead letter is redriven, however
+    old it is: that its work is there says that it was not handled. A crash between the two leaves a work that can go
+    on, and a dead letter: resuming it once more does the rest."""
     work = await resume(dialect, work_id, actor=actor, why=why, result=result, again=again)
     if work.kind != "message":
         return Resumed(work=work, redriven=None)
@@ -54,7 +58,8 @@ async def resume_work(
     kept = await kept_names(dialect, name.consumer, identity_of(name.message_id, name.source))
     if not kept:
         return Resumed(work=work, redriven=0)
-    job = await redrive(dialect, Filter(consumer=name.consumer, ids=kept), actor=actor, why=why)
+    chosen = Filter(consumer=name.consumer, ids=kept)
+    job = await redrive(dialect, chosen, actor=actor, why=why, dead_letter_s=_ANY_AGE_S)
     return Resumed(work=work, redriven=job.failed_messages)
 
 

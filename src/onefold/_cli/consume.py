@@ -18,7 +18,7 @@ from onefold._inbox.failed_messages import count_failed
 from onefold._kernel.telemetry import Listener, join
 from onefold._worker.consumer_runner import ConsumerRunner
 from onefold._worker.worker_settings import select_consumers
-from onefold.errors import OnefoldError
+from onefold.errors import ConfigurationError, OnefoldError
 
 
 def command(
@@ -43,6 +43,11 @@ async def _main(
 ) -> None:
     once = await open_target(target, value)
     try:
+        if not once.consumers:
+            raise ConfigurationError(
+                f"{target!r} has no consumer to run: mark a handler with @once.consumer('name', topic='...'), in that "
+                "module or in one that it imports"
+            )
         consumers = select_consumers(once.consumers, only)
         if check:
             _print(consumers, as_json=as_json)

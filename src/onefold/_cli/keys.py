@@ -17,7 +17,7 @@ from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.readable import age, harmless, moment
 from onefold._steps.sealing import Sealing, is_sealed
-from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, list_works, release, show_work
+from onefold._steps.unfinished import StepView, WorkView, check_idle, check_resume, list_works, release, show_work
 from onefold.errors import ConfigurationError
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def list_command(
         columns = ("id", "operation", "state", "steps", "attempts", "age", "lease ends", "due", "reason")
         rows = [
             (
-                each.id, each.operation, each.state, each.steps, each.attempts, _age(each),
+                each.id, each.operation, each.state, _steps(each), each.attempts, _age(each),
                 _until(each, _lease_ends_ms(each)), _until(each, _due_ms(each)), each.reason,
             )
             for each in found
@@ -90,6 +90,7 @@ def release_command(
     """Forget one, and all that is recorded of it: a retry, or a message that is redriven, begins from the start."""
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
+        check_idle(work)
         done = ", ".join(step.name for step in steps) or "nothing"
         confirm(
             harmless(
@@ -139,11 +140,12 @@ def resume_command(
     sealing = _sealing_of(target) if target else Sealing() if unsealed else None
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
-        call = find_unknown_call(steps)
         value = None if result is None else _read_result(result)
+        check_idle(work)
+        call = check_resume(work, steps, says_outcome=again or result is not None)
         stored = None if result is None else store_result(work, steps, value, sealing, what="--result")
         said = ""
-        if call is not None and (result is not None or again):
+        if call is not None:
             became = "was not made, and is made" if again else f"returned {json.dumps(value, ensure_ascii=False)}"
             said = f"call {call.name!r} {became}"
         records = f" Records that {said}." if said else ""
@@ -190,6 +192,10 @@ def _age(work: WorkView) -> str:
     return age(max(0, work.now_ms - work.created_ms) / 1000)
 
 
+def _steps(work: WorkView) -> str:
+    return f"{work.steps}, {work.started} started" if work.started else str(work.steps)
+
+
 def _lease_ends_ms(work: WorkView) -> int | None:
     return work.lease_ends_ms if work.state == "running" else None
 
@@ -213,6 +219,7 @@ def _describe(work: WorkView) -> dict[str, Any]:
         "state": work.state,
         "reason": work.reason,
         "steps": work.steps,
+        "started": work.started,
         "attempts": work.attempts,
         "begun": moment(work.created_ms),
         "lease_ends": moment(_lease_ends_ms(work)),

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +50,8 @@ def load_target(target: str) -> object:
         try:
             value = getattr(value, step)
         except AttributeError:
-            raise ConfigurationError(f"{name!r} has no {path!r}{_suggestion(module)}") from None
+            there = _names_in(module)
+            raise ConfigurationError(f"{name!r} has no {path!r}" + (f"; it has {there}" if there else "")) from None
     return value
 
 
@@ -69,14 +70,17 @@ async def open_target(target: str, value: object) -> AnyOnefold:
             value = value()
             if inspect.isawaitable(value):
                 value = await value
-    if isinstance(value, AsyncOnefold | Onefold):
-        return value
-    found = left_in(value)
-    if isinstance(found, AsyncOnefold | Onefold):
+    with _in_one_line(f"looking for an Onefold in {target!r} failed"):
+        found = _onefold_in(value)
+        is_application = hasattr(value, "add_middleware") or hasattr(value, "wsgi_app")
+    if found is not None:
         return found
-    if hasattr(value, "add_middleware") or hasattr(value, "wsgi_app"):
+    if is_application:
         raise ConfigurationError(f"{target!r} is an application without onefold: call once.install(app) in its module")
-    raise ConfigurationError(f"{target!r} is a {type(value).__qualname__}; {_GIVE}")
+    kind = "class" if isinstance(value, type) else type(value).__qualname__
+    name = target.partition(":")[0]
+    there = _names_in(sys.modules[name])
+    raise ConfigurationError(f"{target!r} is a {kind}; {_GIVE}" + (f". {name!r} has {there}" if there else ""))
 
 
 def from_target_or_addresses(
@@ -162,13 +166,22 @@ def _close_module(name: str) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _suggestion(module: ModuleType) -> str:
-    fit = [
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, AsyncOnefold | Onefold) or isinstance(left_in(value), AsyncOnefold | Onefold)
-    ]
-    return f"; it has {', '.join(sorted(fit))}" if fit else ""
+def _names_in(module: ModuleType) -> str:
+    """What of a module may be a target."""
+    fit: list[str] = []
+    for name, value in vars(module).items():
+        with suppress(Exception):  # what cannot be looked at now is none
+            if _onefold_in(value) is not None:
+                fit.append(name)
+    return ", ".join(sorted(fit))
+
+
+def _onefold_in(value: object) -> AnyOnefold | None:
+    """A Onefold, or the one that is installed in an application."""
+    if isinstance(value, AsyncOnefold | Onefold):
+        return value
+    found = left_in(value)
+    return found if isinstance(found, AsyncOnefold | Onefold) else None
 
 
 @contextmanager

@@ -89,6 +89,10 @@ class Preview:
     def failed_messages(self) -> int:
         return sum(group.failed_messages - group.unfit for group in self.groups)
 
+    @property
+    def unfit(self) -> int:
+        return sum(group.unfit for group in self.groups)
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -46,6 +46,8 @@ class WorkView:
     """Why it is parked."""
     attempts: int
     steps: int
+    started: int
+    """How many of the steps are calls whose outcome is unknown."""
     lease_ends_ms: int
     created_ms: int
     due_ms: int
@@ -115,23 +117,9 @@ async def resume(
     sql, digest = STATEMENTS[dialect], read_id(work_id)
 
     def plan(work: WorkView, steps: list[StepView]) -> _Changes:
-        call = find_unknown_call(steps)
-        if result is None and not again:
-            if call is not None and call.state == "started":
-                raise WorkNotFit(
-                    f"the outcome of call {call.name!r} of work {work_id} is unknown: find out whether it was made, "
-                    "and say so, either with what it returned (--result JSON) or that it was not made (--again)"
-                )
-            return (sql.resume(digest),), with_why({}, why)
+        call = check_resume(work, steps, says_outcome=again or result is not None)
         if call is None:
-            raise WorkNotFit(
-                f"work {work_id} has no call whose outcome is unknown: resume it without saying what it was"
-            )
-        if call.state == "told" and work.attempts > 0:
-            raise WorkNotFit(
-                f"work {work_id} has gone on with what was recorded for call {call.name!r}, which cannot be corrected "
-                "any more: see what it did with `onefold keys show`, and put that right by hand"
-            )
+            return (sql.resume(digest),), with_why({}, why)
         if again or result is None:
             told = with_why({"step": call.name, "outcome": "not made"}, why)
             return (sql.unmark(digest, call.position), sql.resume(digest)), told
@@ -140,6 +128,32 @@ async def resume(
         return changes, with_why({"step": call.name, "outcome": outcome}, why)
 
     return await _change(sql, digest, actor, "keys resume", plan)
+
+
+def check_idle(work: WorkView) -> None:
+    """Raises WorkNotFit where a process is at it."""
+    if work.state == "running":
+        raise WorkNotFit(f"work {work.id} ({work.operation}) is being done at this moment: wait until that has ended")
+
+
+def check_resume(work: WorkView, steps: Sequence[StepView], *, says_outcome: bool) -> StepView | None:
+    """The call whose outcome is said. Raises WorkNotFit where one must be said, or must not."""
+    call = find_unknown_call(steps)
+    if not says_outcome:
+        if call is not None and call.state == "started":
+            raise WorkNotFit(
+                f"the outcome of call {call.name!r} of work {work.id} is unknown: find out whether it was made, and "
+                "say so, either with what it returned (--result JSON) or that it was not made (--again)"
+            )
+        return None
+    if call is None:
+        raise WorkNotFit(f"work {work.id} has no call whose outcome is unknown: resume it without saying what it was")
+    if call.state == "told" and work.attempts > 0:
+        raise WorkNotFit(
+            f"work {work.id} has gone on with what was recorded for call {call.name!r}, which cannot be corrected any "
+            "more: see what it did with `onefold keys show`, and put that right by hand"
+        )
+    return call
 
 
 def find_unknown_call(steps: Sequence[StepView]) -> StepView | None:
@@ -191,8 +205,7 @@ async def _change(
     view = await with_connection(work)
     if view is None:
         raise _unknown(digest.hex())
-    if view.state == "running":
-        raise WorkNotFit(f"work {view.id} ({view.operation}) is being done at this moment: wait until that has ended")
+    check_idle(view)
     return view
 
 
@@ -215,7 +228,8 @@ async def _find(sql: UnfinishedStatements, digest: bytes) -> tuple[WorkView, lis
 
 
 def _view(*row: Any) -> WorkView:
-    digest, kind, operation, attempts, parked, live, lease_ends_ms, created_ms, due_ms, now_ms, steps, head = row
+    digest, kind, operation, attempts, parked, live, *moments, steps, started, head = row
+    lease_ends_ms, created_ms, due_ms, now_ms = moments
     state: WorkState = "parked" if parked is not None else "running" if live else "left"
     return WorkView(
         id=bytes(digest).hex(),
@@ -225,6 +239,7 @@ def _view(*row: Any) -> WorkView:
         reason=parked,
         attempts=attempts,
         steps=steps,
+        started=started,
         lease_ends_ms=lease_ends_ms,
         created_ms=created_ms,
         due_ms=due_ms,

@@ -37,6 +37,16 @@ def broken() -> Onefold:
     raise LookupError("no\nconfiguration")
 
 
+class Lazy:
+    """Such as Flask's `current_app` outside of an application."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError("not set up")
+
+
+lazy = Lazy()
+
+
 class Nested:
     once = sync_one()
 

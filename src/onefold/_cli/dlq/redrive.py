@@ -61,9 +61,11 @@ def redrive_command(
             db.dialect, chosen, actor=actor_name(actor), per_second=rate, limit=limit, dead_letter_s=age_s, why=why
         )
         job = db.ask(started)
+        unfit = 0 if job.failed_messages else db.ask(preview(db.dialect, chosen, dead_letter_s=age_s)).unfit
         if wait and job.failed_messages:
             job = _waited(db, job)
-    _print_job(job, as_json=as_json)
+    hint = f"; {unfit} died more than {days_max:g} days ago: see --days" if unfit else ""
+    _print_job(job, as_json=as_json, hint=hint)
     if not job.failed_messages or (wait and job.dead):
         raise typer.Exit(1)
 
@@ -123,11 +125,11 @@ def _job(job: Job) -> dict[str, Any]:
     return {**asdict(job), "handled": handled}
 
 
-def _print_job(job: Job, *, as_json: bool) -> None:
+def _print_job(job: Job, *, as_json: bool, hint: str = "") -> None:
     if as_json:
         answer(_job(job))
     elif not job.failed_messages:
-        typer.echo(f"no dead letter of {job.consumer} fits")
+        typer.echo(f"no dead letter of {job.consumer} fits{hint}")
     else:
         word = "cancelled" if job.cancelled else "redrive"
         typer.echo(

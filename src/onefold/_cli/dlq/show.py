@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
 from onefold._kernel.readable import harmless, moment
+from onefold._steps.unfinished import WORKS_MAX, list_works
 from onefold.errors import ConfigurationError
 
 
@@ -57,7 +59,7 @@ def list_command(
             if len(found) < limit:
                 fit = db.ask(list_summaries(db.dialect, chosen, state=_STATES[state], limit=limit - len(found)))
                 found += [_summary(name, failed_message) for failed_message in fit]
-        waiting = 0 if state is not State.DEAD or as_json else _waiting(db, consumer, topic)
+        hints = [] if state is not State.DEAD or as_json else list(_hints(db, consumer, topic))
     if as_json:
         answer(found)
         return
@@ -66,10 +68,20 @@ def list_command(
         print_table("", columns, [[each[column] for column in columns] for each in found])
     what = "dead letters" if state is State.DEAD else "failed messages"
     typer.echo(f"{what}: {len(found)}" + (", perhaps more: raise --limit" if len(found) == limit else ""))
-    if waiting:
-        typer.echo(
-            f"waiting for their next try, or behind an earlier message of their key: {waiting}; see --state waiting"
-        )
+    for hint in hints:
+        typer.echo(hint)
+
+
+def _hints(db: CommandSession, consumer: str, topic: str) -> Iterator[str]:
+    """What else may be looked for here."""
+    if waiting := _waiting(db, consumer, topic):
+        yield f"waiting for their next try, or behind an earlier message of their key: {waiting}; see --state waiting"
+    if consumer or topic:
+        return
+    works = db.ask(list_works(db.dialect, parked_only=True, limit=WORKS_MAX))
+    # A message that is parked at its steps is a dead letter, too.
+    if parked := sum(work.kind != "message" for work in works):
+        yield f"requests and works that wait for a person: {parked}; see `onefold keys list --parked`"
 
 
 def _waiting(db: CommandSession, consumer: str, topic: str) -> int:

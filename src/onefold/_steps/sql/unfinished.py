@@ -18,10 +18,10 @@ class UnfinishedStatements:
     def __init__(self, d: Dialect, *, epoch_ms: str) -> None:
         """`epoch_ms`: a moment {} in milliseconds since 1970."""
         created, due, ends = (epoch_ms.format(f"{name}_at") for name in ("created", "due", "lease_ends"))
-        steps = "(SELECT count(*) FROM onefold_step WHERE onefold_step.digest = onefold_work.digest)"
+        steps = "SELECT count(*) FROM onefold_step WHERE onefold_step.digest = onefold_work.digest"
         columns = f"""
             digest, kind, operation, attempts, parked, lease_ends_at > {d.now}, {ends}, {created}, {due},
-            {epoch_ms.format(d.now)}, {steps}, substr(request, 1, 1)
+            {epoch_ms.format(d.now)}, ({steps}), ({steps} AND state = 'started'), substr(request, 1, 1)
         """
         unfinished = "finished_at IS NULL AND ($1::int = 0 OR parked IS NOT NULL)"
         after = f"({created} > $2::bigint OR ({created} = $2::bigint AND digest > $3::bytea))"
