@@ -185,7 +185,7 @@ async def streaming(visitor: Visitor, app: Console, query: str = "window=hour") 
 @pytest.fixture
 def app(once: AsyncOnefold) -> Console:
     found = console(once, view_token=VIEW, act_token=ACT)
-    found.live._every_s = 0.02
+    found._parts.live._every_s = 0.02
     return found
 
 
@@ -205,7 +205,7 @@ async def test_what_changes_is_sent_and_nothing_else(viewer: Visitor, app: Conso
         await count(once, *[Claimed("POST /orders", "replay")] * 7)
         changed = await stream.until("<b>7</b>")
         assert "data: now\n" not in changed
-    assert app.live.open == 0
+    assert app._parts.live.open == 0
 
 
 async def test_a_stream_ends_with_its_session(viewer: Visitor, app: Console, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ async def test_a_stream_ends_with_its_session(viewer: Visitor, app: Console, mon
         await stream.until("data: plots\n")
         monkeypatch.setattr(app, "now", lambda: time.time() + 9 * 3600)
         await stream.until("event: end\n")
-    assert app.live.open == 0
+    assert app._parts.live.open == 0
 
 
 async def test_without_a_session_there_is_no_stream(visitor: Visitor, app: Console) -> None:

@@ -19,6 +19,7 @@ from onefold._inbox import failed_messages, pausing, redrive, registry
 from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
+from onefold._kernel.audit import list_audit
 from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import Batch, Boundary, Flow, Statement
 from onefold._kernel.executors import BrokerExecutor, TaskExecutor
@@ -326,7 +327,7 @@ async def operators(database: AsyncDatabase[Any]) -> None:
     await _run(database, redrive.skip("postgres", "strict", "m2", actor="ada"))
     forget = partial(forget_message, "postgres")
     await _run(database, redrive.discard("postgres", "strict", tuple(dead), actor="ada", force=True, forget=forget))
-    assert await _run(database, redrive.list_audit("postgres"))
+    assert await _run(database, list_audit("postgres"))
 
 
 async def administrators(database: AsyncDatabase[Any]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from onefold._inbox.redrive import Filter, cancel, list_audit, preview, redrive, skip
+from onefold._inbox.redrive import Filter, cancel, preview, redrive, skip
 from onefold._inbox.retention import reap
+from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async
 from onefold._kernel.transaction import Transaction

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from onefold._inbox.handling import Inbox
-from onefold._inbox.redrive import FailedMessageNotFit, discard, list_audit, resume_at, skip
+from onefold._inbox.redrive import FailedMessageNotFit, discard, resume_at, skip
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.statements import Statements
 from onefold._inbox.version_order import Early, Late, Stand, Turn, decide_turn
+from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold.telemetry import DeadLettered, Dropped, Duplicate, Failed, Handled, Parked
@@ -282,7 +283,7 @@ async def test_a_dead_head_is_skipped_only_when_a_person_says_so_and_that_is_wri
     failed_messages = await backend.failed_messages()
     assert {name: failed_message.reason for name, failed_message in failed_messages.items()} == {"k2": "skipped by ada"}
     [line] = await backend.flow(list_audit(backend.dialect))
-    assert (line["actor"], line["action"], line["details"]["version"]) == ("ada", "skip", 2)
+    assert (line.actor, line.action, line.details["version"]) == ("ada", "skip", 2)
 
 
 @pytest.mark.parametrize("name", ["k3", "nobody"])

@@ -16,10 +16,10 @@ from onefold._inbox.redrive import (
     cancel,
     discard,
     job_of,
-    list_audit,
     preview,
     redrive,
 )
+from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ConfigurationError
@@ -159,12 +159,12 @@ async def test_everything_is_audited_with_who_did_it(shop: Shop) -> None:
     await backend.flow(cancel(backend.dialect, job.id, actor="grace"))
     await backend.flow(discard(backend.dialect, "billing", ("m1",), actor="joan"))
     lines = await backend.flow(list_audit(backend.dialect))
-    assert [(line["actor"], line["action"]) for line in lines] == [
+    assert [(line.actor, line.action) for line in lines] == [
         ("joan", "discard"),
         ("grace", "cancel"),
         ("ada", "redrive"),
     ]
-    assert lines[0]["details"]["failed_messages"] == [{"id": "m1", "topic": "order.placed"}]
+    assert lines[0].details["failed_messages"] == [{"id": "m1", "topic": "order.placed"}]
     assert Redriven("billing", "ada", 6) in backend.events
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
@@ -22,13 +21,12 @@ except ModuleNotFoundError as error:
 
 from onefold._app import AsyncOnefold, Onefold
 from onefold._console import csrf
-from onefold._console.access import Authorize, SignedIn, TokenAccess, access_of
+from onefold._console.access import Authorize, TokenAccess, access_of
 from onefold._console.headers import ConsoleHeaders
 from onefold._console.live import LiveStreams
 from onefold._console.pages import SECTIONS
 from onefold._console.rendering import make_environment, read_static_files
-from onefold._console.roles import Role
-from onefold._console.sections import Page, Visit
+from onefold._console.sections import ConsoleParts, Page, Visit
 from onefold._console.sign_in import SignIn, set_cookie
 from onefold._console.throttle import SignInThrottle
 from onefold._steps.unfinished import WorkNotFit
@@ -59,12 +57,11 @@ class Console:
                 f"console() got a {type(once).__qualname__}; its first argument is the AsyncOnefold or Onefold of the "
                 "application"
             )
-        self.once: Final = once
-        self._access = access_of(authorize, view_token, act_token)
-        self._templates = make_environment()
+        access = access_of(authorize, view_token, act_token)
+        self._parts = ConsoleParts(
+            once=once, access=access, templates=make_environment(), sections=SECTIONS, live=LiveStreams()
+        )
         self._static = read_static_files()
-        self._throttle = SignInThrottle()
-        self.live: Final = LiveStreams()
         routes = [
             Route("/", self._begin, methods=["GET"]),
             Route("/static/{name}", self._serve_static, methods=["GET"]),
@@ -86,18 +83,6 @@ class Console:
         """ASGI."""
         await self._app(scope, receive, send)
 
-    def now(self) -> float:
-        """Seconds since 1970, for sessions."""
-        return time.time()
-
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """A template, with what all of them have."""
-        return self._templates.get_template(template).render({"sections": SECTIONS, "Role": Role, **values})
-
-    async def identify(self, request: Request) -> SignedIn | None:
-        """Who this is; None where the request is to sign in. Raises HTTPException where it is refused."""
-        return await self._access.identify(request, self.now())
-
     # Routes
 
     async def _begin(self, request: Request) -> Response:
@@ -111,15 +96,16 @@ class Console:
         return Response(content, media_type=media_type)
 
     def _routes_of_sign_in(self) -> list[Route]:
-        if not isinstance(self._access, TokenAccess):
+        access = self._parts.access
+        if not isinstance(access, TokenAccess):
             return []
-        pages = SignIn(self._access, self, self._throttle)
+        pages = SignIn(access, self._parts, SignInThrottle())
 
         async def sign_in(request: Request) -> Response:
             return await pages.sign_in(request, await _read_genuine_form(request, ""))
 
         async def sign_out(request: Request) -> Response:
-            signed_in = await self.identify(request)
+            signed_in = await self._parts.identify(request)
             await _read_genuine_form(request, "" if signed_in is None else signed_in.session)
             return await pages.sign_out(request)
 
@@ -131,7 +117,7 @@ class Console:
 
     def _endpoint(self, page: Page) -> Endpoint:
         async def answer(request: Request) -> Response:
-            signed_in = await self.identify(request)
+            signed_in = await self._parts.identify(request)
             if signed_in is None:
                 return _send_to_sign_in(request)
             if not signed_in.operator.role.allows(page.role):
@@ -142,7 +128,7 @@ class Console:
             known = csrf.browser_of(request)
             browser = known or csrf.new_browser()
             token = csrf.token_of(browser, signed_in.session)
-            visit = Visit(request=request, parts=self, signed_in=signed_in, csrf=token, form=form)
+            visit = Visit(request=request, parts=self._parts, signed_in=signed_in, csrf=token, form=form)
             response = await page.answer(visit)
             if known is None:
                 set_cookie(response, request, csrf.COOKIE, browser)
@@ -173,7 +159,7 @@ class Console:
         self, request: Request, status: int, text: str, headers: Mapping[str, str] | None = None
     ) -> Response:
         values = {"root": str(request.scope.get("root_path", "")), "status": status, "text": text}
-        return HTMLResponse(self.render("error.html", values), status, headers)
+        return HTMLResponse(self._parts.render("error.html", values), status, headers)
 
 
 def console(

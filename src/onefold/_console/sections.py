@@ -7,18 +7,20 @@ POST, the form is genuine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
+from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from onefold._app import AsyncOnefold, Onefold
 from onefold._app.base_app import run_flow
-from onefold._console.access import SignedIn
+from onefold._console.access import Access, SignedIn
 from onefold._console.roles import Operator, Role
 from onefold._kernel.effects import Flow
 
@@ -30,20 +32,25 @@ T = TypeVar("T")
 REASON_CHARS_MAX: Final = 500
 
 
-class ConsoleParts(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleParts:
     """What all visits share."""
 
-    @property
-    def once(self) -> AsyncOnefold | Onefold: ...
+    once: AsyncOnefold | Onefold
+    """Whose tables these are."""
+    access: Access
+    templates: Environment
+    sections: tuple[Section, ...]
+    live: LiveStreams
+    now: Callable[[], float] = time.time
+    """Seconds since 1970, for sessions."""
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str: ...
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        return self.templates.get_template(template).render({"sections": self.sections, **values})
 
-    async def identify(self, request: Request) -> SignedIn | None: ...
-
-    def now(self) -> float: ...
-
-    @property
-    def live(self) -> LiveStreams: ...
+    async def identify(self, request: Request) -> SignedIn | None:
+        """Who this is; None where the request is to sign in. Raises HTTPException where it is refused."""
+        return await self.access.identify(request, self.now())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

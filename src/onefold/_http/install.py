@@ -99,7 +99,7 @@ class Layer:
         self._marks: WeakSet[IdempotentHandler] = WeakSet()
         #: For as long as the layer lasts: frameworks cache the handlers of applications that are long gone, and those
         #: had a route.
-        self._applications: list[ApplicationKnown] = []
+        self.applications: list[ApplicationKnown] = []
         self._defaults: Settings = _merge_defaults(defaults, principal, authorize, quota)
         self._named: dict[str, str] = {}
         self._looked_at: list[Callable[..., Any]] = []
@@ -114,7 +114,7 @@ class Layer:
         self.reaping = Reaping(reap_every_s)
         self.installed: list[InstalledApp] = []
         self.store = _store(dialect)
-        reading = Reading(sealer, unsealed_answers, earlier_records)
+        self.reading = reading = Reading(sealer, unsealed_answers, earlier_records)
         #: For handlers that work in steps; made when it is first asked for.
         self.stepped = functools.cache(functools.partial(make_stepped, self.store))
         self._guard = RequestGuard(
@@ -182,8 +182,8 @@ class Layer:
             self._check_operations(routes, protocol)
 
         check()
-        self._applications.append(routes)
-        return Readiness(check, lambda: check_complete(self._marks, self._applications))
+        self.applications.append(routes)
+        return Readiness(check, lambda: check_complete(self._marks, self.applications))
 
     def _check_operations(self, routes: Routes, protocol: str) -> None:
         for policy in (*routes.operations().values(), *((self._others,) if self._others else ())):

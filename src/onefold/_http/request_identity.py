@@ -13,12 +13,12 @@ those of the `operation`, if that is a template.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 from onefold._http.request import Request, first_line
-from onefold._http.route_policy import Route
+from onefold._http.route_policy import Policy, Route
 from onefold._idempotency.fingerprint import (
     Asked,
     canonical_json,
@@ -85,6 +85,20 @@ def scopes_of(principal: str, method: str, route: Route, naming: Naming) -> tupl
     if len(operations) == 1 or not naming.earlier_records:
         return (Scope(principal, operations[0]),)
     return tuple([Scope(principal, operation) for operation in operations])
+
+
+def names_of(principal: str, operation: str, key: str, known: Mapping[str, Policy]) -> tuple[bytes, ...]:
+    """All digests that a request may be stored under, for people who know its operation (`POST /orders/{id}`) as its
+    application, a list of records or an earlier release has it. `known`: the operations of the application, if they
+    are known."""
+    method, _, template = operation.partition(" ")
+    names = dict.fromkeys(operations_of(method, template, None))
+    for each, policy in known.items():
+        verb, _, own = each.partition(" ")
+        found = dict.fromkeys(operations_of(verb, own, policy.operation))
+        if names.keys() & found.keys():
+            names = {**found, **names}
+    return tuple([Scope(principal, name).digest(key) for name in names])
 
 
 def _values_of(request: Request, route: Route) -> tuple[str, ...] | None:

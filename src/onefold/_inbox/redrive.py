@@ -257,18 +257,6 @@ async def resume_at(dialect: str, consumer: str, message_id: str, *, actor: str,
     await _move(dialect, consumer, message_id, actor=actor, action="resume", why=why)
 
 
-async def list_audit(dialect: str, *, limit: int = 100) -> list[Mapping[str, Any]]:
-    """The last lines of the audit, the newest first."""
-    require("limit", limit, least=1, most=10_000)
-
-    async def work() -> list[Mapping[str, Any]]:
-        names = ("at_ms", "actor", "action", "consumer", "details")
-        rows = await Fetch(STATEMENTS[dialect].list_audit(limit))
-        return [dict(zip(names, (*row[:4], json.loads(row[4])), strict=True)) for row in rows]
-
-    return await with_connection(work)
-
-
 async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, action: str, why: str) -> None:
     check_actor(actor)
     sql = STATEMENTS[dialect]

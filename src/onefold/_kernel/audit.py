@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from onefold._kernel.effects import Value
+from onefold._kernel.checkout import fetch_rows, run_batch, with_connection
+from onefold._kernel.dialects import sqlite_values
+from onefold._kernel.effects import Boundary, Statement, Value
+from onefold._kernel.pg_catalog import qualified
 from onefold.errors import ConfigurationError
 
 #: In Postgres' words. `consumer` is empty where it is not about one.
@@ -15,8 +20,64 @@ AUDIT: Final = """
     VALUES ($1::text, $2::text, $3::text, $4::text)
 """
 
+LINES_MAX: Final = 10_000
+
+_PAGE: Final = """
+    SELECT id, {at_ms}, actor, action, consumer, details FROM onefold_audit
+    WHERE id < $1::bigint ORDER BY id DESC LIMIT $2::int
+"""
+
+_NOTE: Final = {"postgres": qualified(AUDIT), "sqlite": sqlite_values(AUDIT)}
+_LINES: Final = {
+    "postgres": qualified(_PAGE.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint")),
+    "sqlite": sqlite_values(_PAGE.format(at_ms="audit_at_ms")),
+}
+
+_FIRST: Final = 2**63 - 1
+
 _ACTOR_CHARS_MAX: Final = 255
 _WHY_CHARS_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
+    """What an operator did."""
+
+    id: int
+    at_ms: int
+    actor: str
+    action: str
+    consumer: str
+    """Empty where it is not about one."""
+    details: Mapping[str, Any]
+
+
+async def list_audit(dialect: str, *, after: int | None = None, limit: int = 100) -> list[AuditLine]:
+    """Lines of the audit, the newest first, from behind the line `after` on."""
+    if not 1 <= limit <= LINES_MAX:
+        raise ConfigurationError(f"limit={limit} must be between 1 and {LINES_MAX}")
+    statement = Statement(_LINES[dialect], (_FIRST if after is None else after, limit))
+    return [
+        AuditLine(id=line, at_ms=at_ms, actor=actor, action=action, consumer=consumer, details=json.loads(details))
+        for line, at_ms, actor, action, consumer, details in await with_connection(
+            functools.partial(fetch_rows, statement)
+        )
+    ]
+
+
+async def write_audit(
+    dialect: str, *, actor: str, action: str, details: Mapping[str, Any], why: str = "", consumer: str = ""
+) -> None:
+    """A line by itself: for what changes nothing in this database, such as a look at a body."""
+    note = note_of(dialect, actor=actor, action=action, details=details, why=why, consumer=consumer)
+    await with_connection(functools.partial(run_batch, Boundary.BEGIN, note, Boundary.COMMIT))
+
+
+def note_of(
+    dialect: str, *, actor: str, action: str, details: Mapping[str, Any], why: str = "", consumer: str = ""
+) -> Statement:
+    """The statement that writes a line, for the batch of what it is about."""
+    return Statement(_NOTE[dialect], audit_values(actor, action, with_why(details, why), consumer=consumer))
 
 
 def audit_values(actor: str, action: str, details: Mapping[str, Any], *, consumer: str = "") -> tuple[Value, ...]:

@@ -107,10 +107,6 @@ class OperatorStatements:
             WHERE redrive = $1::text AND state = 'waiting' AND started = 0 AND failed = 0
         """)
         self._audit = d.text(AUDIT)
-        self._list_audit = d.text(f"""
-            SELECT {d.epoch_ms("audit_at")}, actor, action, consumer, details FROM onefold_audit
-            ORDER BY id DESC LIMIT $1::int
-        """)
 
     def _prepare_letters(self, d: Dialect) -> None:
         self._discard = d.text(f"""
@@ -212,9 +208,6 @@ class OperatorStatements:
 
     def audit(self, actor: str, action: str, consumer: str, details: str) -> Statement:
         return Statement(self._audit, (actor, action, consumer, details))
-
-    def list_audit(self, limit: int) -> Statement:
-        return Statement(self._list_audit, (limit,))
 
     def discard(self, consumer: str, ids: str, *, force: bool) -> Statement:
         return Statement(self._discard, (consumer, ids, int(force)))
