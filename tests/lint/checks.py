@@ -257,8 +257,6 @@ def unsafe_loading(source: Source) -> Iterator[Finding]:
 
 
 def silenced_checks(source: Source) -> Iterator[Finding]:
-    if source.floor not in PURE_FLOORS:
-        return
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
         if token.type == tokenize.COMMENT and SILENCER.search(token.string):
             yield source.finding(token.start[0], f"'{token.string}' silences a check: fix what it says")

@@ -266,29 +266,29 @@ class AsyncHttpxRequest(_SharedRequest):
 @cache
 def _resumed_stream_class(vendor: Any) -> Any:
     """The class of a stream whose beginning was read already. Clients ask for a stream of their vendor's own class."""
+    return type("ResumedStream", (_ResumedStream, vendor.SyncByteStream, vendor.AsyncByteStream), {})
 
-    class Resumed(vendor.SyncByteStream, vendor.AsyncByteStream):  # type: ignore[misc]  # chosen at run time
-        def __init__(self, start: bytes, rest: Any, stream: Any) -> None:
-            self._start = start
-            self._rest = rest
-            self._stream = stream
 
-        def __iter__(self) -> Iterator[bytes]:
-            yield self._start
-            yield from self._rest
+class _ResumedStream:
+    def __init__(self, start: bytes, rest: Any, stream: Any) -> None:
+        self._start = start
+        self._rest = rest
+        self._stream = stream
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield self._start
-            async for chunk in self._rest:
-                yield chunk
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._start
+        yield from self._rest
 
-        def close(self) -> None:
-            self._stream.close()
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._start
+        async for chunk in self._rest:
+            yield chunk
 
-        async def aclose(self) -> None:
-            await self._stream.aclose()
+    def close(self) -> None:
+        self._stream.close()
 
-    return Resumed
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _find_header(headers: Any, name: bytes) -> str | None:

@@ -112,19 +112,21 @@ def _resume(raw: Any, method: str | None, body: Any) -> Any:
 
 @cache
 def _response_class(urllib3: Any) -> Any:
-    class Resumed(urllib3.HTTPResponse):  # type: ignore[misc]  # chosen at run time
-        _fp: Any
+    return type("ResumedResponse", (_ResumedResponse, urllib3.HTTPResponse), {})
 
-        def release_conn(self) -> None:
-            if isinstance(self._fp, _Arriving):
-                self._fp.release_conn()
 
-        def supports_chunked_reads(self) -> bool:
-            return hasattr(self, "read1")  # without it (urllib3 before 2.1) pieces are of the size that is asked for
+class _ResumedResponse:
+    _fp: Any
+    read1: Any
 
-        def read_chunked(self, amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:
-            """What came in chunks is handed on as it arrives."""
-            while piece := self.read1(amt, decode_content=decode_content):
-                yield piece
+    def release_conn(self) -> None:
+        if isinstance(self._fp, _Arriving):
+            self._fp.release_conn()
 
-    return Resumed
+    def supports_chunked_reads(self) -> bool:
+        return hasattr(self, "read1")  # without it (urllib3 before 2.1) pieces are of the size that is asked for
+
+    def read_chunked(self, amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:
+        """What came in chunks is handed on as it arrives."""
+        while piece := self.read1(amt, decode_content=decode_content):
+            yield piece

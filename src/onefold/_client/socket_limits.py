@@ -63,44 +63,54 @@ def limit_transport(transport: Any) -> None:
 @cache
 def _backend_class(core: Any) -> Any:
     """The classes for httpcore or httpcore2: each asks for its own."""
+    stream = type("Stream", (_LimitedStream, core.NetworkStream), {"core": core})
+    return type("Backend", (_LimitedBackend, core.NetworkBackend), {"core": core, "make_stream": stream})
 
-    class Stream(core.NetworkStream):  # type: ignore[misc]  # chosen at run time
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
-            self.get_extra_info = stream.get_extra_info  # httpcore asks twice for each request
 
-        def read(self, max_bytes: int, timeout: float | None = None) -> Any:
-            return self._stream.read(max_bytes, left_s(timeout, core.ReadTimeout))
+class _LimitedStream:
+    core: Any
+    """httpcore or httpcore2."""
 
-        def write(self, buffer: Any, timeout: float | None = None) -> None:
-            if 0 < len(buffer) <= _PIECE_BYTES:
-                self._stream.write(buffer, left_s(timeout, core.WriteTimeout))
-                return
-            for start in range(0, len(buffer), _PIECE_BYTES):
-                self._stream.write(buffer[start : start + _PIECE_BYTES], left_s(timeout, core.WriteTimeout))
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.get_extra_info = stream.get_extra_info  # httpcore asks twice for each request
 
-        def close(self) -> None:
-            self._stream.close()
+    def read(self, max_bytes: int, timeout: float | None = None) -> Any:
+        return self._stream.read(max_bytes, left_s(timeout, self.core.ReadTimeout))
 
-        def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
-            return Stream(self._stream.start_tls(ssl_context, server_hostname, left_s(timeout, core.ConnectTimeout)))
+    def write(self, buffer: Any, timeout: float | None = None) -> None:
+        if 0 < len(buffer) <= _PIECE_BYTES:
+            self._stream.write(buffer, left_s(timeout, self.core.WriteTimeout))
+            return
+        for start in range(0, len(buffer), _PIECE_BYTES):
+            self._stream.write(buffer[start : start + _PIECE_BYTES], left_s(timeout, self.core.WriteTimeout))
 
-    class Backend(core.NetworkBackend):  # type: ignore[misc]  # chosen at run time
-        def __init__(self, backend: Any) -> None:
-            self._backend = backend
+    def close(self) -> None:
+        self._stream.close()
 
-        def connect_tcp(self, host: str, port: int, timeout: float | None = None, **more: Any) -> Any:
-            limit_s = left_s(timeout, core.ConnectTimeout)
-            return Stream(self._backend.connect_tcp(host, port, timeout=limit_s, **more))
+    def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
+        limit_s = left_s(timeout, self.core.ConnectTimeout)
+        return type(self)(self._stream.start_tls(ssl_context, server_hostname, limit_s))
 
-        def connect_unix_socket(self, path: str, timeout: float | None = None, **more: Any) -> Any:
-            limit_s = left_s(timeout, core.ConnectTimeout)
-            return Stream(self._backend.connect_unix_socket(path, timeout=limit_s, **more))
 
-        def sleep(self, seconds: float) -> None:
-            self._backend.sleep(seconds)
+class _LimitedBackend:
+    core: Any
+    """httpcore or httpcore2."""
+    make_stream: Any
 
-    return Backend
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, **more: Any) -> Any:
+        limit_s = left_s(timeout, self.core.ConnectTimeout)
+        return self.make_stream(self._backend.connect_tcp(host, port, timeout=limit_s, **more))
+
+    def connect_unix_socket(self, path: str, timeout: float | None = None, **more: Any) -> Any:
+        limit_s = left_s(timeout, self.core.ConnectTimeout)
+        return self.make_stream(self._backend.connect_unix_socket(path, timeout=limit_s, **more))
+
+    def sleep(self, seconds: float) -> None:
+        self._backend.sleep(seconds)
 
 
 # --- requests, over urllib3 ----------------------------------------------------------------------------------------
@@ -118,34 +128,36 @@ def limit_pool(pool: Any) -> None:
 
 @cache
 def _connection_class(kind: Any) -> Any:
-    class Connection(kind):  # type: ignore[misc]  # chosen at run time
-        knows_attempts = True
-        timeout: Any
-        response_class = _response_class(kind.response_class)
-
-        def connect(self) -> None:
-            self.timeout = left_s(self.timeout)
-            super().connect()
-
-        def send(self, data: Any) -> None:
-            if self.sock is not None:
-                self.sock.settimeout(left_s(self.timeout))
-            super().send(data)
-
-    return Connection
+    response = type("Response", (_LimitedResponse, kind.response_class), {"kind": kind.response_class})
+    return type("Connection", (_LimitedConnection, kind), {"kind": kind, "response_class": response})
 
 
-@cache
-def _response_class(kind: Any) -> Any:
-    class Response(kind):  # type: ignore[misc]  # chosen at run time
-        fp: Any
+class _LimitedConnection:
+    kind: Any
+    """The class that the pool has had."""
+    knows_attempts = True
+    timeout: Any
+    sock: Any
 
-        def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
-            super().__init__(sock, *args, **more)
-            if hasattr(sock, "gettimeout"):
-                self.fp = io.BufferedReader(_Reads(self.fp.detach(), sock))
+    def connect(self) -> None:
+        self.timeout = left_s(self.timeout)
+        self.kind.connect(self)
 
-    return Response
+    def send(self, data: Any) -> None:
+        if self.sock is not None:
+            self.sock.settimeout(left_s(self.timeout))
+        self.kind.send(self, data)
+
+
+class _LimitedResponse:
+    kind: Any
+    """The class that the connection has had."""
+    fp: Any
+
+    def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
+        self.kind.__init__(self, sock, *args, **more)
+        if hasattr(sock, "gettimeout"):
+            self.fp = io.BufferedReader(_Reads(self.fp.detach(), sock))
 
 
 class _Reads(io.RawIOBase):

@@ -106,7 +106,7 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
     setattr(call_handler, _MARK, found)
     if signature is not None:
-        call_handler.__signature__ = signature  # type: ignore[attr-defined]
+        vars(call_handler)["__signature__"] = signature
     return cast("F", call_handler)
 
 

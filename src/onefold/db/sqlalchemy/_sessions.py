@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
@@ -155,10 +155,11 @@ class JoinedSession:
         inner.join_transaction_mode = "create_savepoint"
         inner.info[_JOINED] = self
         event.listen(inner, "after_commit", _ignore)  # so that the session has listeners of its own to be held back
-        self._after_commit: Any = inner.dispatch.after_commit
-        setattr(inner.dispatch, "after_commit", _HeldListeners(self._after_commit, self._note_commit))  # noqa: B010
+        self._dispatch = cast("Any", inner.dispatch)
+        self._after_commit: Any = self._dispatch.after_commit
+        self._dispatch.after_commit = _HeldListeners(self._after_commit, self._note_commit)
         self._get_bind: Any = inner.get_bind
-        setattr(inner, "get_bind", self._bind)  # noqa: B010
+        vars(inner)["get_bind"] = self._bind
         self._close: Any = inner.close
         for name in ("close", "reset"):
             if hasattr(inner, name):
@@ -167,7 +168,7 @@ class JoinedSession:
     def _leave(self) -> None:
         """Take off what was laid over the session."""
         self._inner.__dict__.pop("get_bind", None)
-        setattr(self._inner.dispatch, "after_commit", self._after_commit)  # noqa: B010
+        self._dispatch.after_commit = self._after_commit
         event.remove(self._inner, "after_commit", _ignore)
         self._inner.info.pop(_JOINED, None)
         self._inner.join_transaction_mode = self._mode
