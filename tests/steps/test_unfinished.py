@@ -23,7 +23,7 @@ def test_pages_follow_each_other_and_miss_nothing(place: Place) -> None:
     found, last = [], None
     while page := place.flow(list_works(place.database.dialect, after=last, limit=2)):
         found += page
-        last = page[-1]
+        last = page[-1].place
     assert [bytes.fromhex(each.id) for each in found] == digests
 
 

@@ -7,8 +7,9 @@ import ipaddress
 import os
 import secrets
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlencode
 
 import typer
@@ -16,10 +17,14 @@ import typer
 from onefold._app import AsyncOnefold
 from onefold._cli.options import DATABASE, require_database
 from onefold._cli.output import log_to_stderr, say
+from onefold._cli.saga import open_engine
 from onefold._cli.signals import stop_on_signals
-from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target
+from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.extras import missing_extra
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._console.app import Console
 
 _VIEW: Final = "ONEFOLD_CONSOLE_VIEW_TOKEN"
 _ACT: Final = "ONEFOLD_CONSOLE_ACT_TOKEN"
@@ -32,6 +37,9 @@ def command(
     database: Annotated[str, DATABASE] = "",
     target: Annotated[
         str, typer.Option("--app", metavar="TARGET", help="module:attribute of an Onefold, instead of --database.")
+    ] = "",
+    sagas: Annotated[
+        str, typer.Option("--sagas", metavar="TARGET", help="module:attribute of the engine whose sagas are shown.")
     ] = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0: a free one.")] = 8787,
@@ -60,34 +68,38 @@ def command(
     value = load_target(target) if target else require_database(database)
     root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
 
+    sagas_value = load_target(sagas) if sagas else None
+
     async def serve() -> None:
+        from onefold._console.app import Console
+
         once = await open_target(target, value) if target else AsyncOnefold(value)
         try:
-            await _serve(once, host, port, root_path, view_token=view_token, act_token=act_token, shown=made)
+            async with AsyncExitStack() as stack:
+                engines = []
+                if sagas:
+                    engine = await open_engine(sagas, sagas_value)
+                    engines.append(await stack.enter_async_context(engine.as_operator()))
+                app = Console(
+                    once,
+                    view_token=view_token,
+                    act_token=act_token,
+                    sagas=engines,
+                    knows_application=bool(target),
+                )
+                await _serve(app, repr(once), host, port, root_path, made_token=act_token if made else None)
         finally:
             await close_onefold(once)
 
     asyncio.run(serve())
 
 
-async def _serve(
-    once: AnyOnefold,
-    host: str,
-    port: int,
-    root_path: str,
-    *,
-    view_token: str | None,
-    act_token: str | None,
-    shown: bool,
-) -> None:
-    from onefold.console import console
-
+async def _serve(app: Console, shown: str, host: str, port: int, root_path: str, *, made_token: str | None) -> None:
     try:
         from uvicorn import Config, Server
     except ModuleNotFoundError as error:
         raise missing_extra(error, "console") from None
 
-    app = console(once, view_token=view_token, act_token=act_token)
     config = Config(
         app,
         root_path=root_path,
@@ -98,9 +110,9 @@ async def _serve(
     )
     with _listen(host, port) as listening, stop_on_signals():
         at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}{root_path}"
-        say(f"console of {once!r} at {at}/")
-        if shown and act_token is not None:
-            say(f"sign in at {at}/login?{urlencode({'token': act_token})}")
+        say(f"console of {shown} at {at}/")
+        if made_token is not None:
+            say(f"sign in at {at}/login?{urlencode({'token': made_token})}")
         if not _is_loopback(host):
             say("this is plain HTTP: put a proxy with TLS in front, or tokens and sessions can be read on the way")
         await Server(config).serve([listening])

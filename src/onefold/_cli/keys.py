@@ -17,7 +17,16 @@ from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.readable import age, harmless, moment
 from onefold._steps.sealing import Sealing, is_sealed
-from onefold._steps.unfinished import StepView, WorkView, check_idle, check_resume, list_works, release, show_work
+from onefold._steps.unfinished import (
+    StepView,
+    WorkPlace,
+    WorkView,
+    check_idle,
+    check_resume,
+    list_works,
+    release,
+    show_work,
+)
 from onefold.errors import ConfigurationError
 
 app = typer.Typer(
@@ -182,10 +191,10 @@ def _sealing_of(target: str) -> Sealing:
 
 
 def _all(db: CommandSession, *, parked_only: bool) -> Iterator[WorkView]:
-    last: WorkView | None = None
+    last: WorkPlace | None = None
     while page := db.ask(list_works(db.dialect, parked_only=parked_only, after=last, limit=_PAGE)):
         yield from page
-        last = page[-1]
+        last = page[-1].place
 
 
 def _age(work: WorkView) -> str:

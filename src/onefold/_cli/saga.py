@@ -18,6 +18,7 @@ from onefold._cli.output import answer, print_table
 from onefold._cli.targets import load_target
 from onefold._kernel.readable import harmless
 from onefold._saga.engine import SagaEngine
+from onefold._saga.person_actions import cancel_saga, retry_saga
 from onefold._saga.saga_status import STATES, SagaStatus, State
 from onefold.errors import ConfigurationError
 
@@ -89,11 +90,7 @@ def retry_command(
 ) -> None:
     """Have a stopped saga go on, with the code that its processes have now."""
 
-    async def act(engine: SagaEngine) -> bool:
-        await engine.audit(saga_id, action="retry", actor=actor_name(actor))
-        return await engine.retry(saga_id)
-
-    if not _ask(target, act):
+    if not _ask(target, lambda engine: retry_saga(engine, saga_id, actor=actor_name(actor))):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to retry")
     typer.echo(f"resumed: {saga_id}; a process that runs its saga goes on with it")
 
@@ -106,29 +103,29 @@ def cancel_command(
     reason: Annotated[str, typer.Option("--reason", help="Why, for its history.")] = "",
 ) -> None:
     """Have a saga undo what it has done: its next step is not run, its pauses and waits end."""
-    who = actor_name(actor)
-
-    async def act(engine: SagaEngine) -> bool:
-        await engine.audit(saga_id, action="cancel", actor=who)
-        return await engine.cancel(saga_id, reason=f"cancelled by {who}{f': {reason}' if reason else ''}")
-
-    if not _ask(target, act):
+    if not _ask(target, lambda engine: cancel_saga(engine, saga_id, actor=actor_name(actor), why=reason)):
         raise ConfigurationError(f"saga {saga_id!r} has ended: there is nothing to cancel")
     typer.echo(f"asked to cancel: {saga_id}; `onefold saga show` says how far its compensations are")
+
+
+async def open_engine(target: str, value: object) -> SagaEngine:
+    """The engine in what was loaded. A function is called on the loop that it will be used on."""
+    engine = value() if inspect.isroutine(value) else value
+    if inspect.isawaitable(engine):
+        engine = await engine
+    if not isinstance(engine, SagaEngine):
+        raise ConfigurationError(
+            f"{target!r} is a {type(engine).__qualname__}; give an engine, such as Dbos(..., sagas=[order]), "
+            "or a function that returns one"
+        )
+    return engine
 
 
 def _ask(target: str, question: Callable[[SagaEngine], Awaitable[T]]) -> T:
     value = load_target(target)
 
     async def run() -> T:
-        engine = value() if inspect.isroutine(value) else value
-        if inspect.isawaitable(engine):
-            engine = await engine
-        if not isinstance(engine, SagaEngine):
-            raise ConfigurationError(
-                f"{target!r} is a {type(engine).__qualname__}; give an engine, such as Dbos(..., sagas=[order]), "
-                "or a function that returns one"
-            )
+        engine = await open_engine(target, value)
         async with engine.as_operator():
             return await question(engine)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
@@ -29,6 +29,7 @@ from onefold._console.rendering import make_environment, read_static_files
 from onefold._console.sections import ConsoleParts, Page, Visit
 from onefold._console.sign_in import SignIn, set_cookie
 from onefold._console.throttle import SignInThrottle
+from onefold._saga.engine import SagaEngine
 from onefold._steps.unfinished import WorkNotFit
 from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing
 
@@ -51,15 +52,23 @@ class Console:
         authorize: Authorize | None = None,
         view_token: str | None = None,
         act_token: str | None = None,
+        sagas: Sequence[SagaEngine] = (),
+        knows_application: bool = True,
     ) -> None:
+        """`knows_application`: whether `once` is that of the application, with its keys, or made of an address."""
         if not isinstance(once, AsyncOnefold | Onefold):
             raise ConfigurationError(
                 f"console() got a {type(once).__qualname__}; its first argument is the AsyncOnefold or Onefold of the "
                 "application"
             )
-        access = access_of(authorize, view_token, act_token)
         self._parts = ConsoleParts(
-            once=once, access=access, templates=make_environment(), sections=SECTIONS, live=LiveStreams()
+            once=once,
+            access=access_of(authorize, view_token, act_token),
+            templates=make_environment(),
+            sections=SECTIONS,
+            live=LiveStreams(),
+            sagas=_check_engines(sagas),
+            knows_application=knows_application,
         )
         self._static = read_static_files()
         routes = [
@@ -168,14 +177,23 @@ def console(
     authorize: Authorize | None = None,
     view_token: str | None = None,
     act_token: str | None = None,
+    sagas: Sequence[SagaEngine] = (),
 ) -> Console:
     """The console of an application: `app.mount("/console", console(once, authorize=...))`.
 
     `authorize` is a function of Starlette's request, sync or async, that returns `Role.VIEW`, `Role.ACT`, an `Operator`
     (a role, and the name for the audit), or None to refuse; it may raise the framework's HTTPException. Without it,
-    people sign in with `view_token` or `act_token`. One of these is needed: the console is never open.
+    people sign in with `view_token` or `act_token`. One of these is needed: the console is never open. `sagas` are the
+    engines whose sagas it shows; they are open while the application runs.
     """
-    return Console(once, authorize=authorize, view_token=view_token, act_token=act_token)
+    return Console(once, authorize=authorize, view_token=view_token, act_token=act_token, sagas=sagas)
+
+
+def _check_engines(given: Sequence[object]) -> tuple[SagaEngine, ...]:
+    engines = tuple(each for each in given if isinstance(each, SagaEngine))
+    if len(engines) < len(given):
+        raise ConfigurationError(f"sagas={given!r} of console() must be a list of engines, as Dbos(...) is one")
+    return engines
 
 
 def _path(request: Request, path: str) -> str:

@@ -23,6 +23,7 @@ from onefold._app.base_app import run_flow
 from onefold._console.access import Access, SignedIn
 from onefold._console.roles import Operator, Role
 from onefold._kernel.effects import Flow
+from onefold._saga.engine import SagaEngine
 
 if TYPE_CHECKING:
     from onefold._console.live import LiveStreams
@@ -44,6 +45,11 @@ class ConsoleParts:
     live: LiveStreams
     now: Callable[[], float] = time.time
     """Seconds since 1970, for sessions."""
+
+    sagas: tuple[SagaEngine, ...] = ()
+    """The engines whose sagas are shown."""
+    knows_application: bool = True
+    """Whether `once` is that of the application, or made of the address of its database."""
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         return self.templates.get_template(template).render({"sections": self.sections, **values})

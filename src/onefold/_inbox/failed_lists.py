@@ -51,6 +51,14 @@ async def list_dead(dialect: str, chosen: Filter, *, after: str | None = None, l
     return DeadPage(letters=letters, after=f"{page[-1][-1]}-{letters[-1].row_id}" if more else None)
 
 
+async def list_waiting(dialect: str, consumer: str, *, limit: int = 50) -> list[FailedMessage]:
+    """Failed messages that are not dead, the next to be tried first, without their data and history."""
+    require("limit", limit, least=1, most=LISTED_MAX)
+    chosen = Filter(consumer=consumer).values()
+    rows = await with_connection(functools.partial(fetch_rows, STATEMENTS[dialect].next_waiting(chosen, limit)))
+    return [read_row(*row) for row in rows]
+
+
 async def find_failed(dialect: str, consumer: str, message_id: str) -> FailedMessage | None:
     """One failed message with its data and history; None: there is none."""
     rows = await with_connection(functools.partial(fetch_rows, STATEMENTS[dialect].find(consumer, message_id)))

@@ -69,6 +69,11 @@ class SagaEngine(ABC):
         self._is_open = False
         await self._close()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked."""
+        return self._is_open
+
     @asynccontextmanager
     async def as_operator(self) -> AsyncIterator[Self]:
         """The engine, open for a person who looks and asks, as commands do: it runs no saga, for it would leave it half

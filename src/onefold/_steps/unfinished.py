@@ -7,9 +7,10 @@ it, so that a retry begins from the start. Neither touches a work that is being 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from onefold._kernel.audit import audit_values, with_why
 from onefold._kernel.checkout import with_connection
@@ -30,6 +31,13 @@ WorkState: TypeAlias = Literal["parked", "running", "left"]
 
 class WorkNotFit(OnefoldError):
     """What was asked for cannot be done with this work, and nothing was changed."""
+
+
+class WorkPlace(NamedTuple):
+    """Where a work stands in the list of them."""
+
+    created_ms: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,10 @@ class WorkView:
     is_sealed: bool
     """Whether its request is."""
 
+    @property
+    def place(self) -> WorkPlace:
+        return WorkPlace(self.created_ms, bytes.fromhex(self.id))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
@@ -71,10 +83,10 @@ class StepView:
 
 
 async def list_works(
-    dialect: str, *, parked_only: bool = False, after: WorkView | None = None, limit: int = 100
+    dialect: str, *, parked_only: bool = False, after: WorkPlace | None = None, limit: int = 100
 ) -> list[WorkView]:
     """Unfinished works, the oldest first, from behind `after` on."""
-    place = (0, b"") if after is None else (after.created_ms, bytes.fromhex(after.id))
+    place = WorkPlace(0, b"") if after is None else after
     statement = STATEMENTS[dialect].page(parked_only=parked_only, after=place, limit=min(limit, WORKS_MAX))
 
     async def work() -> list[WorkView]:
@@ -84,16 +96,9 @@ async def list_works(
 
 
 async def show_work(dialect: str, work_id: str) -> tuple[WorkView, list[StepView]]:
-    """One of them, and its steps. Raises WorkNotFit."""
+    """One of them, and its steps, without waiting for a process that has it. Raises WorkNotFit."""
     sql, digest = STATEMENTS[dialect], read_id(work_id)
-
-    async def work() -> tuple[WorkView, list[StepView]] | None:
-        await Batch((Boundary.BEGIN,))
-        found = await _find(sql, digest)
-        await Batch((Boundary.ROLLBACK,))
-        return found
-
-    found = await with_connection(work)
+    found = await with_connection(functools.partial(_find, sql, digest, sql.look(digest)))
     if found is None:
         raise _unknown(work_id)
     return found
@@ -185,7 +190,7 @@ async def _change(
 
     async def work() -> WorkView | None:
         await Batch((Boundary.BEGIN,))
-        found = await _find(sql, digest)
+        found = await _find(sql, digest, sql.one(digest))
         if found is None or found[0].state == "running":
             await Batch((Boundary.ROLLBACK,))
             return None if found is None else found[0]
@@ -209,8 +214,10 @@ async def _change(
     return view
 
 
-async def _find(sql: UnfinishedStatements, digest: bytes) -> tuple[WorkView, list[StepView]] | None:
-    rows = await Fetch(sql.one(digest))
+async def _find(
+    sql: UnfinishedStatements, digest: bytes, statement: Statement
+) -> tuple[WorkView, list[StepView]] | None:
+    rows = await Fetch(statement)
     if not rows:
         return None
     steps = await Fetch(sql.steps(digest))

@@ -13,6 +13,24 @@ _FAR_MS: Final = 253_402_300_799_000
 _LAST: Final = 1000 * _FAR_MS
 
 
+def _fits(d: Dialect) -> str:
+    """What a filter says of any failed message."""
+    return f"""
+        consumer = $1::text
+        AND ($2::text IS NULL OR topic = $2::text)
+        AND ($3::text IS NULL OR {d.contains("reason", "$3::text")})
+        AND ($6::text IS NULL OR message_id IN (SELECT item FROM {d.items("$6::text")}))
+    """
+
+
+def _chosen(d: Dialect) -> str:
+    """What it says of dead letters. Always a range, so that their index has it; what is dead has died."""
+    return f"""
+        {_fits(d)} AND died_at >= {d.moment("COALESCE($4::bigint, 0)")}
+        AND died_at < {d.moment(f"COALESCE($5::bigint, {_FAR_MS})")}
+    """
+
+
 class OperatorStatements:
     """The statements behind `onefold dlq`, of one dialect."""
 
@@ -23,17 +41,7 @@ class OperatorStatements:
         self._prepare_pauses(d)
 
     def _prepare_redrives(self, d: Dialect) -> None:
-        fits = f"""
-            consumer = $1::text
-            AND ($2::text IS NULL OR topic = $2::text)
-            AND ($3::text IS NULL OR {d.contains("reason", "$3::text")})
-            AND ($6::text IS NULL OR message_id IN (SELECT item FROM {d.items("$6::text")}))
-        """
-        # Always a range, so that the index of dead letters has it; what is dead has died.
-        chosen = f"""
-            {fits} AND died_at >= {d.moment("COALESCE($4::bigint, 0)")}
-            AND died_at < {d.moment(f"COALESCE($5::bigint, {_FAR_MS})")}
-        """
+        fits, chosen = _fits(d), _chosen(d)
         within = f"""
             ($4::bigint IS NULL OR died_at >= {d.moment("$4::bigint")})
             AND ($5::bigint IS NULL OR died_at < {d.moment("$5::bigint")})
@@ -47,6 +55,7 @@ class OperatorStatements:
         self._list_summaries = {
             "dead": d.text(f"{shown} state = 'dead' AND {chosen} ORDER BY died_at LIMIT $8::int"),
             "waiting": d.text(f"{shown} state = 'waiting' AND {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
+            "next": d.text(f"{shown} state = 'waiting' AND {fits} AND {within} ORDER BY due_at LIMIT $8::int"),
             None: d.text(f"{shown} {fits} AND {within} ORDER BY message_id LIMIT $8::int"),
         }
         # From the newest on. The plain bound is for the index, which does not have the id.
@@ -175,6 +184,10 @@ class OperatorStatements:
     def newest_dead(self, chosen: tuple[Value, ...], before: tuple[int, str] | None, limit: int) -> Statement:
         """As `list_summaries`, from behind this place on, and with the place of each at its end."""
         return Statement(self._newest_dead, (*chosen, b"", limit, *(before or (_LAST, ""))))
+
+    def next_waiting(self, chosen: tuple[Value, ...], limit: int) -> Statement:
+        """As `list_summaries`, in the order in which they are tried."""
+        return self.list_summaries(chosen, "next", limit)
 
     def discard_some(self, chosen: tuple[Value, ...], limit: int) -> Statement:
         """Delete dead letters that fit, the oldest first."""

@@ -29,6 +29,7 @@ class UnfinishedStatements:
             SELECT {columns} FROM onefold_work WHERE {unfinished} AND {after}
             ORDER BY {created}, digest LIMIT $4::int
         """)
+        self._look = d.text(f"SELECT {columns} FROM onefold_work WHERE {_THIS} AND finished_at IS NULL")
         self._one = d.text(f"SELECT {columns} FROM onefold_work WHERE {_THIS} AND finished_at IS NULL {d.lock}")
         self._steps = d.text(f"""
             SELECT position, name, kind, state, result, {epoch_ms.format("recorded_at")} FROM onefold_step
@@ -56,6 +57,9 @@ class UnfinishedStatements:
 
     def page(self, *, parked_only: bool, after: tuple[int, bytes], limit: int) -> Statement:
         return Statement(self._page, (int(parked_only), *after, limit))
+
+    def look(self, digest: bytes) -> Statement:
+        return Statement(self._look, (digest,))
 
     def one(self, digest: bytes) -> Statement:
         """Locks it."""

@@ -1,0 +1,347 @@
+"""Dead letters: which there are and why, one of them and its attempts side by side, and what can be done: redrive,
+discard, skip. What is done is shown first, as a dry run."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from onefold._app.operator_actions import discard_fitting, discard_letters
+from onefold._console.roles import Role
+from onefold._console.sections import Page, Section, Visit, missing
+from onefold._inbox.consumer import DAY_S
+from onefold._inbox.failed_lists import find_failed, list_dead, list_failed_consumers, list_jobs, list_waiting
+from onefold._inbox.failed_messages import measure_failed
+from onefold._inbox.redrive import (
+    REDRIVE_MAX,
+    FailedMessageNotFit,
+    Filter,
+    cancel,
+    job_of,
+    preview,
+    redrive,
+    resume_at,
+    skip,
+)
+from onefold._inbox.stored_message import FailedMessage
+from onefold._kernel.audit import write_audit
+
+#: No further than this is anything counted: a page is quick however many there are.
+COUNT_MAX: Final = 1001
+PREVIEW_MAX: Final = 10_001
+PAGE: Final = 50
+CONSUMERS_MAX: Final = 50
+
+_ASK_WHY: Final = "Say why, in at most 500 characters."
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerTally:
+    """How many failed messages a consumer has, each counted up to COUNT_MAX."""
+
+    consumer: str
+    waiting: int
+    parked: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One failure of a message."""
+
+    number: int
+    at: str
+    error: str
+    traceback: str
+    same: bool
+    """As the one before it."""
+
+
+async def show_list(visit: Visit) -> Response:
+    """All consumers, and the dead letters of the one that is chosen."""
+    names = await visit.ask(list_failed_consumers)
+    tallies = [
+        ConsumerTally(name, *await visit.ask(partial(measure_failed, consumer=name, count_max=COUNT_MAX)))
+        for name in names[:CONSUMERS_MAX]
+    ]
+    with_dead = [tally.consumer for tally in tallies if tally.dead] or names
+    consumer = visit.query("consumer") or (with_dead[0] if with_dead else "")
+    chosen = _read_filter(visit, consumer)
+    waiting = visit.query("state") == "waiting"
+    after = visit.query("after") or None
+    if waiting:
+        letters = tuple(await visit.ask(partial(list_waiting, consumer=consumer, limit=PAGE)))
+        following = None
+    else:
+        page = await visit.ask(partial(list_dead, chosen=chosen, after=after, limit=PAGE))
+        letters, following = page.letters, page.after
+    return visit.render(
+        "dead_letters.html",
+        tallies=tallies,
+        consumers=len(names),
+        consumer=consumer,
+        chosen=chosen,
+        waiting=waiting,
+        letters=letters,
+        following=following,
+        discarded=_read_number(visit.query("discarded")),
+        count_max=COUNT_MAX,
+        page=PAGE,
+    )
+
+
+async def show_letter(visit: Visit) -> Response:
+    """One failed message, without its data."""
+    return await _render_letter(visit, visit.query("consumer"), visit.query("id"))
+
+
+async def reveal(visit: Visit) -> Response:
+    """The same with its data. That it was looked at is in the audit."""
+    consumer, message_id = visit.form.get("consumer", ""), visit.form.get("id", "")
+    await _find(visit, consumer, message_id)
+    await visit.ask(
+        partial(
+            write_audit, actor=visit.operator.name, action="show data", details={"id": message_id}, consumer=consumer
+        )
+    )
+    return await _render_letter(visit, consumer, message_id, revealed=True)
+
+
+async def confirm_redrive(visit: Visit) -> Response:
+    """What a redrive would do: nothing is changed."""
+    return await _render_redrive(visit, _read_filter(visit, visit.query("consumer")))
+
+
+async def start_redrive(visit: Visit) -> Response:
+    chosen = _filter_of(visit.form)
+    why, rate, limit = visit.reason(), _read_rate(visit.form.get("rate", "")), _read_number(visit.form.get("limit", ""))
+    if why is None:
+        return await _render_redrive(visit, chosen, problem=_ASK_WHY)
+    if rate is None:
+        return await _render_redrive(visit, chosen, problem="The rate must be between 0.001 and 100000 per second.")
+    if not 1 <= limit <= REDRIVE_MAX:
+        return await _render_redrive(visit, chosen, problem=f"At most must be between 1 and {REDRIVE_MAX}.")
+    settings: dict[str, Any] = {"actor": visit.operator.name, "per_second": rate, "limit": limit, "why": why}
+    job = await visit.ask(partial(redrive, chosen=chosen, **settings))
+    return visit.redirect(f"/dead-letters/jobs/{job.id}")
+
+
+async def confirm_discard(visit: Visit) -> Response:
+    """What would be deleted: nothing is changed."""
+    return await _render_discard(visit, _read_filter(visit, visit.query("consumer")))
+
+
+async def do_discard(visit: Visit) -> Response:
+    chosen, why = _filter_of(visit.form), visit.reason()
+    if why is None:
+        return await _render_discard(visit, chosen, problem=_ASK_WHY)
+    named: dict[str, Any] = {"actor": visit.operator.name, "why": why}
+    if chosen.ids is not None:
+        count = await visit.ask(partial(discard_letters, consumer=chosen.consumer, ids=chosen.ids, **named))
+    else:
+        count = await visit.ask(partial(discard_fitting, chosen=chosen, **named))
+    return visit.redirect("/dead-letters", consumer=chosen.consumer, discarded=count)
+
+
+async def move_on(visit: Visit) -> Response:
+    """Skip the dead letter at the head of a strict stream, or go on with a waiting one."""
+    consumer, message_id = visit.form.get("consumer", ""), visit.form.get("id", "")
+    why = visit.reason()
+    if why is None:
+        return await _render_letter(visit, consumer, message_id, problem=_ASK_WHY)
+    verb = skip if visit.form.get("verb") == "skip" else resume_at
+    try:
+        await visit.ask(partial(verb, consumer=consumer, message_id=message_id, actor=visit.operator.name, why=why))
+    except FailedMessageNotFit as error:
+        return await _render_letter(visit, consumer, message_id, problem=str(error))
+    return visit.redirect("/dead-letters/letter", consumer=consumer, id=message_id)
+
+
+async def show_jobs(visit: Visit) -> Response:
+    jobs = await visit.ask(partial(list_jobs, limit=PAGE))
+    return visit.render("redrives.html", jobs=jobs)
+
+
+async def show_job(visit: Visit) -> Response:
+    return await _render_job(visit)
+
+
+async def cancel_job(visit: Visit) -> Response:
+    why = visit.reason()
+    if why is None:
+        return await _render_job(visit, problem=_ASK_WHY)
+    job = await visit.ask(partial(cancel, job_id=visit.param("id"), actor=visit.operator.name, why=why))
+    return visit.redirect(f"/dead-letters/jobs/{job.id}")
+
+
+async def _render_job(visit: Visit, problem: str = "") -> Response:
+    try:
+        job = await visit.ask(partial(job_of, job_id=visit.param("id")))
+    except FailedMessageNotFit:
+        raise missing(f"There is no redrive {visit.param('id')}.") from None
+    return visit.render("redrive.html", job=job, problem=problem, status=400 if problem else 200)
+
+
+async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Response:
+    settings: dict[str, Any] = {"dead_letter_s": 7 * DAY_S, "count_max": PREVIEW_MAX}
+    found = await visit.ask(partial(preview, chosen=chosen, **settings))
+    return visit.render(
+        "redrive_confirm.html",
+        status=400 if problem else 200,
+        chosen=chosen,
+        fields=_fields_of(chosen),
+        found=found,
+        problem=problem,
+        rate=visit.form.get("rate", "10"),
+        limit=visit.form.get("limit", "10000"),
+        limit_max=REDRIVE_MAX,
+    )
+
+
+async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Response:
+    found = await visit.ask(partial(preview, chosen=chosen, count_max=PREVIEW_MAX))
+    return visit.render(
+        "discard_confirm.html",
+        status=400 if problem else 200,
+        chosen=chosen,
+        fields=_fields_of(chosen),
+        found=found,
+        total=sum(group.failed_messages for group in found.groups),
+        problem=problem,
+    )
+
+
+async def _render_letter(
+    visit: Visit, consumer: str, message_id: str, *, revealed: bool = False, problem: str = ""
+) -> Response:
+    letter = await _find(visit, consumer, message_id)
+    attempts = compare_attempts(letter)
+    first, second = _chosen_pair(visit, attempts)
+    message = letter.message
+    return visit.render(
+        "dead_letter.html",
+        status=400 if problem else 200,
+        letter=letter,
+        consumer=consumer,
+        message=message,
+        key=message.key if message else letter.origin.key,
+        correlation=letter.headers.get("correlation-id")
+        or (message.headers.get("correlation-id") if message else None),
+        attempts=attempts,
+        first=first,
+        second=second,
+        difference=difference(attempts, first, second),
+        data=write_data(letter.data) if revealed else None,
+        problem=problem,
+    )
+
+
+async def _find(visit: Visit, consumer: str, message_id: str) -> FailedMessage:
+    letter = await visit.ask(partial(find_failed, consumer=consumer, message_id=message_id))
+    if letter is None:
+        raise missing(
+            f"There is no failed message {message_id} of {consumer}: it was handled, discarded, or never there."
+        )
+    return letter
+
+
+def compare_attempts(letter: FailedMessage) -> list[FailedAttempt]:
+    """Its last failures, the oldest first, each marked where it is the same as the one before."""
+    attempts: list[FailedAttempt] = []
+    for number, failure in enumerate(letter.history, start=1):
+        same = bool(attempts) and (attempts[-1].error, attempts[-1].traceback) == (
+            failure["error"],
+            failure["traceback"],
+        )
+        attempts.append(FailedAttempt(number, failure["at"], failure["error"], failure["traceback"], same))
+    return attempts
+
+
+def difference(attempts: list[FailedAttempt], first: int, second: int) -> list[tuple[str, str]]:
+    """The lines in which two attempts differ, each with what became of it: '+', '-' or ' '."""
+    if not attempts or first == second:
+        return []
+    one, two = attempts[first - 1], attempts[second - 1]
+    lines = difflib.unified_diff(_lines(one), _lines(two), f"attempt {first}", f"attempt {second}", lineterm="", n=3)
+    return [(line[:1], line) for line in lines]
+
+
+def write_data(data: bytes) -> str:
+    """The data as what it is: JSON, text, or bytes."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode()
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _lines(attempt: FailedAttempt) -> list[str]:
+    return [attempt.error, *attempt.traceback.splitlines()]
+
+
+def _chosen_pair(visit: Visit, attempts: list[FailedAttempt]) -> tuple[int, int]:
+    """Which attempts are compared: those asked for, or the last two."""
+    count = len(attempts)
+    first, second = _read_number(visit.query("first")), _read_number(visit.query("second"))
+    if 1 <= first <= count and 1 <= second <= count:
+        return first, second
+    return max(1, count - 1), max(1, count)
+
+
+def _read_filter(visit: Visit, consumer: str) -> Filter:
+    return _filter_of({**{name: visit.query(name) for name in ("topic", "contains", "id")}, "consumer": consumer})
+
+
+def _filter_of(given: Any) -> Filter:
+    chosen = Filter(
+        consumer=given.get("consumer", ""), topic=given.get("topic") or None, reason=given.get("contains") or None
+    )
+    return replace(chosen, ids=(given["id"],)) if given.get("id") else chosen
+
+
+def _fields_of(chosen: Filter) -> dict[str, str]:
+    """The filter as a form, or an address, has it."""
+    named = {"consumer": chosen.consumer, "topic": chosen.topic, "contains": chosen.reason}
+    named["id"] = chosen.ids[0] if chosen.ids else None
+    return {name: value for name, value in named.items() if value}
+
+
+def _read_number(text: str) -> int:
+    """0 where it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _read_rate(text: str) -> float | None:
+    try:
+        rate = float(text)
+    except ValueError:
+        return None
+    return rate if 0.001 <= rate <= 100_000 else None
+
+
+SECTION = Section(
+    title="Dead letters",
+    path="/dead-letters",
+    pages=(
+        Page(path="/dead-letters", answer=show_list),
+        Page(path="/dead-letters/letter", answer=show_letter),
+        Page(path="/dead-letters/letter", answer=reveal, method="POST", role=Role.ACT),
+        Page(path="/dead-letters/move-on", answer=move_on, method="POST", role=Role.ACT),
+        Page(path="/dead-letters/redrive", answer=confirm_redrive),
+        Page(path="/dead-letters/redrive", answer=start_redrive, method="POST", role=Role.ACT),
+        Page(path="/dead-letters/discard", answer=confirm_discard),
+        Page(path="/dead-letters/discard", answer=do_discard, method="POST", role=Role.ACT),
+        Page(path="/dead-letters/jobs", answer=show_jobs),
+        Page(path="/dead-letters/jobs/{id}", answer=show_job),
+        Page(path="/dead-letters/jobs/{id}", answer=cancel_job, method="POST", role=Role.ACT),
+    ),
+)

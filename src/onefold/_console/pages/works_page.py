@@ -1,0 +1,148 @@
+"""Works in recorded steps that are not finished: which there are, what is recorded of one, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from onefold._app.operator_actions import read_result, resume_work, store_result
+from onefold._console.roles import Role
+from onefold._console.sections import Page, Section, Visit, missing
+from onefold._kernel.audit import write_audit
+from onefold._steps.sealing import Sealing, is_sealed
+from onefold._steps.unfinished import (
+    StepView,
+    WorkNotFit,
+    WorkPlace,
+    WorkView,
+    find_unknown_call,
+    list_works,
+    release,
+    show_work,
+)
+from onefold.errors import ConfigurationError
+
+PAGE: Final = 50
+
+_ASK_WHY: Final = "Say why, in at most 500 characters."
+
+
+async def show_list(visit: Visit) -> Response:
+    """The oldest first: those that are stuck are there."""
+    parked_only = visit.query("parked") == "1"
+    place = _read_place(visit.query("after"))
+    found = await visit.ask(partial(list_works, parked_only=parked_only, after=place, limit=PAGE + 1))
+    works = found[:PAGE]
+    following = f"{works[-1].created_ms}-{works[-1].id}" if len(found) > PAGE else None
+    return visit.render("works.html", works=works, parked_only=parked_only, following=following)
+
+
+async def show_one(visit: Visit) -> Response:
+    return await _render_work(visit)
+
+
+async def reveal(visit: Visit) -> Response:
+    """The same, with what its steps returned. That it was looked at is in the audit."""
+    work, _ = await _find(visit)
+    details = {"work": work.id, "operation": work.operation}
+    await visit.ask(partial(write_audit, actor=visit.operator.name, action="show results", details=details))
+    return await _render_work(visit, revealed=True)
+
+
+async def resume(visit: Visit) -> Response:
+    """Let it go on, with what the person found out."""
+    why, outcome = visit.reason(), visit.form.get("outcome", "")
+    if why is None:
+        return await _render_work(visit, problem=_ASK_WHY)
+    work, steps = await _find(visit)
+    try:
+        stored = None
+        if outcome == "made":
+            value = read_result(visit.form.get("result", ""), what="The result")
+            stored = store_result(work, steps, value, _sealing_of(visit), what="The result")
+        named: dict[str, Any] = {"actor": visit.operator.name, "why": why, "result": stored}
+        resumed = await visit.ask(partial(resume_work, work_id=work.id, again=outcome == "again", **named))
+    except (ConfigurationError, WorkNotFit) as error:
+        return await _render_work(visit, problem=str(error))
+    return visit.render("work_resumed.html", resumed=resumed)
+
+
+async def confirm_release(visit: Visit) -> Response:
+    return await _render_release(visit)
+
+
+async def do_release(visit: Visit) -> Response:
+    why = visit.reason()
+    if why is None:
+        return await _render_release(visit, problem=_ASK_WHY)
+    await visit.ask(partial(release, work_id=visit.param("id"), actor=visit.operator.name, why=why))
+    return visit.redirect("/works")
+
+
+async def _render_work(visit: Visit, *, revealed: bool = False, problem: str = "") -> Response:
+    work, steps = await _find(visit)
+    return visit.render(
+        "work.html",
+        status=400 if problem else 200,
+        work=work,
+        steps=steps,
+        results={step.position: write_result(step) for step in steps} if revealed else None,
+        unknown=find_unknown_call(steps),
+        problem=problem,
+    )
+
+
+async def _render_release(visit: Visit, problem: str = "") -> Response:
+    work, steps = await _find(visit)
+    return visit.render("work_release.html", status=400 if problem else 200, work=work, steps=steps, problem=problem)
+
+
+async def _find(visit: Visit) -> tuple[WorkView, list[StepView]]:
+    try:
+        return await visit.ask(partial(show_work, work_id=visit.param("id")))
+    except WorkNotFit as error:
+        raise missing(f"{error}.") from None
+
+
+def write_result(step: StepView) -> str:
+    """What a step returned, as far as it can be read without the keys of its application."""
+    if step.result is None:
+        return "-"
+    if is_sealed(step.result):
+        return "(sealed)"
+    try:
+        return json.dumps(json.loads(Sealing().unseal(step.result, b"", what="the result")), ensure_ascii=False)
+    except ValueError:
+        return "(not readable)"
+
+
+def _sealing_of(visit: Visit) -> Sealing | None:
+    """How the application seals what it records; None where the console was made of an address and does not know."""
+    return visit.once._layer.stepped().sealing if visit.parts.knows_application else None
+
+
+def _read_place(after: str) -> WorkPlace | None:
+    created, _, work_id = after.partition("-")
+    if not created.isdecimal() or len(created) > 15:
+        return None
+    try:
+        return WorkPlace(int(created), bytes.fromhex(work_id))
+    except ValueError:
+        return None
+
+
+SECTION = Section(
+    title="Works",
+    path="/works",
+    pages=(
+        Page(path="/works", answer=show_list),
+        Page(path="/works/{id}", answer=show_one),
+        Page(path="/works/{id}", answer=reveal, method="POST", role=Role.ACT),
+        Page(path="/works/{id}/resume", answer=resume, method="POST", role=Role.ACT),
+        Page(path="/works/{id}/release", answer=confirm_release),
+        Page(path="/works/{id}/release", answer=do_release, method="POST", role=Role.ACT),
+    ),
+)
