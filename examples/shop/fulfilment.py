@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from examples.shop.database import execute
-from examples.shop.settings import LEASE_S, broker, database, listener
+from examples.shop.settings import LEASE_S, broker, database, listeners
 from onefold import AsyncOnefold, Message, Transaction
 
 # No UNIQUE (order_id) on purpose: that there is one row per order is onefold's doing.
 TABLES = ["CREATE TABLE IF NOT EXISTS shipments (order_id TEXT, correlation TEXT)"]
 
-once = AsyncOnefold(database("fulfilment"), source="fulfilment", broker=broker(), listener=listener("fulfilment"))
+once = AsyncOnefold(database("fulfilment"), source="fulfilment", broker=broker(), listener=listeners("fulfilment"))
 
 
 @once.consumer("fulfilment", topic="payment.captured", retry_base_s=0.1, lease_s=LEASE_S)

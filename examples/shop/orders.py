@@ -7,6 +7,8 @@ onefold consume examples.shop.orders:once     hears what became of the orders
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Annotated, Any
 from uuid import uuid4
@@ -15,7 +17,7 @@ from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
 from examples.shop.database import execute, fetch
-from examples.shop.settings import ACCOUNTS, LEASE_S, broker, database, listener
+from examples.shop.settings import ACCOUNTS, LEASE_S, MEASURE_S, broker, database, listeners, serve_metrics
 from onefold import AsyncOnefold, Message, Request, Transaction
 from onefold.fastapi import Tx
 
@@ -34,10 +36,20 @@ def account(request: Request) -> str | None:
 
 
 once = AsyncOnefold(
-    database("orders"), source="orders", broker=broker(), principal=account, listener=listener("orders")
+    database("orders"), source="orders", broker=broker(), principal=account, listener=listeners("orders")
 )
-app = FastAPI(title="Orders")
+
+
+@asynccontextmanager
+async def measure(_: FastAPI) -> AsyncIterator[None]:
+    """The API itself tells what waits in its outbox: a relay that does not run tells nothing."""
+    async with once.measuring(every_s=MEASURE_S):
+        yield
+
+
+app = FastAPI(title="Orders", lifespan=measure)
 once.install(app)
+serve_metrics(app)
 
 
 class Wish(BaseModel):

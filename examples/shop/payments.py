@@ -12,18 +12,20 @@ from typing import Any
 import httpx
 
 from examples.shop.database import execute
-from examples.shop.settings import LEASE_S, PROCESSOR_URL, broker, database, listener
+from examples.shop.settings import LEASE_S, PROCESSOR_URL, broker, database, listeners
 from onefold import AsyncOnefold, Message, RetryPolicy, Transaction, retrying
 
 # No UNIQUE (order_id) on purpose: that there is one row per order is onefold's doing.
 TABLES = ["CREATE TABLE IF NOT EXISTS payments (order_id TEXT, state TEXT, correlation TEXT)"]
 
-once = AsyncOnefold(database("payments"), source="payments", broker=broker(), listener=listener("payments"))
+once = AsyncOnefold(database("payments"), source="payments", broker=broker(), listener=listeners("payments"))
 # The database waits while the processor works, so neither an attempt nor all of them together take long. What is given
 # up here is tried again by the consumer, under the same key.
 patience = RetryPolicy(deadline_s=0.6)
 processor = httpx.AsyncClient(
-    base_url=PROCESSOR_URL, timeout=0.25, transport=retrying(httpx.AsyncHTTPTransport(), patience)
+    base_url=PROCESSOR_URL,
+    timeout=0.25,
+    transport=retrying(httpx.AsyncHTTPTransport(), patience, listener=listeners("payments")),
 )
 
 

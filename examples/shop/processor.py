@@ -16,7 +16,7 @@ from typing import Annotated
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 from pydantic import BaseModel
 
-from examples.shop.settings import LEASE_S, PROCESSOR_DATABASE, listener
+from examples.shop.settings import LEASE_S, PROCESSOR_DATABASE, listeners
 from onefold import AsyncOnefold, single_principal
 from onefold.db.sqlite import AsyncSqlite
 from onefold.fastapi import Tx
@@ -29,7 +29,7 @@ with sqlite3.connect(PROCESSOR_DATABASE) as file:
     file.execute("CREATE TABLE IF NOT EXISTS refunds (order_id TEXT, amount INTEGER)")
 file.close()
 
-once = AsyncOnefold(PROCESSOR_DATABASE, principal=single_principal, listener=listener("processor"))
+once = AsyncOnefold(PROCESSOR_DATABASE, principal=single_principal, listener=listeners("processor"))
 app = FastAPI(title="Card processor")
 once.install(app)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
 from onefold.brokers._adapters import BrokerGiven
-from onefold.telemetry import Event
+from onefold.prometheus import prometheus_metrics
+from onefold.telemetry import Event, Listener
 
 PROCESSOR_URL = os.environ.get("PROCESSOR_URL", "http://127.0.0.1:8001")
 #: Where the warehouse keeps its sagas: sqlite:///..., or postgresql://... for several processes.
@@ -19,6 +22,8 @@ PROCESSOR_DATABASE = os.environ.get("PROCESSOR_DATABASE", "processor.db")
 
 #: What a killed process was working on is given to another one after so many seconds. Most systems wait longer.
 LEASE_S = 2.0
+#: How often the shop's APIs look at what waits in their outbox.
+MEASURE_S = float(os.environ.get("SHOP_MEASURE_S", "15"))
 
 
 #: The API key of the demo's customers. A shop gives one to each account, and keeps only what it hashes to.
@@ -42,15 +47,24 @@ def broker() -> BrokerGiven:
     return lambda: NatsBroker(address, ack_wait_s=LEASE_S)
 
 
-def listener(service: str) -> Callable[[Event], None] | None:
-    """Write what onefold tells of this process to a file of its own in SHOP_EVENTS, one JSON object per line."""
+def serve_metrics(app: FastAPI) -> None:
+    """GET /metrics, for Prometheus."""
+
+    @app.get("/metrics", include_in_schema=False)
+    def metrics() -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+def listeners(service: str) -> list[Listener]:
+    """What onefold tells of this process becomes metrics; with SHOP_EVENTS, also a file of its own in that directory,
+    one JSON object per line."""
     directory = os.environ.get("SHOP_EVENTS")
     if directory is None:
-        return None
+        return [prometheus_metrics()]
     path = Path(directory, f"{service}-{os.getpid()}.jsonl")
 
     def write(event: Event) -> None:
         with path.open("a") as file:
             file.write(json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n")
 
-    return write
+    return [prometheus_metrics(), write]

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from examples.shop.database import execute
-from examples.shop.settings import LEASE_S, PROCESSOR_URL, SAGAS_URL, database, listener
+from examples.shop.settings import LEASE_S, PROCESSOR_URL, SAGAS_URL, database, listeners, serve_metrics
 from onefold import AsyncOnefold, RetryPolicy, Transaction, retrying, single_principal
 from onefold.fastapi import Tx
 from onefold.sagas import Abort, Backoff, Effects, Saga, forward_key, saga, start_on_commit
@@ -35,7 +35,7 @@ once = AsyncOnefold(
     source="warehouse",
     broker=f"local?lease_s={LEASE_S}",
     principal=single_principal,
-    listener=listener("warehouse"),
+    listener=listeners("warehouse"),
 )
 effects = Effects(once)
 processor = httpx.AsyncClient(
@@ -104,7 +104,7 @@ async def send(s: Saga, parcel: Parcel) -> str:
     return shipped
 
 
-engine = Dbos(SAGAS_URL, sagas=[send], takeover_s=0.5, listener=listener("sagas"))
+engine = Dbos(SAGAS_URL, sagas=[send], takeover_s=0.5, listener=listeners("sagas"))
 
 
 @asynccontextmanager
@@ -119,6 +119,7 @@ async def running(_: FastAPI) -> AsyncIterator[None]:
 
 app = FastAPI(title="Warehouse", lifespan=running)
 once.install(app)
+serve_metrics(app)
 
 
 @app.post("/parcels", status_code=201)

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard: Prometheus loads them, each alert fires and clears, each panel asks for metrics."""
+"""Alert rules: Prometheus loads them, each alert fires and clears. What the dashboard asks is in test_dashboard.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onefold._observe.instrument_table import INSTRUMENTS
 from onefold.testing.servers import ServerUnavailable
-from tests.cli.commands import Shop, onefold
+from tests.cli.commands import onefold
 from tests.cli.conftest import shop
 from tests.observe.listing import PAGE
-from tests.support.prometheus_server import PrivatePrometheus, program
-from tests.testing.servers.missing import unless_missing
-from tests.worker.consuming import until
+from tests.support.prometheus_server import program
 
 __all__ = ["shop"]
 
@@ -160,37 +157,11 @@ def test_each_alert_has_a_section_that_says_what_to_do() -> None:
     assert not [rule.alert for rule in rules() if f"### {rule.alert}\n" not in page]
 
 
-def test_rules_and_panels_ask_for_metrics_and_labels_that_are_there() -> None:
-    known: dict[str, set[str]] = {}
-    for each in INSTRUMENTS:
-        suffixes = ("_bucket", "_count", "_sum") if each.kind == "histogram" else ("",)
-        known |= {each.prometheus_name + suffix: set(each.labels) | {"le"} for suffix in suffixes}
-    panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
-    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule.expr for rule in rules()]
-    seen = set()
-    for expr in asked:
-        for name, selected in re.findall(r"(onefold_\w+)(\{[^}]*\})?", expr):
-            assert name in known, expr
-            seen.add(name)
-            assert set(re.findall(r"(\w+)[=!]~?\"", selected)) <= known[name] | {"job"}, expr
-        by = {label for group in re.findall(r"by \(([^)]*)\)", expr) for label in re.split(r", ?", group)}
-        labels = set().union(*(known[name] for name in re.findall(r"onefold_\w+", expr)))
-        assert by <= labels | {"job", "instance"}, expr
-    shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name in seen}
-    assert {each.prometheus_name for each in INSTRUMENTS} == shown, "what is measured is shown"
-
-
-async def test_a_prometheus_loads_the_rules_scrapes_a_relay_and_an_alert_fires(shop: Shop) -> None:
-    with shop.started("relay", "shop:once", "--health-port", "0") as relay:
-        relay.until_said("/metrics")
-        [address] = re.findall(r"metrics at http://([\d.:]+)/metrics", relay.said)
-        impatient = re.sub(r"for: \w+", "for: 0s", RULES.read_text()).replace("_seconds) > 300", "_seconds) >= 0")
-        with unless_missing(PrivatePrometheus), PrivatePrometheus(impatient, address) as prometheus:
-            await until(lambda: bool(prometheus.ask("query", query="onefold_relays == 1")["result"]))
-            [group] = prometheus.ask("rules")["groups"]
-            assert {rule["name"] for rule in group["rules"]} == CAUSES.keys()
-            fires = 'ALERTS{alertname="OnefoldOutboxStuck",alertstate="firing"}'
-            await until(lambda: bool(prometheus.ask("query", query=fires)["result"]))
+def test_prometheus_takes_what_the_command_prints(tmp_path: Path) -> None:
+    (tmp_path / "printed.yml").write_text(onefold("metrics", "--alerts").stdout)
+    ran = promtool("check", "rules", "--lint=all", "--lint-fatal", str(tmp_path / "printed.yml"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{len(CAUSES)} rules found" in ran.stdout
 
 
 def test_a_command_prints_them() -> None:
