@@ -1,5 +1,6 @@
 """What happened, as values for a listener: `Onefold(listener=...)` and `Retrying(listener=...)` hand them over."""
 
+from onefold._kernel.key_hash import hash_key
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold._kernel.telemetry.consumer_events import (
     ConsumerPaused,
@@ -85,4 +86,5 @@ __all__ = [
     "WorkAttemptFailed",
     "WorkCompleted",
     "WorkIsParked",
+    "hash_key",
 ]

@@ -137,19 +137,19 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         from onefold._steps.steps import on_thread
 
         self._check_outside("once.work()")
-        executor = ThreadExecutor(self._database)
-        work = self._named_work(name, data, lease_s, retention_s)
-        run(work.begin(), executor)
-        try:
-            yield work.make_steps(functools.partial(on_thread, executor, self._new_transaction), asynchronous=False)
-        except Exception:
-            run(work.fail(), ThreadExecutor(self._database))
-            raise
-        except BaseException:
-            executor.abandon()
-            work.abandon()
-            raise
-        run(work.end(), executor)
+        executor, work = ThreadExecutor(self._database), self._named_work(name, data, lease_s, retention_s)
+        with self._trace_work(work):
+            run(work.begin(), executor)
+            try:
+                yield work.make_steps(functools.partial(on_thread, executor, self._new_transaction), asynchronous=False)
+            except Exception:
+                run(work.fail(), ThreadExecutor(self._database))
+                raise
+            except BaseException:
+                executor.abandon()
+                work.abandon()
+                raise
+            run(work.end(), executor)
 
     def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -317,20 +317,20 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         from onefold._steps.steps import on_loop
 
         self._check_outside("once.work()")
-        executor = TaskExecutor(self._database)
-        work = self._named_work(name, data, lease_s, retention_s)
-        await run_async(work.begin(), executor)
-        try:
-            yield work.make_steps(functools.partial(on_loop, executor, self._new_transaction), asynchronous=True)
-        except Exception:
-            await run_async(work.fail(), TaskExecutor(self._database))
-            raise
-        except BaseException:
-            executor.abandon()
-            if work.abandon() is not None:
-                in_background(run_async(work.fail(), TaskExecutor(self._database)))
-            raise
-        await run_async(work.end(), executor)
+        executor, work = TaskExecutor(self._database), self._named_work(name, data, lease_s, retention_s)
+        with self._trace_work(work):
+            await run_async(work.begin(), executor)
+            try:
+                yield work.make_steps(functools.partial(on_loop, executor, self._new_transaction), asynchronous=True)
+            except Exception:
+                await run_async(work.fail(), TaskExecutor(self._database))
+                raise
+            except BaseException:
+                executor.abandon()
+                if work.abandon() is not None:
+                    in_background(run_async(work.fail(), TaskExecutor(self._database)))
+                raise
+            await run_async(work.end(), executor)
 
     async def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""

@@ -28,6 +28,7 @@ from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, Database, Sessions
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
+from onefold._kernel.tracing import tracer_of
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
 from onefold._outbox.write import Outbox
@@ -112,7 +113,8 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Gener
         self._check_given(unknown, broker, listener)
         _migrate_embedded(database)
         self._database: D = self._open(database)
-        self._outbox = Outbox(dialect=self._database.dialect, source=source, event_bytes_max=event_bytes_max)
+        dialect, tracer = self._database.dialect, tracer_of(listener)
+        self._outbox = Outbox(dialect=dialect, source=source, event_bytes_max=event_bytes_max, tracer=tracer)
         self._prepare_transactions(session_factory, isolation)
         self._prepare_messages(broker)
         self._begin_activity(activity)
@@ -152,14 +154,12 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Gener
     def _prepare_transactions(self, session_factory: Callable[[], Any] | None, isolation: Isolation | None) -> None:
         # SQLite's one write lock is taken by handlers that touch the connection, not by all that might.
         self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
-        self._sessions = self._sessions_of(session_factory)
-        self._isolation = check_isolation(isolation)
+        self._sessions, self._isolation = self._sessions_of(session_factory), check_isolation(isolation)
 
     def _prepare_messages(self, broker: BrokerGiven | None) -> None:
         self._outbox.committed.extend(self._wakes())
-        self._broker = broker
         self._consumers, self._recurring, self._published = [], [], []
-        self._news = News()
+        self._broker, self._news = broker, News()
         self._ledger = LedgerReaper(self._database.dialect)
 
     def _end_making(self, development: bool) -> None:

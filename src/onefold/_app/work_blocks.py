@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from onefold._http.install import Layer
@@ -73,6 +74,7 @@ class WorkBlocks:
             self._new_transaction,
             self._for_workers,
             self._layer.listener,
+            self._outbox.tracer,
         )
 
     def _make_stepped(self, sealer: Sealer | None, unsealed: bool, keys: LockedStore) -> SteppedStore:
@@ -98,4 +100,13 @@ class WorkBlocks:
             sealing=shared.sealing,
             renewals=shared.beats,
             listener=self._layer.listener,
+            tracer=self._outbox.tracer,
         )
+
+    def _trace_work(self, work: NamedWork) -> AbstractContextManager[None]:
+        """The block of a work as a span, where traces are made."""
+        if self._outbox.tracer is None:
+            return nullcontext()
+        from onefold._steps.step_trace import trace_work
+
+        return trace_work(self._outbox.tracer, work)

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from onefold._client.call_executors import AsyncCallExecutor, CallExecutor
 from onefold._client.call_report import was_retried_below
+from onefold._client.call_trace import FunctionTrace
 from onefold._client.error_outcomes import On, ResultIf, close_answer, outcome_of_result, outcome_on
 from onefold._client.hedging import hedge
 from onefold._client.host_log import log_layers
@@ -25,6 +26,7 @@ from onefold._kernel.executors import name_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.timeouts import finish_within, within
+from onefold._kernel.tracing import tracer_of
 from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.outcome import Outcome, Unanswered
 from onefold._policy.ranges import require
@@ -61,6 +63,13 @@ class FunctionCalls:
 
     def wrap(self, function: Callable[P, T]) -> Callable[P, T]:
         """The function, retried."""
+        tracer = tracer_of(self.listener)
+        if tracer is None:
+            return self._wrap(function)
+        trace = FunctionTrace(tracer, self.name)
+        return trace.trace_calls(self._wrap(trace.trace_attempts(function)))
+
+    def _wrap(self, function: Callable[P, T]) -> Callable[P, T]:
         if inspect.iscoroutinefunction(function):
             return cast("Callable[P, T]", self._wrap_async(function))
         if self._hedge_s is not None:

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from onefold._client.call_report import CallReport, LayerReport, attach, was_retried_below
+from onefold._client.call_trace import CallTrace
 from onefold._client.context import Redirect, remember_redirect
 from onefold._client.host_log import log_layers, log_success
 from onefold._client.journal_store import JournalStore
@@ -66,6 +67,7 @@ class HttpCall(RetryLoop):
         "request",
         "retry_if",
         "tells_deadline",
+        "trace",
     )
 
     # What its factory says of it.
@@ -96,6 +98,8 @@ class HttpCall(RetryLoop):
         self.attempt_s = inf
         self.redirect: Redirect | None = None
         self.generates = False
+        #: Its spans, where traces are made.
+        self.trace: CallTrace | None = None
         #: The response of the last attempt, until the caller has it: what breaks the flow off has to free it.
         self.held: Any = None
 
@@ -103,6 +107,10 @@ class HttpCall(RetryLoop):
     def intent(self) -> str | None:
         """The name under which the journal has it, if it does."""
         return None if self.block is None else self.block.intent
+
+    @property
+    def attempts_made(self) -> int:
+        return self._attempts.made
 
     def name(self, key: str) -> None:
         """Send it under this key."""
@@ -151,7 +159,8 @@ class HttpCall(RetryLoop):
         return await Now()
 
     def _sender(self, now: float) -> Callable[[], Any]:
-        return partial(self.request.send, self._send_deadline(now))
+        send = partial(self.request.send, self._send_deadline(now))
+        return send if self.trace is None else partial(self.trace.attempt, send)
 
     def _send_deadline(self, now: float) -> float:
         """What the attempt that begins now may take; its header tells the server."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from onefold._client.call_trace import CallTrace
 from onefold._client.context import (
     SAFE_METHODS,
     current_options,
@@ -23,6 +24,7 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Now
 from onefold._kernel.ids import new_id
 from onefold._kernel.telemetry import Listener
+from onefold._kernel.tracing import tracer_of
 from onefold._policy.attempts import Attempts, HostHealth
 from onefold._policy.hosts import Hosts
 from onefold._policy.retry import IDEMPOTENT_METHODS
@@ -35,7 +37,7 @@ _OPTIONS: Final = frozenset({"intent", "retry_if", "deadline_s", "attempts_max",
 class HttpCallFactory:
     """The calls of one retrying client."""
 
-    __slots__ = ("_hosts", "_key_hosts", "_listener", "_quoted", "_remake", "_retry_if", "store")
+    __slots__ = ("_hosts", "_key_hosts", "_listener", "_quoted", "_remake", "_retry_if", "_tracer", "store")
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class HttpCallFactory:
     ) -> None:
         self._hosts = hosts
         self._listener = listener
+        self._tracer = tracer_of(listener)
         self._key_hosts = key_hosts
         self._quoted = quoted
         self._retry_if = retry_if
@@ -62,7 +65,8 @@ class HttpCallFactory:
 
     async def run(self, request: OutgoingRequest[R]) -> R:
         """The response of the last attempt, or the error it raised."""
-        response: R = unwrap(await self.begin(request, await Now()).run())
+        call = self.begin(request, await Now())
+        response: R = unwrap(await (call.run() if call.trace is None else call.trace.follow(call.run())))
         return response
 
     def begin(self, request: OutgoingRequest[Any], now: float) -> HttpCall:
@@ -107,6 +111,8 @@ class HttpCallFactory:
             until = inherited
         attempts = Attempts(host, until, request.method, keyed, attempts_max)
         call = HttpCall(request, host, attempts, self.store, self._listener, now)
+        if self._tracer is not None:
+            call.trace = CallTrace(self._tracer, call)
         # The deadline is told with every write, and by readers who set one. A reader who set none says nothing at
         # first: that header would be most of what the call costs.
         call.tells_deadline = not idempotent or deadline_s is not None or inherited is not None

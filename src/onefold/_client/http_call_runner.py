@@ -19,6 +19,8 @@ from onefold._kernel.runners import run, run_async
 
 def make_call(call: HttpCall, store: JournalStore) -> Any:
     """Make the call on this thread: the response, or the error of its last attempt."""
+    if call.trace is not None:
+        return _drive(call, call.trace.follow(call.run()), store)
     left_s = call.begin_first()
     if left_s is None:
         return _drive(call, call.run(), store)
@@ -38,6 +40,8 @@ def make_call(call: HttpCall, store: JournalStore) -> Any:
 
 async def make_call_async(call: HttpCall, store: JournalStore) -> Any:
     """`make_call` on the running loop."""
+    if call.trace is not None:
+        return await _drive_async(call, call.trace.follow(call.run()), store)
     left_s = call.begin_first()
     if left_s is None:
         return await _drive_async(call, call.run(), store)

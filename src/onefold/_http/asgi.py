@@ -99,7 +99,9 @@ class IdempotencyMiddleware:
             return await send_whole(self._guard.refusal(error, request), send)
         except ClientGone:
             return None
-        refusal = await run_async(guarded.admit(body), executor)
+        tracer = self._guard.tracer
+        admission = guarded.admit(body) if tracer is None else guarded.admit_traced(body, tracer)
+        refusal = await run_async(admission, executor)
         if refusal is not None:
             return await send_whole(refusal, send)
         return await self._run(guarded, scope, _RequestBody(body, receive, shielded=guarded.keyed), send)
@@ -122,6 +124,8 @@ class IdempotencyMiddleware:
             except Exception as error:
                 instead = await run_async(guarded.fail(error), guarded.executor)
                 if instead is not None:
+                    if guarded.trace is not None:
+                        guarded.trace.end(instead.status)
                     received.settle()
                     await send_whole(instead, send)
                 elif not is_only_replaced(error):
@@ -129,6 +133,8 @@ class IdempotencyMiddleware:
             cut_short = guarded.stream_error
         if not guarded.over:
             await run_async(guarded.abort("no answer"), guarded.executor)
+            if guarded.trace is not None:
+                guarded.trace.end()
             if cut_short is not None:  # middleware kept it to itself, and has only the beginning of an answer
                 raise cut_short
         if guarded.followed_by and guarded.sent:
@@ -246,6 +252,8 @@ class _HeldResponse:
         guarded = self._guarded
         instead = await run_async(guarded.finish(response, kept=kept), guarded.executor)
         self._received.settle()
+        if guarded.trace is not None:
+            guarded.trace.end((response if instead is None else instead).status)
         if guarded.quota_slot is not None:  # what follows the answer is not in flight any more
             guarded.leave_quota()
         guarded.sent = response.status if instead is None else 0

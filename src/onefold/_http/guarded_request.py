@@ -23,6 +23,7 @@ from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_cla
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
 from onefold._http.refusals import refuse
+from onefold._http.reported_request import ReportedRequest
 from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
 from onefold._http.route_policy import Route
@@ -36,8 +37,6 @@ from onefold._kernel.clock import monotonic_s
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
-from onefold._kernel.telemetry import tell
-from onefold._kernel.telemetry.request_events import Claimed, Outcome, Released, Settled
 from onefold._policy.quota import QuotaSlot
 from onefold.errors import (
     ConnectionLost,
@@ -63,13 +62,12 @@ E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
 _log = logging.getLogger("onefold.requests")
 
 
-class GuardedRequest(Generic[E]):
+class GuardedRequest(ReportedRequest, Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
     __slots__ = (
-        "_ask", "_began", "_body", "_guard", "_key", "_key_ms", "_route", "_run", "_store", "_token", "entered",
-        "executor", "followed_by", "operation", "over", "policy", "quota_slot", "raised", "request", "sent", "steps",
-        "stream_error", "tx", "work",
+        "_ask", "_body", "_key_ms", "_run", "_store", "_token", "entered", "executor", "followed_by", "over", "policy",
+        "quota_slot", "raised", "sent", "steps", "stream_error", "tx", "work",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +87,7 @@ class GuardedRequest(Generic[E]):
         self._key = key
         self._key_ms = key_ms
         self._ask: Ask | None = None
-        self._began, self._body = 0.0, b""
+        self._began, self._body, self.trace = 0.0, b"", None
         self._run: Run | None = None
         self.request = request
         self._route = route
@@ -119,6 +117,8 @@ class GuardedRequest(Generic[E]):
         source = cast("MutableMapping[str, Any]", self.request.source)
         source[TRANSACTION], source[GUARDED] = self.tx, self
         self._token = current_request.set(self)
+        if self.trace is not None:
+            self.trace.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -132,6 +132,8 @@ class GuardedRequest(Generic[E]):
         current_request.reset(self._token)
         if self.quota_slot is not None:
             self.leave_quota()
+        if self.trace is not None:
+            self.trace.leave(error, is_over=self.over)
         # It knows the scope, and tracebacks lead to it: circles for the garbage collector.
         cast("MutableMapping[str, Any]", self.request.source).pop(GUARDED, None)
         self._token = self.raised = self.stream_error = self.steps = None
@@ -180,7 +182,7 @@ class GuardedRequest(Generic[E]):
                     principal=principal, key=self._key, key_ms=self._key_ms, body=body,
                 )  # fmt: skip
             if self.work is not None:
-                self.work.keep(self.request, body, principal, mount=self._route.mount)
+                self.work.keep(self.request, body, principal, mount=self._route.mount, context=self._context())
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
@@ -240,7 +242,7 @@ class GuardedRequest(Generic[E]):
             return False
         self._run = None
         await undo(self.tx, functools.partial(self._store.release, ask, run))
-        tell(self._guard.listener, Released(self.operation, "waits for its turn", monotonic_s() - self._began))
+        self._emit_released("waits for its turn")
         return True
 
     async def step_back(self) -> Response | None:
@@ -285,6 +287,7 @@ class GuardedRequest(Generic[E]):
             answer = make_answer(
                 response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept,
                 sealer=self._guard.reading.sealer, run_id=self._guard.new_run_id(),
+                span=None if self.trace is None else self.trace.span.carrier(),
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
@@ -303,7 +306,7 @@ class GuardedRequest(Generic[E]):
                 kept=rows_kept,
             )
         except OnefoldError as error:
-            tell(self._guard.listener, Released(self.operation, type(error).__name__, monotonic_s() - self._began))
+            self._emit_released(type(error).__name__)
             if isinstance(error, TransactionAborted):
                 _log.warning(refusal_not_stored(self.operation, response.status))
                 return None
@@ -312,8 +315,7 @@ class GuardedRequest(Generic[E]):
             return self._guard.log_and_refuse(error, self.request, self.operation)
         if lost_to is not None:
             return self._answer(lost_to)
-        if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, Settled(self.operation, response.status, kept, monotonic_s() - self._began))
+        self._emit_settled(response.status, kept)
         return None
 
     async def fail(self, error: BaseException) -> Response | None:
@@ -366,7 +368,7 @@ class GuardedRequest(Generic[E]):
         except ConnectionLost as error:
             _log.warning("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
             found = error
-        tell(self._guard.listener, Released(self.operation, reason, monotonic_s() - self._began))
+        self._emit_released(reason)
         return found
 
     async def _render_with_application(self, error: Exception) -> Response | None:
@@ -380,6 +382,7 @@ class GuardedRequest(Generic[E]):
             case Replay(record):
                 self._emit_claimed("replay")
                 try:
+                    self._link_to(record)
                     answer = make_replay(record, headers_kept=self.policy.headers_kept, reading=guard.reading)
                     return fit_encoding(answer, self.request.headers)
                 except OnefoldError as unreadable:
@@ -390,10 +393,6 @@ class GuardedRequest(Generic[E]):
                 outcome, error = refuse(claim, self.policy.retention_s)
                 self._emit_claimed(outcome)
                 return guard.log_and_refuse(error, self.request, self.operation)
-
-    def _emit_claimed(self, outcome: Outcome) -> None:
-        if self._key is not None and self._guard.listener is not None:
-            tell(self._guard.listener, Claimed(self.operation, outcome))
 
 
 #: The guarded request this task or thread is inside of, from admission to end.

@@ -42,6 +42,7 @@ from onefold._idempotency.unkeyed import UnkeyedStore
 from onefold._kernel.plain_transaction import PlainTransaction
 from onefold._kernel.ports import AsyncDatabase, Database, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
+from onefold._kernel.tracing import tracer_of
 from onefold._policy.quota import Quota
 from onefold.errors import ConfigurationError
 
@@ -103,15 +104,13 @@ class Layer:
         self._defaults: Settings = _merge_defaults(defaults, principal, authorize, quota)
         self._named: dict[str, str] = {}
         self._looked_at: list[Callable[..., Any]] = []
-        self._asynchronous = asynchronous
+        self._asynchronous, self._pages, self._shedding = asynchronous, pages, shedding
         # Made now, so that what is wrong with the defaults is said where they are written.
         known: Settings = {"principal": single_principal, **self._defaults}
         whole = policy_of_settings(known)
         self._check_asked(whole)
         self._others = whole if "principal" in self._defaults else None
-        self._pages, self._shedding = pages, shedding
-        self.listener = listener
-        self.reaping = Reaping(reap_every_s)
+        self.listener, self.reaping = listener, Reaping(reap_every_s)
         self.installed: list[InstalledApp] = []
         self.store = _store(dialect)
         self.reading = reading = Reading(sealer, unsealed_answers, earlier_records)
@@ -124,6 +123,7 @@ class Layer:
             outbox=outbox,
             sessions=sessions,
             listener=listener,
+            tracer=tracer_of(listener),
             described_by=f"{pages}/specification" if pages is not None else None,
             development=development,
             naming=Naming(earlier_records, peppers_of(sealer), reading.head),

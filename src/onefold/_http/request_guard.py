@@ -21,6 +21,7 @@ from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
 from onefold._kernel.ports import Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
+from onefold._kernel.tracing import Tracer
 from onefold._kernel.transaction import no_outbox
 from onefold.errors import (
     CallerError,
@@ -54,6 +55,7 @@ class RequestGuard:
     naming: Naming = NAMING
     reading: Reading = READING
     listener: Listener | None = None
+    tracer: Tracer | None = None
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False

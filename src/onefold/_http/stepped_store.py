@@ -13,7 +13,7 @@ whose answer was lost is looked for as that of every request: the answer tells t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from onefold._http.completing_mark import completing_of
@@ -98,9 +98,10 @@ class RequestWork:
 
     # --- the claim -----------------------------------------------------------------------------------------------
 
-    def keep(self, request: Request, body: bytes, principal: str, *, mount: str) -> None:
-        """What it takes to make the request again, in case that it is left. Before the claim."""
-        self._request = write_request(request, body, principal, mount=mount)
+    def keep(self, request: Request, body: bytes, principal: str, *, mount: str, context: Mapping[str, str]) -> None:
+        """What it takes to make the request again, in case that it is left. Before the claim. `context` is that of its
+        span, which the next attempt belongs to."""
+        self._request = write_request(request, body, principal, mount=mount, context=context)
         self._is_resumed = completing_of(request.source) is not None
 
     async def claim(self, ask: Ask) -> Claim:
@@ -166,6 +167,7 @@ class RequestWork:
             sealing=self._shared.sealing,
             beats=self._shared.beats,
             ended=tell_steps(guarded.shared.listener, guarded.operation),
+            tracer=guarded.shared.tracer,
         )
         return RequestSteps(guarded, self.performing)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote_plus
 
@@ -29,6 +30,7 @@ KEPT: Final = frozenset(
     }
 )
 
+_CONTEXT: Final = frozenset({b"traceparent", b"tracestate"})
 
 #: Names of parameters of a query that hold a credential, as gateways and vendors call them.
 _CREDENTIAL: Final = re.compile(
@@ -56,12 +58,16 @@ class StoredRequest(NamedTuple):
     principal: str
 
 
-def write_request(request: Request, body: bytes, principal: str, *, mount: str = "") -> bytes | None:
+def write_request(
+    request: Request, body: bytes, principal: str, *, mount: str = "", context: Mapping[str, str] | None = None
+) -> bytes | None:
     """A line of JSON, and the body as it is. None: it has a credential in its query, and cannot be made again without;
-    nothing of it is kept, and only its client can go on with it."""
+    nothing of it is kept, and only its client can go on with it. The `context` of its own span, where it has one, is
+    kept in the place of its caller's."""
     source = request.source
     if any(_CREDENTIAL.fullmatch(unquote_plus(name)) for name in _names(request.query)):
         return None
+    kept = KEPT - _CONTEXT if context else KEPT
     head = {
         "method": request.method,
         "scheme": source.get("scheme") or source.get("wsgi.url_scheme") or "http",
@@ -71,7 +77,8 @@ def write_request(request: Request, body: bytes, principal: str, *, mount: str =
         "path": request.path,
         "query": request.query.decode("latin-1"),
         "headers": [
-            [name.decode("latin-1"), value.decode("latin-1")] for name, value in request.headers if name in KEPT
+            *([name.decode("latin-1"), value.decode("latin-1")] for name, value in request.headers if name in kept),
+            *([name, value] for name, value in (context or {}).items()),
         ],
         "principal": principal,
     }

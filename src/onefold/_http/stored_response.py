@@ -6,6 +6,7 @@ Headers are an allow-list: what is not named here or by the route (cookies, chal
 from __future__ import annotations
 
 from binascii import b2a_base64
+from collections.abc import Mapping
 from functools import lru_cache
 from os import urandom
 from typing import NamedTuple
@@ -56,16 +57,27 @@ def new_run_id() -> bytes:
 
 
 def make_answer(
-    response: Response, *, ask: Ask, kept: bool, headers_kept: frozenset[str], sealer: Sealer | None, run_id: bytes
+    response: Response,
+    *,
+    ask: Ask,
+    kept: bool,
+    headers_kept: frozenset[str],
+    sealer: Sealer | None,
+    run_id: bytes,
+    span: Mapping[str, str] | None = None,
 ) -> Answer:
     """What is kept of a response. With `kept` false its body is not: the record becomes a tombstone.
 
     The id of the run is a line without a name, which no replay repeats. A process that looks for a COMMIT whose answer
-    was lost recognises its own by it: another run of the same request, after a takeover, may answer the same.
+    was lost recognises its own by it: another run of the same request, after a takeover, may answer the same. So is
+    the context of the `span` that it ran in, where traces are made: a release that does not know it passes over it.
     """
     allowed = _allowed(headers_kept)
     lines = [b"%b:%b" % line for line in response.headers if line[0] in allowed]
-    head = b"\r\n".join([*lines, b":" + run_id])
+    lines.append(b":" + run_id)
+    if span:
+        lines += [b":%b:%b" % (name.encode(), value.encode()) for name, value in span.items()]
+    head = b"\r\n".join(lines)
     body = response.body if kept else None
     if sealer is None:
         return Answer(response.status, _PLAIN + head, None if body is None else _PLAIN + body)
@@ -140,6 +152,15 @@ def make_replay(record: Record, *, headers_kept: frozenset[str], reading: Readin
     headers = tuple([(name, value) for name, _, value in lines if name in allowed])
     length = () if record.status in _BODILESS else ((b"content-length", str(len(body)).encode()),)
     return Response(record.status, headers + length + REPLAYED, body)
+
+
+def read_span(record: Record, reading: Reading) -> dict[str, str]:
+    """The context of the span that a record was made in; empty where none was made. Raises UnreadableAnswer."""
+    found: dict[str, str] = {}
+    for line in reading.head(record).split(b"\r\n"):
+        if line[:1] == b":" and (name := line[1:].partition(b":"))[1]:
+            found[name[0].decode("latin-1")] = name[2].decode("latin-1")
+    return found
 
 
 def _context(digest: bytes, operation: str, status: int, kept: bool) -> bytes:

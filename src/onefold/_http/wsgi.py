@@ -76,7 +76,9 @@ class IdempotencyMiddleware:
             body = _whole_body(environ, guarded.policy)
         except CallerError as error:
             return send_whole(self._guard.refusal(error, request), start_response)
-        refusal = run(guarded.admit(body), executor)
+        tracer = self._guard.tracer
+        admission = guarded.admit(body) if tracer is None else guarded.admit_traced(body, tracer)
+        refusal = run(admission, executor)
         if refusal is not None:
             return send_whole(refusal, start_response)
         environ["wsgi.input"] = BytesIO(body)
@@ -96,9 +98,13 @@ class IdempotencyMiddleware:
                     held.close()
                 finally:  # whatever its closing does, the transaction ends here
                     instead = run(guarded.fail(error), guarded.executor)
+                if guarded.trace is not None and instead is not None:
+                    guarded.trace.end(instead.status)
                 if instead is None:
                     raise
                 return send_whole(instead, start_response)
+            if guarded.trace is not None:
+                guarded.trace.end(held.code if instead is None else instead.status)
         guarded.sent = held.code if instead is None else 0
         if instead is not None:
             held.close()

@@ -29,6 +29,7 @@ from onefold._inbox.handling_log import log_failure
 from onefold._inbox.in_hand import InHand, claim, is_ours, leave
 from onefold._inbox.keeping import begin_wait, dead_letter, park
 from onefold._inbox.message_identity import identity_of
+from onefold._inbox.processing_trace import ProcessingTrace
 from onefold._inbox.renaming import rename
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.stepped_handling import BEGINS_STREAM, MakeWork, SteppedHandling
@@ -56,6 +57,7 @@ from onefold._kernel.telemetry.consumer_events import (
     InboxEvent,
     Parked,
 )
+from onefold._kernel.tracing import Tracer
 from onefold._policy.backoff import Draw
 from onefold.errors import TransactionMisused
 
@@ -88,6 +90,7 @@ class Inbox:
         perform: Performs = perform_here,
         listener: Listener | None = None,
         make_work: MakeWork | None = None,
+        tracer: Tracer | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         """`make_work` is for handlers that work in recorded steps."""
@@ -104,6 +107,8 @@ class Inbox:
         in_steps = consumer.signature.works_in_steps
         self._stepped = SteppedHandling(consumer, self.sql, perform, make_work) if in_steps else None
         self._listener = listener
+        self._trace = ProcessingTrace(tracer, consumer.name)
+        self._try = self._trace.wrap(self._attempt)
         self._draw = draw
         self._now_ms = now_ms
         self.lease_ms = milliseconds(consumer.lease_s)
@@ -124,7 +129,7 @@ class Inbox:
             return await self._run_kept(stored, _REDELIVERED, tx)
         if self._stepped is not None and self._stepped.begins_stream(stored):
             return await self._run_kept(stored, BEGINS_STREAM, tx)
-        return self.report(await self._attempt(stored, tx))
+        return self.report(await self._try(stored, tx))
 
     async def handle_batch(self, deliveries: Sequence[Delivery], tx: OwnedTransaction[Any]) -> list[InboxEvent] | None:
         """Handle many in one transaction; those of a stream that is behind are parked in one. None: it failed and
@@ -141,7 +146,8 @@ class Inbox:
             return None
         if fresh:
             once = {(stored.id, stored.source): stored for stored in stored_messages}
-            error = await self._run([once[each] for each in once if each in fresh], tx, ())
+            new = [once[each] for each in once if each in fresh]
+            error = await self._trace.follow_many(new, self._run(new, tx, ()))
             if error is not None:
                 # One by one they may be duplicates, which are not logged.
                 if isinstance(error, TransactionMisused):
@@ -167,7 +173,7 @@ class Inbox:
                 failed_message = self.in_hand.rename(failed_message, renamed)
             if problem is not None:
                 return self.report(await with_connection(lambda: self._refuse(failed_message, problem)))
-            event = await self._attempt(failed_message, tx)
+            event = await self._try(failed_message, tx)
             if failed_message.redrive is not None and isinstance(event, Handled | Failed | DeadLettered):
                 event = replace(event, redriven=True)
             return self.report(event)
@@ -192,7 +198,7 @@ class Inbox:
         if await with_connection(lambda: run_batch(keep)) == 0:
             if await with_connection(lambda: run_batch(self.sql.id_conflict(self._name, stored.identity))):
                 return await self._run_kept(stored.set_apart(), reason, tx)
-            return self.report(Duplicate(self._name, stored.topic))
+            return self.report(self._trace.note(stored, Duplicate(self._name, stored.topic)))
         failed_message = kept_as_started(stored, reason, self._now_ms(), lease_ms)
         self.in_hand.hold([failed_message])
         return await self.run_failed(failed_message, tx)
@@ -336,7 +342,8 @@ class Inbox:
         messages = [stored.message for stored in stored_messages if stored.message is not None]
         time_s = min(RUN_S_MAX, self.consumer.lease_s / 4)
         known = self.sql.handled(self._name, stored_messages[0].identity)
-        return await self._handler_tx.run_each(known, messages, tx, settle, time_s)
+        run = self._handler_tx.run_each(known, messages, tx, settle, time_s)
+        return await self._trace.follow_many(stored_messages, run)
 
     # --- what fails --------------------------------------------------------------------------------------
 

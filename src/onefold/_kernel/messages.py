@@ -19,8 +19,11 @@ from onefold.errors import BrokerUnavailable, MessageRefused, MessageUnreadable
 #: How CloudEvents attributes are told from other headers, where a transport's binding does not say otherwise.
 PREFIX: Final = "ce-"
 
+#: Where an event's trace is: as headers, or, of other producers, as the CloudEvents extension for distributed tracing.
+TRACE: Final = ("traceparent", "tracestate")
+
 #: Headers that follow a request or a message into the events it causes.
-CARRIED: Final = ("traceparent", "tracestate", "correlation-id")
+CARRIED: Final = (*TRACE, "correlation-id")
 
 #: Foreign producers may write anything: what is longer, or not printable, has no place in a database's keys.
 ATTRIBUTE_LENGTH_MAX: Final = 512
@@ -161,6 +164,7 @@ def write_structured(message: Message) -> tuple[dict[str, str], bytes]:
     """A message's headers and body in structured mode: its attributes are part of the body. Data that would not come
     back byte for byte as a member of the document travels in base64."""
     document: dict[str, Any] = {**attributes(message), "datacontenttype": message.content_type}
+    document |= {name: message.headers[name] for name in TRACE if name in message.headers}
     try:
         document["data"] = json.loads(message.data) if "json" in message.content_type else message.data.decode()
     except (ValueError, RecursionError):
@@ -247,6 +251,7 @@ def _read(
             elif name != "content-type":
                 own[name] = value
     found |= {name: value for name, value in assumed.items() if not found.get(name)} | dict(forced)
+    own = {name: found[name] for name in TRACE if name in found} | own
     _check(found, headers, prefix)
     return Message(
         id=found["id"],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from onefold._kernel.effects import Publish
+from onefold._kernel.effects import Flow, Publish
 from onefold._kernel.messages import Confirm, Message
 from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerUnavailable, MessageRefused
+
+#: Publishes rows; what became of each, in order.
+PublishRows: TypeAlias = Callable[[Sequence[ClaimedRow]], Flow[Sequence[Confirm]]]
 
 
 async def publish_rows(rows: Sequence[ClaimedRow]) -> Sequence[Confirm]:

@@ -40,7 +40,7 @@ from onefold._outbox.claimed_rows import (
     rounds,
     shorten,
 )
-from onefold._outbox.confirms import publish_rows
+from onefold._outbox.confirms import PublishRows, publish_rows
 from onefold._outbox.destinations import Destinations
 from onefold._outbox.endpoint_copies import EndpointCopy, EndpointsOf, split_by_endpoint
 from onefold._outbox.publish_log import log_failure, log_not_subscribed
@@ -123,6 +123,7 @@ class RelaySession:
         draw: Draw,
         endpoints_of: EndpointsOf | None = None,
         former: RelaySession | None = None,
+        publish: PublishRows = publish_rows,
     ) -> None:
         self.relay = relay
         #: Set from outside: nothing more is sent after what is in flight.
@@ -131,9 +132,8 @@ class RelaySession:
         self.expired = False
         #: Sent, but not marked yet, because the database could not be reached.
         self.unmarked: Sent | None = None
-        self._sql = STATEMENTS[dialect]
-        self._settings = settings
-        self._draw = draw
+        self._sql, self._settings = STATEMENTS[dialect], settings
+        self._draw, self._publish_rows = draw, publish
         self._endpoints_of = endpoints_of
         self._destinations: Destinations = Destinations(draw) if former is None else former._destinations
         self._leased_at = float("-inf")
@@ -319,7 +319,7 @@ class RelaySession:
             going = self._destinations.select(left, first=number == 0)
             if not going or (number and not await self._goes_on(began)):
                 break
-            for row, confirm in zip(going, await publish_rows(going), strict=True):
+            for row, confirm in zip(going, await self._publish_rows(going), strict=True):
                 match confirm:
                     case None:
                         sent.confirmed.append(row.position)

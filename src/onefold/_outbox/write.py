@@ -9,7 +9,7 @@ short, and transactions that hold several took them in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -18,6 +18,7 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import BatchItem, Statement
 from onefold._kernel.ids import new_id
 from onefold._kernel.messages import Message
+from onefold._kernel.tracing import Tracer
 from onefold._outbox.event_checks import (
     check_due_ms,
     check_headers,
@@ -47,6 +48,7 @@ class Outbox:
     event_bytes_max: int = 512 * 1024
     now_ms: Callable[[], int] = wall_ms
     new_id: Callable[[int], str] = new_id
+    tracer: Tracer | None = None
     committed: list[Callable[[], None]] = field(default_factory=list)
     """Called after a transaction with events committed: how a relay in this process is woken."""
 
@@ -127,6 +129,10 @@ class EventBuffer:
                 "in between"
             )
         event = self._outbox.make_event(topic, data, key=key, headers=headers, content_type=content_type)
+        if self._outbox.tracer is not None:
+            from onefold._kernel.message_trace import trace_creation  # most applications make no spans
+
+            event = replace(event, headers=trace_creation(self._outbox.tracer, event))
         self._entries.append(_BufferedEvent(event, check_due_ms(topic, not_before, event.key)))
         return event.id
 

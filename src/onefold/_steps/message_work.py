@@ -8,6 +8,7 @@ from typing import NamedTuple
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, BatchItem, Boundary, Fetch, Isolation, Statement
 from onefold._kernel.telemetry import Listener
+from onefold._kernel.tracing import Tracer
 from onefold._steps.model import Held, WorkAsk, digest_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.sql.unfinished import STATEMENTS
@@ -48,6 +49,7 @@ class MessageWork(WorkAttempt):
         sealing: Sealing,
         renewals: LeaseRenewals,
         listener: Listener | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`stored_id` is what the ledger and failed messages call it. `settle` writes the ledger row, and is refused
         (RequiredValueMissing) where it may not; `known` answers a row once that is committed."""
@@ -68,6 +70,7 @@ class MessageWork(WorkAttempt):
             sealing=sealing,
             renewals=renewals,
             ended=tell_steps(listener, name.consumer),
+            tracer=tracer,
             before=before,
             unless=unless,
         )

@@ -10,6 +10,7 @@ from typing import Final
 from onefold._kernel.effects import Isolation, Statement
 from onefold._kernel.results import encode_result
 from onefold._kernel.telemetry import Listener
+from onefold._kernel.tracing import Tracer
 from onefold._policy.ranges import require
 from onefold._steps.model import Held, WorkAsk, digest_of
 from onefold._steps.sealing import Sealing
@@ -40,8 +41,10 @@ class NamedWork(WorkAttempt):
         sealing: Sealing,
         renewals: LeaseRenewals,
         listener: Listener | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         _check_name(name)
+        self.name = name
         require("once.work(...): lease_s", lease_s, least=0.1, most=86_400)
         require("once.work(...): retention_s", retention_s, least=1, most=366 * 86_400)
         prints = [_fingerprint(name, data, pepper) for pepper in (*peppers, b"")]
@@ -62,6 +65,7 @@ class NamedWork(WorkAttempt):
             sealing=sealing,
             renewals=renewals,
             ended=tell_steps(listener, "work"),
+            tracer=tracer,
         )
 
     def _end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:

@@ -20,6 +20,8 @@ from onefold._kernel.checkout import checkout, rollback_and_release, run_batch
 from onefold._kernel.current_transaction import call_in
 from onefold._kernel.effects import BatchItem, Call, Flow, Isolation, begin_at
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
+from onefold._kernel.telemetry import request_events as telemetry
+from onefold._kernel.tracing import Tracer
 from onefold._steps.attempt_guard import AttemptGuard
 from onefold._steps.model import Done, Held, RecordedStep, StepKind
 from onefold._steps.sealing import Sealing
@@ -27,6 +29,7 @@ from onefold._steps.step_order import NewStep, Next, RecordedResult, StepOptions
 from onefold._steps.step_records import StepRecords
 from onefold._steps.step_results import StepResults
 from onefold._steps.step_telemetry import StepEnds, ignore
+from onefold._steps.step_trace import trace_recorded, trace_step
 from onefold._steps.work_ports import LeaseRenewals, NewTransaction, WorkEnd
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import OutcomeUnknown, SerializationFailed, WorkMisused
@@ -48,6 +51,7 @@ class Performing:
         sealing: Sealing,
         beats: LeaseRenewals,
         ended: StepEnds = ignore,
+        tracer: Tracer | None = None,
     ) -> None:
         held = claim if isinstance(claim, Held) else None
         self._works = works
@@ -58,6 +62,7 @@ class Performing:
         self._isolation = isolation
         self._results = StepResults(self.digest, operation, sealing)
         self._beats = beats
+        self._tracer = tracer
         self._order = StepOrder(claim.steps, what=operation, ended=ended)
         self.guard = AttemptGuard(works, held, operation, beats)
         self._records = StepRecords(works, operation, self.guard)
@@ -73,6 +78,7 @@ class Performing:
     ) -> Any:
         step = self._ask("phase", options)
         if not isinstance(step, NewStep):
+            self._note_recorded("phase", options.name)
             return self._results.read(step.recorded, returns)
         held, tx = self.guard.held, new_transaction()
 
@@ -86,13 +92,14 @@ class Performing:
             self.guard.unsure = None
             return record, value
 
-        return await self._run(held, run)
+        return await self._trace("phase", step.name, self._run(held, run))
 
     async def call(self, options: StepOptions, function: Callable[[], Any], returns: object) -> Any:
         step = self._ask("call", options)
         if isinstance(step, Unknown):
             raise await self.guard.park(step.recorded.name)
         if isinstance(step, RecordedResult):
+            self._note_recorded("call", options.name)
             return self._results.read(step.recorded, returns)
         held = self.guard.held
 
@@ -105,7 +112,7 @@ class Performing:
             await self._records.commit_call(held, record)
             return record, value
 
-        return await self._run(held, run)
+        return await self._trace("call", step.name, self._run(held, run))
 
     async def _run(self, held: Held, step: Callable[[], Flow[tuple[RecordedStep, Any]]]) -> Any:
         """Run a step that gives its record, once that is committed, and what its user gets."""
@@ -128,8 +135,12 @@ class Performing:
         self._order.finish()
         if self._done is not None:
             self._order.finish_done()
+            self._note_recorded("finish", "finish")
             return self._results.read_end(self._done.result, returns)
-        held, tx = self.guard.held, new_transaction()
+        return await self._trace("finish", "finish", self._finish(function, returns, new_transaction()))
+
+    async def _finish(self, function: Callable[[Any], Any], returns: object, tx: OwnedTransaction[Any]) -> Any:
+        held = self.guard.held
         try:
             await self._enter(held, self._end.before)
             closes = functools.partial(self._close_end, returns)
@@ -210,6 +221,15 @@ class Performing:
 
     def _close_end(self, returns: object, value: object) -> tuple[bytes | None, Any]:
         return self._results.record_end(returns, value) if self._end.records_result else (None, value)
+
+    # --- spans -----------------------------------------------------------------------------------------------
+
+    def _trace(self, kind: telemetry.StepKind, name: str, step: Flow[Any]) -> Flow[Any]:
+        return step if self._tracer is None else trace_step(self._tracer, kind, name, step)
+
+    def _note_recorded(self, kind: telemetry.StepKind, name: str) -> None:
+        if self._tracer is not None:
+            trace_recorded(self._tracer, kind, name)
 
     # --- what they share -------------------------------------------------------------------------------------
 

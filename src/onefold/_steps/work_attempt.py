@@ -26,6 +26,7 @@ from onefold._kernel.effects import (
 from onefold._kernel.handler_errors import rethrow
 from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
+from onefold._kernel.tracing import Tracer
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
 from onefold._steps.performing import Performing
 from onefold._steps.sealing import Sealing
@@ -59,6 +60,7 @@ class WorkAttempt:
         sealing: Sealing,
         renewals: LeaseRenewals,
         ended: StepEnds = ignore,
+        tracer: Tracer | None = None,
         before: tuple[BatchItem, ...] = (),
         unless: tuple[Statement, ...] = (),
     ) -> None:
@@ -72,11 +74,12 @@ class WorkAttempt:
         self._sealing = sealing
         self._renewals = renewals
         self._ended = ended
+        self._tracer = tracer
         self._unless = unless
         self._held: Held | None = None
         self._performing: Performing | None = None
-        #: Whether its end is committed.
-        self.is_over = False
+        #: Whether its end is committed, and whether that was so before this attempt.
+        self.is_over = self.was_done = False
 
     async def begin(self) -> None:
         """Raises WorkInProgress, WorkMismatch, WorkParked."""
@@ -92,7 +95,7 @@ class WorkAttempt:
                 self._held = claim
                 self._renewals.hold(claim)
             case Done():
-                self.is_over = True
+                self.is_over = self.was_done = True
         self._performing = Performing(
             self._works,
             claim,
@@ -102,6 +105,7 @@ class WorkAttempt:
             sealing=self._sealing,
             beats=self._renewals,
             ended=self._ended,
+            tracer=self._tracer,
         )
 
     def make_steps(self, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> Steps:

@@ -28,6 +28,7 @@ from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import Failed
 from onefold._kernel.telemetry.every_event import Event
+from onefold._kernel.tracing import tracer_of
 from onefold._worker.backoff_timer import pause
 from onefold._worker.cancellation import Interrupted, cancel_task, either, join_tasks, resist
 from onefold._worker.consumer_health import ConsumerHealth
@@ -79,6 +80,7 @@ class ConsumerWorker:
             perform=self._calls,
             listener=self._hear,
             make_work=make_work,
+            tracer=tracer_of(listener),
         )
         self._runner = FlowRunner(database, transaction)
         self._listener = listener

@@ -16,6 +16,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase
 from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener
+from onefold._kernel.tracing import Tracer
 from onefold._steps.message_work import MessageName, MessageWork
 from onefold._steps.sealing import Sealing
 from onefold._steps.steps import Steps, on_loop, on_thread
@@ -38,6 +39,7 @@ class MessageSteps:
         new_transaction: NewTransaction,
         for_workers: Callable[[], AsyncDatabase[Any]],
         listener: Listener | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Steps run where the handler does, on a thread or on the loop: `executor` is of that colour."""
         self.works = works
@@ -46,6 +48,7 @@ class MessageSteps:
         self.executor = executor
         self.new_transaction = new_transaction
         self.listener = listener
+        self.tracer = tracer
         self._for_workers = for_workers
 
     def __call__(self, consumer: Consumer, stored: StoredMessage, end: MessageEnd) -> SteppedMessage:
@@ -81,6 +84,7 @@ class SteppedMessage(MessageWork):
             sealing=shared.sealing,
             renewals=shared.renewals,
             listener=shared.listener,
+            tracer=shared.tracer,
         )
         self._shared = shared
         self._message = message

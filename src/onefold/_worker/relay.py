@@ -6,6 +6,7 @@ Everything happens in one task, one thing after the other, so that no bucket is 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import time
@@ -17,6 +18,7 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import BrokerExecutor
 from onefold._kernel.ids import new_id
+from onefold._kernel.message_trace import system_of
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.runners import run_async
@@ -33,13 +35,16 @@ from onefold._kernel.telemetry.relay_events import (
     RelaysExpired,
     SetAside,
 )
+from onefold._kernel.tracing import tracer_of
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.claimed_rows import DIED_OF
+from onefold._outbox.confirms import PublishRows, publish_rows
 from onefold._outbox.endpoint_copies import EndpointsOf
 from onefold._outbox.relay_config import RelayConfig
 from onefold._outbox.relay_session import RelaySession, Sent, make_due_claimable
 from onefold._outbox.retention import FORGET_MAX, forget
 from onefold._outbox.schedules import Timetable
+from onefold._outbox.sending_trace import publish_traced
 from onefold._policy.backoff import PAUSES, Draw, at_least_half
 from onefold._policy.ranges import require
 from onefold._worker.backlog_measuring import measure_outbox, measuring
@@ -151,6 +156,10 @@ class Relay:
         self._listens = listens
         self._sender = sender
         self._listener = listener
+        tracer = tracer_of(listener)
+        self._publish_rows: PublishRows = (
+            publish_rows if tracer is None else functools.partial(publish_traced, tracer, system_of(broker))
+        )
         self._draw = draw
         self._new_id = new_id
         #: Of a broker whose destinations change while it is open.
@@ -347,8 +356,9 @@ class Relay:
     def _new_session(self, former: RelaySession | None = None) -> RelaySession:
         endpoints_of: EndpointsOf | None = getattr(self._broker, "destinations", None)
         session = RelaySession(
-            self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw, endpoints_of, former
-        )
+            self._new_id(wall_ms()), self._database.dialect, self._settings, self._draw, endpoints_of, former,
+            publish=self._publish_rows,
+        )  # fmt: skip
         if former is None:
             return session
         session.stopping = former.stopping

@@ -81,6 +81,9 @@ _REFUSING: Final = frozenset(
 class KafkaBroker:
     """A Kafka cluster, named by its `bootstrap` servers: host:port, several joined by commas."""
 
+    #: In spans.
+    system = "kafka"
+
     def __init__(
         self,
         bootstrap: str,

@@ -50,6 +50,9 @@ __all__ = ["QueueType", "RabbitBroker"]
 class RabbitBroker:
     """A vhost of a RabbitMQ, named by its URL: amqp(s)://user:password@host/vhost."""
 
+    #: In spans.
+    system = "rabbitmq"
+
     matches_patterns = True
 
     def __init__(

@@ -44,6 +44,9 @@ class RedisBroker:
     """`RedisBroker("redis://127.0.0.1:6379/0")`. Keys are `<prefix>:<topic>`. One server, or a primary with replicas:
     a cluster has no read over several streams."""
 
+    #: In spans.
+    system = "redis"
+
     def __init__(
         self,
         url: str,

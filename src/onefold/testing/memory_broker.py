@@ -43,6 +43,9 @@ class NotHandled(OnefoldError):
 class _SharedBroker:
     """What both colours share."""
 
+    #: In spans.
+    system = "memory"
+
     __test__ = False
 
     def __init__(self, once: Onefold | AsyncOnefold, *, source: str = "tests", raises: bool = True) -> None:

@@ -38,7 +38,7 @@ def join(*given: Listeners | None) -> Listener | None:
     """One listener for several. One that is there twice is told once: metrics would count double."""
     listeners: list[Listener] = []
     for each in given:
-        for listener in _split(each):
+        for listener in split_listeners(each):
             if listener not in listeners:
                 listeners.append(listener)
     if len(listeners) <= 1:
@@ -65,7 +65,8 @@ class _ListenerList:
             tell(listener, event)
 
 
-def _split(given: Listeners | None) -> Sequence[Listener]:
+def split_listeners(given: Listeners | None) -> Sequence[Listener]:
+    """Each of those that were given, or joined."""
     if given is None:
         return ()
     if isinstance(given, _ListenerList):

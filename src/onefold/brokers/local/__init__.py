@@ -54,6 +54,9 @@ PAUSE_HEARD_S_MAX: Final = 2.0
 class LocalBroker:
     """Delivers to the consumers of the same database."""
 
+    #: In spans.
+    system = "local"
+
     #: A relay that publishes again after a crash does so within its lease; a day is generous.
     redelivery_s = 24 * 3600.0
 

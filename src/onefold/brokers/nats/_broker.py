@@ -53,6 +53,9 @@ class NatsBroker:
     acknowledged is purged from a stream that onefold made, and from no other unless `trim=True`; `trim=False` keeps
     all."""
 
+    #: In spans.
+    system = "nats"
+
     matches_patterns = True
 
     def __init__(

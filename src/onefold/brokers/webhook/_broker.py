@@ -30,6 +30,9 @@ _FRAMING: Final = frozenset({"connection", "content-encoding", "content-length",
 class WebhookBroker:
     """Sends events to endpoints, by topic. It only sends: who receives them runs an HTTP API."""
 
+    #: In spans.
+    system = "webhook"
+
     def __init__(
         self,
         endpoints: str | Mapping[str, str | Sequence[str]] | None = None,

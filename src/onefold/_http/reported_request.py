@@ -1,0 +1,84 @@
+"""What is told of a request: events for the listener, and its span.
+
+A request of an application without a listener pays for one look whether there is one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onefold._http.request import Request, Response
+from onefold._http.route_policy import Route
+from onefold._http.stored_response import read_span
+from onefold._idempotency.model import Record
+from onefold._kernel.clock import monotonic_s
+from onefold._kernel.effects import Flow
+from onefold._kernel.telemetry import tell
+from onefold._kernel.telemetry.request_events import Claimed, Outcome, Released, Settled
+from onefold._kernel.tracing import Tracer
+
+if TYPE_CHECKING:
+    from onefold._http.request_guard import RequestGuard
+    from onefold._http.request_trace import RequestTrace
+
+
+class ReportedRequest:
+    """A request, as far as it is told of."""
+
+    __slots__ = ("_began", "_guard", "_key", "_route", "operation", "request", "trace")
+
+    _began: float
+    _guard: RequestGuard
+    _key: str | None
+    _route: Route
+    operation: str
+    request: Request
+    trace: RequestTrace | None
+    """Its span, where traces are made."""
+
+    def admit(self, body: bytes) -> Flow[Response | None]:
+        raise NotImplementedError
+
+    async def admit_traced(self, body: bytes, tracer: Tracer) -> Response | None:
+        """`admit`, in the span of the request. The span of one that does not run ends here."""
+        from onefold._http.request_trace import RequestTrace  # most applications make no spans
+
+        trace = RequestTrace(tracer, self.request, operation=self.operation, route=self._route.name, key=self._key)
+        self.trace = trace
+        try:
+            with trace.span.active():
+                refusal = await self.admit(body)
+        except BaseException as error:
+            trace.span.fail(error)
+            trace.end()
+            raise
+        if refusal is not None:
+            trace.end(refusal.status)
+        return refusal
+
+    def _context(self) -> dict[str, str]:
+        """Of its span."""
+        return {} if self.trace is None else self.trace.span.carrier()
+
+    def _emit_claimed(self, outcome: Outcome) -> None:
+        if self._key is not None and self._guard.listener is not None:
+            tell(self._guard.listener, Claimed(self.operation, outcome))
+            if self.trace is not None:
+                self.trace.note_claim(outcome)
+
+    def _emit_released(self, reason: str) -> None:
+        if self._guard.listener is not None:
+            tell(self._guard.listener, Released(self.operation, reason, monotonic_s() - self._began))
+            if self.trace is not None:
+                self.trace.note_end("released", reason)
+
+    def _emit_settled(self, status: int, kept: bool) -> None:
+        if self._key is not None and self._guard.listener is not None:
+            tell(self._guard.listener, Settled(self.operation, status, kept, monotonic_s() - self._began))
+            if self.trace is not None:
+                self.trace.note_end("stored")
+
+    def _link_to(self, record: Record) -> None:
+        """The request is answered with this record: its span is linked to the one that the record was made in."""
+        if self.trace is not None:
+            self.trace.span.link(read_span(record, self._guard.reading))

@@ -1,0 +1,113 @@
+"""The spans of a consumer: one for each attempt at a message, and one for messages that share a transaction.
+
+An attempt at a failed message, and one that a redrive has asked for, belong to the trace of the first: the message is
+kept with the context that it came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from onefold._inbox.stored_message import FailedMessage, StoredMessage
+from onefold._kernel.effects import Flow
+from onefold._kernel.message_trace import begin_processing
+from onefold._kernel.owned_transaction import OwnedTransaction
+from onefold._kernel.telemetry.consumer_events import (
+    DeadLettered,
+    Dropped,
+    Duplicate,
+    Failed,
+    Handled,
+    InboxEvent,
+    Parked,
+)
+from onefold._kernel.tracing import Span, Tracer
+
+_OUTCOMES: Final[Mapping[type, str]] = {
+    Handled: "handled",
+    Duplicate: "duplicate",
+    Dropped: "dropped",
+    Parked: "parked",
+    Failed: "failed",
+    DeadLettered: "dead",
+}
+
+#: An attempt at a message.
+Attempt: TypeAlias = Callable[[StoredMessage, OwnedTransaction[Any]], Flow[InboxEvent]]
+
+
+class ProcessingTrace:
+    """The spans of one consumer; none, where there is no tracer."""
+
+    def __init__(self, tracer: Tracer | None, consumer: str) -> None:
+        self._tracer = tracer
+        self._consumer = consumer
+
+    def wrap(self, attempt: Attempt) -> Attempt:
+        """What makes an attempt at a message, in a span of its own."""
+        tracer = self._tracer
+        if tracer is None:
+            return attempt
+
+        async def follow(stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
+            span = self._begin(tracer, stored)
+            try:
+                with span.active():
+                    event = await attempt(stored, tx)
+                self._note(span, event)
+                return event
+            except BaseException as error:
+                span.fail(error)
+                raise
+            finally:
+                span.end()
+
+        return follow
+
+    async def follow_many(
+        self, stored_messages: Sequence[StoredMessage], attempt: Flow[Exception | None]
+    ) -> Exception | None:
+        """Handle messages that share a transaction in a span that is linked to each. An error: none was handled."""
+        if self._tracer is None:
+            return await attempt
+        messages = [stored.message for stored in stored_messages if stored.message is not None]
+        system = stored_messages[0].origin.broker
+        span = begin_processing(self._tracer, self._consumer, messages, system=system)
+        try:
+            with span.active():
+                error = await attempt
+            span.set("onefold.outcome", "handled" if error is None else "failed")
+            if error is not None:
+                span.fail(error)
+            return error
+        except BaseException as error:
+            span.fail(error)
+            raise
+        finally:
+            span.end()
+
+    def note(self, stored: StoredMessage, event: InboxEvent) -> InboxEvent:
+        """What became of a message without an attempt at it."""
+        if self._tracer is not None:
+            span = self._begin(self._tracer, stored)
+            self._note(span, event)
+            span.end()
+        return event
+
+    def _begin(self, tracer: Tracer, stored: StoredMessage) -> Span:
+        assert stored.message is not None
+        kept = stored if isinstance(stored, FailedMessage) else None
+        attempt = 1 if kept is None else kept.failed + 1
+        system = stored.origin.broker
+        span = begin_processing(tracer, self._consumer, [stored.message], system=system, attempt=attempt)
+        if kept is not None and kept.redrive is not None:
+            span.set("onefold.redriven", True)
+        return span
+
+    @staticmethod
+    def _note(span: Span, event: InboxEvent) -> None:
+        span.set("onefold.outcome", _OUTCOMES[type(event)])
+        if isinstance(event, Failed | DeadLettered):
+            kind = event.reason.partition(":")[0]  # the class of the exception: what follows may hold anything
+            span.fail(kind if kind.isidentifier() else "refused")
