@@ -211,7 +211,7 @@ async def test_what_changes_is_sent_and_nothing_else(viewer: Visitor, app: Conso
 async def test_a_stream_ends_with_its_session(viewer: Visitor, app: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     async with streaming(viewer, app) as stream:
         await stream.until("data: plots\n")
-        monkeypatch.setattr(app, "now", lambda: time.time() + 9 * 3600)
+        monkeypatch.setattr(app._parts, "now", lambda: time.time() + 9 * 3600)
         await stream.until("event: end\n")
     assert app._parts.live.open == 0
 

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from onefold._console.roles import Operator, Role
-from onefold.errors import ConfigurationError
+from onefold.errors import AuthenticationBroken, ConfigurationError
 
 COOKIE: Final = "onefold_console_session"
 SESSION_S: Final = 8 * 3600
@@ -67,7 +67,7 @@ class HostAccess:
                 operator = verdict
             case _:
                 # True, a user, a status: taking any of them for a role would let in those who must not.
-                raise ConfigurationError(
+                raise AuthenticationBroken(
                     f"authorize of the console returned a {type(verdict).__qualname__}; it must return Role.VIEW, "
                     "Role.ACT, an Operator, or None to refuse"
                 )

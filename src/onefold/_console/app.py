@@ -31,7 +31,7 @@ from onefold._console.sign_in import SignIn, set_cookie
 from onefold._console.throttle import SignInThrottle
 from onefold._saga.engine import SagaEngine
 from onefold._steps.unfinished import WorkNotFit
-from onefold.errors import ConfigurationError, OnefoldError, SchemaMissing
+from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError, SchemaMissing
 
 log = logging.getLogger("onefold.console")
 
@@ -156,6 +156,11 @@ class Console:
         """What onefold says is for operators: it names the thing and the way out."""
         if isinstance(error, WorkNotFit):
             return self._error_page(request, 409, str(error))
+        if isinstance(error, ConfigurationError):  # what was asked for, and not how the console was set up
+            return self._error_page(request, 400, str(error))
+        if isinstance(error, AuthenticationBroken):
+            log.error("console: %s %s refused: %s", request.method, request.url.path, error)
+            return self._error_page(request, 500, "The application could not tell who is asking. Its log says why.")
         if isinstance(error, SchemaMissing):
             return self._error_page(request, 503, f"{error} Run `onefold migrate`.")
         log.error("console: %s %s failed: %s", request.method, request.url.path, error)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 REASON_CHARS_MAX: Final = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ConsoleParts:
     """What all visits share."""
 

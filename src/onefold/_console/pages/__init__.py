@@ -7,6 +7,7 @@ from typing import Final
 from onefold._console.pages import (
     audit_page,
     dead_letters_page,
+    key_pages,
     overview_page,
     sagas_page,
     works_page,
@@ -16,6 +17,7 @@ from onefold._console.sections import Section
 #: In the order of the navigation. The first is where the console begins.
 SECTIONS: Final[tuple[Section, ...]] = (
     overview_page.SECTION,
+    key_pages.SECTION,
     dead_letters_page.SECTION,
     works_page.SECTION,
     sagas_page.SECTION,

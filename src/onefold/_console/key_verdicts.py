@@ -1,0 +1,147 @@
+"""What became of a key, in words: the state, why, what a client gets with it now, and what ends that.
+
+It says what `_http/` would answer (docs/http-contract.md), from what is stored and locked at this moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from onefold._idempotency.stored_keys import KeyHolder, KeyView
+from onefold._kernel.readable import age
+from onefold._steps.unfinished import WorkView
+
+Tone: TypeAlias = Literal["good", "warn", "bad", "neutral"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVerdict:
+    """The state of a key as a person reads it."""
+
+    state: str
+    tone: Tone
+    what: str
+    """What happened."""
+    gets: str
+    """What a client gets that sends the same request with it now."""
+    way_out: str = ""
+    """What ends this state, or what to do."""
+    conflict: bool = False
+    """Whether a client gets 409."""
+    key: KeyView | None = None
+    """The record that is meant, if it is one."""
+
+
+def judge_key(keys: Sequence[KeyView], holder: KeyHolder | None, work: WorkView | None) -> KeyVerdict:
+    """From what is there: the answer before what runs, and what runs before what is left."""
+    if (done := next((key for key in keys if key.state == "done"), None)) is not None:
+        return _judge_done(done)
+    if work is not None and work.state != "left":
+        return _judge_work(work)
+    if holder is not None:
+        return _judge_holder(holder)
+    if work is not None:
+        return _judge_work(work)
+    if (elsewhere := next((key for key in keys if key.state == "elsewhere"), None)) is not None:
+        return KeyVerdict(
+            state="Done under another name",
+            tone="warn",
+            what="A deploy that calls this route by another operation has done the request and has its answer.",
+            gets="409 key-in-flight: this deploy cannot say how it ended.",
+            way_out="It ends when the record expires. Search by the route's other name to see the answer.",
+            conflict=True,
+            key=elsewhere,
+        )
+    return _judge_absent(keys)
+
+
+def _judge_done(done: KeyView) -> KeyVerdict:
+    if done.body_bytes is None:
+        return KeyVerdict(
+            state=f"Done: answered {done.status}",
+            tone="good",
+            what="The request was run to its end. Its answer was too large to be kept.",
+            gets="410 answer-not-kept. It is not run again.",
+            key=done,
+        )
+    return KeyVerdict(
+        state=f"Done: answered {done.status}",
+        tone="good" if done.status < 400 else "warn",
+        what="The request was run to its end, and its answer is stored."
+        + (" What the handler had written was undone, as for every 4xx." if done.status >= 400 else ""),
+        gets=f"The stored answer, {done.status}, marked Idempotent-Replayed: true. It is not run again. With another "
+        "payload: 422 key-reused.",
+        key=done,
+    )
+
+
+def _judge_holder(holder: KeyHolder) -> KeyVerdict:
+    since = "" if holder.since_ms is None else f" for {age(max(0, holder.now_ms - holder.since_ms) / 1000)}"
+    of = "" if holder.pid is None else f", in the database session with pid {holder.pid}"
+    called = f" ({holder.application})" if holder.application else ""
+    return KeyVerdict(
+        state="Running",
+        tone="neutral",
+        what=f"A request with this key has been running{since}{of}{called}. It has committed nothing yet.",
+        gets="409 key-in-flight, after the route's wait_s, with Retry-After. With another payload: 422 key-reused.",
+        way_out="It ends with the handler: its answer is then replayed. If its process dies, or it takes longer than "
+        "the route's lease_s, the database rolls it back, and the next retry runs.",
+        conflict=True,
+    )
+
+
+def _judge_work(work: WorkView) -> KeyVerdict:
+    attempts = f"{work.attempts} attempt{'' if work.attempts == 1 else 's'}"
+    steps = f"{work.steps} step{'' if work.steps == 1 else 's'} recorded"
+    match work.state:
+        case "parked":
+            return KeyVerdict(
+                state="Waits for a person",
+                tone="bad",
+                what=f"The request works in recorded steps, and is parked: {work.reason} ({attempts}, {steps})",
+                gets="409 work-parked, which is not worth a retry.",
+                way_out="Find out what happened, then resume or release the work.",
+                conflict=True,
+            )
+        case "running":
+            ends = age(max(0, work.lease_ends_ms - work.now_ms) / 1000)
+            return KeyVerdict(
+                state="Running, in steps",
+                tone="neutral",
+                what=f"The request is being done in recorded steps ({attempts}, {steps}). Its lease ends in {ends}, "
+                "and is renewed for as long as its process lives.",
+                gets="409 key-in-flight, with Retry-After.",
+                way_out=f"It ends with the handler. If its process has died, a retry goes on behind the recorded steps "
+                f"in {ends}.",
+                conflict=True,
+            )
+        case "left":
+            return KeyVerdict(
+                state="Left unfinished",
+                tone="warn",
+                what=f"The request was begun in recorded steps, and its process or its client has gone ({attempts}, "
+                f"{steps}).",
+                gets="It goes on behind the recorded steps.",
+                way_out="The next retry goes on with it, or a completer (`onefold complete`), or release it.",
+            )
+
+
+def _judge_absent(keys: Sequence[KeyView]) -> KeyVerdict:
+    if keys:
+        return KeyVerdict(
+            state="Expired",
+            tone="neutral",
+            what=f"The request was answered {keys[0].status}, and its answer was kept for the route's retention_s. The "
+            "next reap deletes it.",
+            gets="It runs anew; or 410 key-expired, where the route refuses late retries (expiry='refuse').",
+            key=keys[0],
+        )
+    return KeyVerdict(
+        state="Nothing is stored",
+        tone="neutral",
+        what="No request with this principal, route and key has been stored, and none is running.",
+        gets="It runs, as a new request.",
+        way_out="",
+    )

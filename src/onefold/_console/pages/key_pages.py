@@ -1,0 +1,159 @@
+"""Keys: found by principal, route and key; what became of one, why it is held, its stored answer, erasing it.
+
+A key is addressed by the digests that it may be stored under, so that neither it nor its principal stands in an
+address, a log or a history.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from onefold._console.key_verdicts import judge_key
+from onefold._console.roles import Role
+from onefold._console.sections import Page, Section, Visit, missing
+from onefold._console.stored_answers import read_answer
+from onefold._http.keys import MalformedKey, parse_key
+from onefold._http.request_identity import names_of
+from onefold._http.route_policy import METHODS, Policy
+from onefold._idempotency.stored_keys import (
+    NAMES_MAX,
+    KeyView,
+    erase,
+    find_holder,
+    find_keys,
+    list_keys,
+    read_digest,
+    show_answer,
+)
+from onefold._steps.unfinished import WorkNotFit, WorkView, show_work
+
+_PRINCIPAL_CHARS_MAX: Final = 1000
+
+
+async def show_list(visit: Visit) -> Response:
+    return await _render_list(visit)
+
+
+async def find(visit: Visit) -> Response:
+    """From what the operator knows to the address of the key. By POST: the key stays out of addresses and logs."""
+    principal, route, key = (visit.form.get(name, "").strip() for name in ("principal", "route", "key"))
+    problem, read = "", ""
+    method, _, template = route.partition(" ")
+    if method not in METHODS or not template.strip():
+        problem = "The route is a method and a path, as in POST /orders/{id}."
+    elif not principal or len(principal) > _PRINCIPAL_CHARS_MAX:
+        problem = "The principal is what the application calls the caller: the id of an account, tenant or user."
+    else:
+        try:
+            read = parse_key([key.encode("latin-1", "replace")], strict=False)
+        except MalformedKey as error:
+            problem = f"This is no Idempotency-Key: {error.reason}"
+    if problem:
+        return await _render_list(visit, problem=problem, typed=visit.form, status=400)
+    names = names_of(principal, f"{method} {template.strip()}", read, _operations(visit))
+    return visit.redirect(f"/keys/{'.'.join(name.hex() for name in names[:NAMES_MAX])}")
+
+
+async def show_one(visit: Visit) -> Response:
+    names = _names(visit)
+    keys = await visit.ask(functools.partial(find_keys, digests=names))
+    holder = await visit.ask(functools.partial(find_holder, digests=names))
+    work = await _find_work(visit, names)
+    verdict = judge_key(keys, holder, work)
+    return visit.render(
+        "key.html", names=visit.param("names"), keys=keys, work=work, verdict=verdict, id=names[0].hex()
+    )
+
+
+async def reveal(visit: Visit) -> Response:
+    """The stored answer. It is an answer to one of the application's users: who looked is written down."""
+    digest = read_digest(visit.form.get("key", ""))
+    if digest is None or digest not in _names(visit):
+        raise missing("There is no such key.")
+    record = await visit.ask(functools.partial(show_answer, digest=digest, actor=visit.operator.name))
+    if record is None:
+        raise missing("Nothing is stored under this key any more.")
+    answer = read_answer(record, visit.once._layer.reading)
+    return visit.render("key_answer.html", names=visit.param("names"), record=record, answer=answer)
+
+
+async def confirm_erase(visit: Visit) -> Response:
+    return await _render_erase(visit)
+
+
+async def do_erase(visit: Visit) -> Response:
+    why = visit.reason()
+    if why is None:
+        return await _render_erase(visit, problem="Say why, in one line of at most 500 characters.", status=400)
+    erased = await visit.ask(functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why))
+    if not erased:
+        raise HTTPException(409, "Nothing is stored under this key any more, and nothing was done.")
+    return visit.redirect(f"/keys/{visit.param('names')}")
+
+
+async def _render_list(
+    visit: Visit, *, problem: str = "", typed: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    after = visit.query("after") or None
+    page = await visit.ask(functools.partial(list_keys, after=after))
+    routes = sorted({*_operations(visit), *(key.operation for key in page.keys)})
+    return visit.render(
+        "keys.html", status=status, page=page, routes=routes, problem=problem, typed=typed or {}, after=after
+    )
+
+
+async def _render_erase(visit: Visit, *, problem: str = "", status: int = 200) -> Response:
+    names = _names(visit)
+    keys = await visit.ask(functools.partial(find_keys, digests=names))
+    if not keys:
+        raise missing("Nothing is stored under this key: there is nothing to erase.")
+    return visit.render(
+        "key_erase.html", status=status, names=visit.param("names"), key=_main(keys), keys=keys, problem=problem
+    )
+
+
+async def _find_work(visit: Visit, names: tuple[bytes, ...]) -> WorkView | None:
+    for name in names:
+        try:
+            work, _ = await visit.ask(functools.partial(show_work, work_id=name.hex()))
+        except WorkNotFit:
+            continue
+        return work
+    return None
+
+
+def _main(keys: tuple[KeyView, ...]) -> KeyView:
+    """The record with the answer, or else what is there."""
+    return next((key for key in keys if key.state == "done"), keys[0])
+
+
+def _names(visit: Visit) -> tuple[bytes, ...]:
+    found = [read_digest(name) for name in visit.param("names").split(".")[: NAMES_MAX + 1]]
+    names = tuple(digest for digest in found if digest is not None)
+    if len(names) != len(found) or len(names) > NAMES_MAX:
+        raise missing("This is no address of a key: search for it.")
+    return names
+
+
+def _operations(visit: Visit) -> dict[str, Policy]:
+    """Those of the application, where the console is mounted into it or was given it."""
+    return {name: policy for known in visit.once._layer.applications for name, policy in known.operations().items()}
+
+
+SECTION = Section(
+    title="Keys",
+    path="/keys",
+    pages=(
+        Page(path="/keys", answer=show_list),
+        Page(path="/keys/find", answer=find, method="POST"),
+        Page(path="/keys/{names}", answer=show_one),
+        Page(path="/keys/{names}/answer", answer=reveal, method="POST", role=Role.ACT),
+        Page(path="/keys/{names}/erase", answer=confirm_erase, role=Role.ACT),
+        Page(path="/keys/{names}/erase", answer=do_erase, method="POST", role=Role.ACT),
+    ),
+)
