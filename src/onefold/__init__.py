@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onefold._kernel.derive import derive
     from onefold._kernel.messages import Message
     from onefold._kernel.transaction import Transaction
+    from onefold._kernel.write_results import Entered, Inserted, InsertOutcome, Transitioned, TransitionOutcome
     from onefold._policy.retry import RetryPolicy
     from onefold._steps.step_order import StepOptions
     from onefold._steps.steps import Steps
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncOnefold",
     "Depends",
+    "Entered",
+    "InsertOutcome",
+    "Inserted",
     "Keyring",
     "Message",
     "Onefold",
@@ -37,6 +41,8 @@ __all__ = [
     "StepOptions",
     "Steps",
     "Transaction",
+    "TransitionOutcome",
+    "Transitioned",
     "call",
     "deadline",
     "derive",
@@ -48,6 +54,9 @@ __all__ = [
 _MODULE_OF = {
     "AsyncOnefold": "_app",
     "Depends": "_inbox.handler_signature",
+    "Entered": "_kernel.write_results",
+    "InsertOutcome": "_kernel.write_results",
+    "Inserted": "_kernel.write_results",
     "Keyring": "_idempotency.encryption",
     "Message": "_kernel.messages",
     "Onefold": "_app",
@@ -59,6 +68,8 @@ _MODULE_OF = {
     "StepOptions": "_steps.step_order",
     "Steps": "_steps.steps",
     "Transaction": "_kernel.transaction",
+    "TransitionOutcome": "_kernel.write_results",
+    "Transitioned": "_kernel.write_results",
     "call": "_client.context",
     "deadline": "_kernel.deadlines",
     "derive": "_kernel.derive",

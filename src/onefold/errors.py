@@ -65,8 +65,7 @@ class IntentReused(ProgrammerError):
 
     def __init__(self, detail: str, *, intent: str = "", key: str = "") -> None:
         super().__init__(detail)
-        self.intent = intent
-        self.key = key
+        self.intent, self.key = intent, key
 
 
 class KeyNotDerivable(ProgrammerError):
@@ -236,11 +235,9 @@ class TooManyRequests(CallerError):
 
 
 class DeadlinePassed(CallerError):
-    """The time that the client had granted was over before the request could run. Nothing was done. 504 rather than
-    503: operators and clients can tell work that came too late from work that was too much, and gRPC gateways map an
-    exceeded deadline to the same. The client may ask again, with more time."""
+    """The time that the client had granted was over before the request could run. Nothing was done."""
 
-    status = 504
+    status = 504  # not 503: work that came too late is told from too much work, as gRPC's gateways tell it
     slug = "deadline-passed"
     title = "The deadline of the request has passed"
     retryable = True
@@ -345,8 +342,7 @@ class IntentExpired(OnefoldError):
 
     def __init__(self, detail: str, *, intent: str = "", key: str = "") -> None:
         super().__init__(detail)
-        self.intent = intent
-        self.key = key
+        self.intent, self.key = intent, key
 
 
 class WorkInProgress(OnefoldError):
@@ -365,8 +361,7 @@ class PayloadInvalid(MessageUnreadable):
 
 
 class CallNotMade(OnefoldError):
-    """A call, or its next attempt, was not made: the breaker is open, or the deadline has passed. The HTTP clients
-    raise it as an error of their own kind as well, so that `except httpx.ConnectError` sees it."""
+    """A call was not made: the breaker is open, or the deadline passed. HTTP clients raise it as their own kind."""
 
 
 class BodyNotReplayable(ProgrammerError):
@@ -378,6 +373,12 @@ class BodyNotReplayable(ProgrammerError):
 
 class StatementRefused(OnefoldError):
     """The database refused a statement for a reason that has no class of its own here."""
+
+
+class RowDiffers(StatementRefused):
+    """A row with this business key is there, with other values in `columns`: see `tx.insert_once`."""
+
+    columns: tuple[str, ...] = ()
 
 
 class UniqueViolated(StatementRefused):

@@ -31,6 +31,7 @@ from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
 from onefold._kernel.tracing import tracer_of
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
+from onefold._natural.writes import NATURAL_WRITES
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
 from onefold._worker.ledger_reaper import LedgerReaper
@@ -338,7 +339,8 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Gener
         return self._ledger.due(consumer, retention_s, self._layer.listener)
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
-        return OwnedTransaction(executor, self._outbox.new_buffer, self._sessions, development=self._development)
+        new, writes = self._outbox.new_buffer, NATURAL_WRITES
+        return OwnedTransaction(executor, new, self._sessions, writes, development=self._development)
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind
@@ -350,16 +352,13 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Gener
             )
 
     def _sessions_of(self, factory: Callable[[], Any] | None) -> Sessions | None:
-        make = getattr(self._database, "sessions", None)
-        if make is not None:
-            sessions: Sessions = make(factory)
-            return sessions
-        if factory is not None:
+        make: Callable[[Any], Sessions] | None = getattr(self._database, "sessions", None)
+        if make is None and factory is not None:
             raise ConfigurationError(
                 "session_factory is given, but the database is no SQLAlchemy engine, so that sessions cannot share its "
                 "transactions: pass the engine that the sessions are bound to instead"
             )
-        return None
+        return None if make is None else make(factory)
 
     def _for_workers(self) -> AsyncDatabase[Any]:
         raise NotImplementedError

@@ -94,7 +94,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         self.policy = route.policy
         self.operation = f"{request.method} {route.name}"
         self.executor = executor
-        self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions)
+        self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         self.tx.carry(functools.partial(pick_carried_headers, request.headers))
         self._token: Token[GuardedRequest[Any] | None] | None = None
@@ -273,7 +273,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             found = await self.abort("not entered" if not self.entered else f"status {response.status}")
             return self._answer_lost(found, self.raised) if response.status >= 500 else self._answer_misuse(found)
         if self.raised is not None and not refused:
-            # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
+            # NamedRows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
             _log.warning(success_not_stored(self.operation, self.raised, response.status))
             return self._answer_misuse(await self.abort(type(self.raised).__name__))
         try:

@@ -19,10 +19,11 @@ from onefold._http.stored_response import READING, Reading, new_run_id
 from onefold._idempotency.retention import Reaps
 from onefold._idempotency.store import Store
 from onefold._kernel.clock import wall_ms
-from onefold._kernel.ports import Outgoing, Sessions
+from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.tracing import Tracer
 from onefold._kernel.transaction import no_outbox
+from onefold._natural.writes import NATURAL_WRITES
 from onefold.errors import (
     CallerError,
     KeyMissing,
@@ -59,6 +60,7 @@ class RequestGuard:
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
+    natural: NaturalWrites = NATURAL_WRITES
     decorated: bool = False
     """Whether the handlers of its routes are decorated: those note by themselves that they were reached."""
     framework: Framework = PLAIN_ASGI

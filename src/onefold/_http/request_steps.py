@@ -61,7 +61,7 @@ class RequestSteps:
         guarded = self._guarded
         shared = guarded.shared
         tx: OwnedTransaction[Any] = OwnedTransaction(
-            executor, shared.outbox, shared.sessions, development=shared.development
+            executor, shared.outbox, shared.sessions, shared.natural, development=shared.development
         )
         tx.carry(functools.partial(pick_carried_headers, guarded.request.headers))
         cast("MutableMapping[str, Any]", guarded.request.source)[TRANSACTION] = tx

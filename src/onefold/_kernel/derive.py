@@ -39,23 +39,28 @@ def derive(*parts: Part) -> str:
     """
     if not parts:
         raise KeyNotDerivable("derive() needs at least one part: without any, every call would have the same key")
-    hashed = blake2b(digest_size=16, person=_PERSON)
-    for number, part in enumerate(parts, start=1):
-        kind, content = _encode(number, part)
-        hashed.update(kind)
-        hashed.update(len(content).to_bytes(_LENGTH_BYTES, "big"))
-        hashed.update(content)
+    hashed = hash_parts(parts, blake2b(digest_size=16, person=_PERSON), "derive()")
     return str(UUID(int=int.from_bytes(hashed.digest(), "big") & _FREE_BITS | _VERSION_8 | _VARIANT))
 
 
-def _encode(number: int, part: object) -> tuple[bytes, bytes]:
+def hash_parts(parts: tuple[Part, ...], hashed: blake2b, where: str) -> blake2b:
+    """The hash, with the parts in it. `where` is what their errors name."""
+    for number, part in enumerate(parts, start=1):
+        kind, content = _encode(where, number, part)
+        hashed.update(kind)
+        hashed.update(len(content).to_bytes(_LENGTH_BYTES, "big"))
+        hashed.update(content)
+    return hashed
+
+
+def _encode(where: str, number: int, part: object) -> tuple[bytes, bytes]:
     """A part's kind and its one spelling. Subclasses are written as what they are underneath, whatever they print."""
     match part:
         case str():
             try:
                 return b"s", str.encode(part, "utf-8")
             except UnicodeEncodeError:
-                raise _refusal(number, part, "has half a character in it; give whole text") from None
+                raise _refusal(where, number, part, "has half a character in it; give whole text") from None
         case bool():
             return b"t", b"1" if part else b"0"
         case int():
@@ -66,18 +71,24 @@ def _encode(number: int, part: object) -> tuple[bytes, bytes]:
             return b"u", part.bytes
         case datetime():
             if part.utcoffset() is None:
-                raise _refusal(number, part, "has no time zone, so another machine may mean another moment; give one")
+                raise _refusal(
+                    where, number, part, "has no time zone, so another machine may mean another moment; give one"
+                )
             return b"m", str((part - _EPOCH) // timedelta(microseconds=1)).encode()
         case date():
             return b"d", date.isoformat(part).encode()
         case None:
-            raise _refusal(number, part, "is nothing to derive a key from: was the value not there yet?")
+            raise _refusal(where, number, part, "is nothing to derive a key from: was the value not there yet?")
         case float():
-            raise _refusal(number, part, "is a float, which may be rounded differently next time; give text or cents")
+            raise _refusal(
+                where, number, part, "is a float, which may be rounded differently next time; give text or cents"
+            )
         case _:
             kind = type(part).__qualname__
-            raise _refusal(number, part, f"of type {kind}, has no one spelling; give its id, or text of your own")
+            raise _refusal(
+                where, number, part, f"of type {kind}, has no one spelling; give its id, or text of your own"
+            )
 
 
-def _refusal(number: int, part: object, why: str) -> KeyNotDerivable:
-    return KeyNotDerivable(f"part {number} of derive(), {part!r:.80}, {why}")
+def _refusal(where: str, number: int, part: object, why: str) -> KeyNotDerivable:
+    return KeyNotDerivable(f"part {number} of {where}, {part!r:.80}, {why}")

@@ -34,6 +34,21 @@ class Statement(NamedTuple):
     """A read of one row by its key: a driver that has a thread for waiting may do it where it is."""
 
 
+class HandlerStatement(NamedTuple):
+    """A statement for the user's own tables, in the same placeholders. Its values are whatever the driver takes, and
+    what it refuses it refuses as if the handler had executed it."""
+
+    sql: str
+    values: tuple[Any, ...] = ()
+
+
+class NamedRows(NamedTuple):
+    """What a statement of the handler's came back with. The names may be missing where there is no row."""
+
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
 class Boundary(Enum):
     """The edges of a transaction. They may stand between statements of a batch."""
 
@@ -142,6 +157,17 @@ class Fetch(Effect[list[Row]]):
     verb = "fetch"
 
     def __init__(self, statement: Statement) -> None:
+        self.argument = statement
+
+
+class Query(Effect[NamedRows]):
+    """One statement on the handle, in the transaction, as if the handler had executed it: with its role and limits, and
+    with the codecs and adapters that the application has given its connections. Failures are onefold's errors."""
+
+    __slots__ = ("argument",)
+    verb = "query"
+
+    def __init__(self, statement: HandlerStatement) -> None:
         self.argument = statement
 
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from onefold._kernel.effects import BatchItem, Flow, Row, Statement
-from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database
+from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
+from onefold._kernel.ports import AsyncConnection, AsyncDatabase, Broker, Connection, Database, Queryable
 from onefold._kernel.runners import run, run_async
 from onefold.errors import ProgrammerError, StoreError
 
@@ -27,6 +27,12 @@ H = TypeVar("H")
 _NO_BROKER = "the executor has no broker: flows that publish run on a BrokerExecutor"
 
 _NO_CONNECTION = "the executor holds no connection; the flow must await Acquire() first"
+
+
+_NO_QUERIES = (
+    "the driver {} cannot do this: tx.insert_once, tx.transition and tx.ledger_entry need its connections to have the "
+    "verb `query` (onefold._kernel.ports.Queryable)"
+)
 
 
 class Inside(Protocol):
@@ -68,6 +74,14 @@ class ThreadExecutor(Generic[H]):
 
     def fetch(self, statement: Statement) -> list[Row]:
         return self.connection.fetch(statement)
+
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        answer: NamedRows = _queryable(self.connection).query(statement)
+        return answer
+
+    @property
+    def dialect(self) -> str:
+        return self._database.dialect
 
     def acquire(self) -> None:
         if self._connection is None:
@@ -179,6 +193,14 @@ class TaskExecutor(Generic[H]):
     def fetch(self, statement: Statement) -> Coroutine[Any, Any, list[Row]]:
         return (self._connection or self.connection).fetch(statement)
 
+    async def query(self, statement: HandlerStatement) -> NamedRows:
+        answer: NamedRows = await _queryable(self.connection).query(statement)
+        return answer
+
+    @property
+    def dialect(self) -> str:
+        return self._database.dialect
+
     async def acquire(self) -> None:
         if self._connection is None:
             self._connection = await self._database.acquire()
@@ -253,6 +275,12 @@ class BrokerExecutor(TaskExecutor[H]):
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Confirm]:
         return await self._broker.publish(messages)
+
+
+def _queryable(connection: object) -> Queryable:
+    if not isinstance(connection, Queryable):
+        raise ProgrammerError(_NO_QUERIES.format(type(connection).__qualname__))
+    return connection
 
 
 def runs_a_loop() -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from onefold._kernel.clock import monotonic_s
-from onefold._kernel.effects import BatchItem, Row, Statement
+from onefold._kernel.effects import BatchItem, HandlerStatement, NamedRows, Row, Statement
 from onefold._kernel.executors import TaskExecutor
 
 T = TypeVar("T")
@@ -32,6 +32,9 @@ class LoopBridge:
 
     def fetch(self, statement: Statement) -> list[Row]:
         return self._on_loop(self._executor.fetch(statement))
+
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        return self._on_loop(self._executor.query(statement))
 
     def acquire(self) -> None:
         self._on_loop(self._executor.acquire())

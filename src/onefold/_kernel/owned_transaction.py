@@ -25,7 +25,7 @@ from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, name_of
 from onefold._kernel.handler_errors import nothing_executed
 from onefold._kernel.pending_work import PendingWork
-from onefold._kernel.ports import Joined, Outgoing, Sessions
+from onefold._kernel.ports import Joined, NaturalWrites, Outgoing, Sessions
 from onefold._kernel.transaction import ENDED, Transaction, no_outbox
 from onefold.errors import ConnectionLost, OutcomeUnknowable, OutcomeUnknown, StoreUnavailable
 
@@ -45,10 +45,11 @@ class OwnedTransaction(Transaction[H]):
         executor: ThreadExecutor[H] | TaskExecutor[H],
         outbox: Callable[[], Outgoing] = no_outbox,
         sessions: Sessions | None = None,
+        natural: NaturalWrites | None = None,
         *,
         development: bool = False,
     ) -> None:
-        super().__init__(executor, outbox, sessions)
+        super().__init__(executor, outbox, sessions, natural)
         #: What it is called in the log: its operation, or its consumer.
         self.name = "a transaction"
         #: Whether its rows are kept, as far as is known now. None: not known, because COMMIT was sent.
@@ -160,12 +161,12 @@ class OwnedTransaction(Transaction[H]):
         return self._over is None
 
     def check_end(self, *, keep_rows: bool = True) -> None:
-        """Called before it is settled: raises TransactionMisused where a savepoint, or a cancellation that was not
-        awaited, forbids that."""
+        """Called before it is settled: raises TransactionMisused where a savepoint, or a call that was not awaited,
+        forbids that."""
         if self._savepoints is not None:
             self._savepoints.check_end(keep_rows=keep_rows)
-        if self._cancels is not None and keep_rows:
-            self._cancels.check_end()
+        if self._calls is not None and keep_rows:
+            self._calls.check_end()
 
     def check_executed(self, whose: str) -> None:
         """Called when its sessions are closed: raises TransactionMisused, in development, where nothing was executed on

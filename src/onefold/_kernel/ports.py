@@ -12,11 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
-from onefold._kernel.effects import BatchItem, Row, Statement
+from onefold._kernel.effects import BatchItem, Flow, HandlerStatement, NamedRows, Row, Statement
 
 if TYPE_CHECKING:
     from onefold._kernel.messages import Confirm, Delivery, Message
     from onefold._kernel.pending_work import PendingWork
+    from onefold._kernel.table_writes import WritableTable
     from onefold._kernel.transaction import Transaction
 
 H_co = TypeVar("H_co", covariant=True)
@@ -61,6 +62,16 @@ class AsyncConnection(Protocol[H_co]):
     async def discard(self) -> None: ...
 
 
+@runtime_checkable
+class Queryable(Protocol):
+    """A connection that can execute for the handler what `tx.insert_once` and its siblings need. Outside of the ports
+    above: a driver of the user's own may do without."""
+
+    def query(self, statement: HandlerStatement) -> Any:
+        """The NamedRows, on asyncio to be awaited: see `Query` in `effects.py`."""
+        ...
+
+
 class Database(Protocol[H_co]):
     """Where connections come from. `dialect` names the statement set that features use: postgres or sqlite."""
 
@@ -85,6 +96,7 @@ class Executor(Protocol):
 
     def batch(self, items: Sequence[BatchItem]) -> int: ...
     def fetch(self, statement: Statement) -> list[Row]: ...
+    def query(self, statement: HandlerStatement) -> NamedRows: ...
     def acquire(self) -> None: ...
     def release(self) -> None: ...
     def release_committed(self) -> None: ...
@@ -101,6 +113,7 @@ class AsyncExecutor(Protocol):
 
     async def batch(self, items: Sequence[BatchItem]) -> int: ...
     async def fetch(self, statement: Statement) -> list[Row]: ...
+    async def query(self, statement: HandlerStatement) -> NamedRows: ...
     async def acquire(self) -> None: ...
     async def release(self) -> None: ...
     async def release_committed(self) -> None: ...
@@ -173,9 +186,40 @@ class Sessions(Protocol):
         """A session inside the transaction, for as long as that lasts. `blocking` calls what may block."""
         ...
 
+    def table(self, tx: Transaction[Any], given: object, blocking: Callable[[Callable[[], Any]], Any]) -> WritableTable:
+        """A Table, or a mapped class, for writes in the transaction. Raises ProgrammerError where it is neither."""
+        ...
+
     def own(self) -> Any:
         """A session with a transaction of its own, where there is none to join. Its user commits, and closes it."""
         ...
+
+
+class NaturalWrites(Protocol):
+    """Makes flows of what a transaction is asked for: see `_natural/writes.py`. Wrong arguments are refused by the call
+    itself, before anything is executed."""
+
+    def table(self, name: str, dialect: str) -> WritableTable:
+        """The table of this name, written in SQL."""
+        ...
+
+    def insert_once(
+        self, table: WritableTable, values: Mapping[str, Any], *,
+        on: str | Sequence[str], compare: bool | str | Sequence[str], among: Mapping[str, Any] | None,
+    ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
+    def transition(
+        self, table: WritableTable, *, where: Mapping[str, Any], state: str, come_from: object, to: object,
+        version: str | None, expected_version: int | None, also: Mapping[str, Any] | None,
+    ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
+    def ledger_entry(
+        self, table: WritableTable, values: Mapping[str, Any], *,
+        on: str | Sequence[str], compare: bool | str | Sequence[str], balance: WritableTable | None,
+        where: Mapping[str, Any] | None, add: Mapping[str, Any] | None, dialect: str,
+        in_part: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
+    ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
+    def exclusive(
+        self, dialect: str, parts: tuple[Any, ...], *, wait_s: float, part: int, writing: bool
+    ) -> Callable[[], Flow[None]]: ...
 
 
 class Sealer(Protocol):

@@ -7,23 +7,27 @@ after, touching it is an error that says so.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Never, ParamSpec, TypeVar
+from typing import Any, Generic, Never, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.effects import Flow
+from onefold._kernel.derive import Part
+from onefold._kernel.effects import Batch, BatchItem, Call, Fetch, Flow, Statement
 from onefold._kernel.end_hooks import Due
-from onefold._kernel.event_cancellation import Cancels
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.inside_calls import Exclusive, InsideCalls
 from onefold._kernel.pending_work import PendingWork
-from onefold._kernel.ports import Outgoing, Sessions
+from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable
+from onefold._kernel.table_writes import WritableTable
+from onefold._kernel.write_results import Entered, Inserted, Transitioned
+from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
 
 H = TypeVar("H")
+M = TypeVar("M")
 P = ParamSpec("P")
 
 _NOT_BEGUN = "the request's transaction has not begun"
@@ -67,13 +71,20 @@ def no_outbox() -> Outgoing:
     raise ProgrammerError("this transaction was opened without an outbox, so it can publish nothing")
 
 
+class TableObject(Protocol):
+    """A `sqlalchemy.Table`."""
+
+    @property
+    def fullname(self) -> str: ...
+
+
 class Transaction(Generic[H]):
     """Everything written through `connection`, and every event, commits together with the key and the response, or not
     at all."""
 
     __slots__ = (
-        "_cancels", "_carried", "_executor", "_handed", "_in_plain_def", "_outbox", "_over", "_pending", "_savepoints",
-        "_session", "_sessions", "_touched",
+        "_begun", "_calls", "_carried", "_executor", "_handed", "_in_plain_def", "_natural", "_outbox", "_over",
+        "_pending", "_savepoints", "_session", "_sessions", "_touched",
     )  # fmt: skip
 
     def __init__(
@@ -81,8 +92,10 @@ class Transaction(Generic[H]):
         executor: ThreadExecutor[H] | TaskExecutor[H],
         outbox: Callable[[], Outgoing] = no_outbox,
         sessions: Sessions | None = None,
+        natural: NaturalWrites | None = None,
     ) -> None:
         self._executor = executor
+        self._natural = natural
         self._outbox = outbox
         self._sessions = sessions
         self._session: Any = None
@@ -90,9 +103,11 @@ class Transaction(Generic[H]):
         self._over: StoreUnavailable | str | None = _NOT_BEGUN
         self._savepoints: Savepoints | None = None
         self._touched = self._handed = False
+        #: Whether its user has had something executed by a call of its own: on SQLite it has the write lock then.
+        self._begun = False
         #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
         self._carried: Callable[[], Mapping[str, str]] = dict
-        self._cancels: Cancels | None = None
+        self._calls: InsideCalls | None = None
         #: Whether its user cannot await.
         self._in_plain_def = False
 
@@ -124,9 +139,7 @@ class Transaction(Generic[H]):
         interruption, such as a time-out; where a part cannot be undone alone then, nothing of the transaction stays."""
         self._check()
         self._touched = True
-        if self._savepoints is None:
-            self._savepoints = Savepoints(self._executor)
-        return Savepoint(self._savepoints, self._pending)
+        return Savepoint(self._all_savepoints(), self._pending)
 
     @named_arguments("tx.publish")
     def publish(
@@ -161,11 +174,106 @@ class Transaction(Generic[H]):
         this transaction commits. Whether it was taken back by this: False where it has left, or may be leaving now,
         or was taken back before. With AsyncOnefold to be awaited."""
         self._check()
-        self._check_awaited("tx.cancel(...)")
-        self._touched = True
-        if self._cancels is None:
-            self._cancels = Cancels()
-        return self._cancels.perform(self._executor, event_id, self._pending.events.cancel(event_id))
+        items = self._pending.events.cancel(event_id)
+        return self._perform(f"tx.cancel({event_id!r})", functools.partial(_any_row, items), begins=False)
+
+    @overload
+    def insert_once(
+        self, table: type[M], values: Mapping[str, Any], *,
+        on: str | Sequence[str], compare: bool | str | Sequence[str] = False, among: Mapping[str, Any] | None = None,
+    ) -> Inserted[M]: ...  # fmt: skip
+    @overload
+    def insert_once(
+        self, table: str | TableObject, values: Mapping[str, Any], *,
+        on: str | Sequence[str], compare: bool | str | Sequence[str] = False, among: Mapping[str, Any] | None = None,
+    ) -> Inserted[dict[str, Any]]: ...  # fmt: skip
+    @named_arguments("tx.insert_once")
+    def insert_once(
+        self,
+        table: Any,
+        values: Mapping[str, Any],
+        *,
+        on: str | Sequence[str],
+        compare: bool | str | Sequence[str] = False,
+        among: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Insert a row unless one with its business key is there: `order, created = await tx.insert_once(...)`.
+
+        The table is its name, a Table or a mapped class of SQLAlchemy. `on`: the columns of the key, which have a
+        unique index; `among`: what holds for the rows of a partial one. `compare`: the rest of the row, or these
+        columns, must be the same where it is there, else RowDiffers; "tell": that is told as an outcome.
+        """
+        natural, into = self._natural_writes(), self._table(table)
+        make = natural.insert_once(into, values, on=on, compare=compare, among=among)
+        return self._perform("tx.insert_once(...)", make)
+
+    @overload
+    def transition(
+        self, table: type[M], *, where: Mapping[str, Any], state: str, come_from: object, to: object,
+        version: str | None = None, expected_version: int | None = None, also: Mapping[str, Any] | None = None,
+    ) -> Transitioned[M]: ...  # fmt: skip
+    @overload
+    def transition(
+        self, table: str | TableObject, *, where: Mapping[str, Any], state: str, come_from: object, to: object,
+        version: str | None = None, expected_version: int | None = None, also: Mapping[str, Any] | None = None,
+    ) -> Transitioned[dict[str, Any]]: ...  # fmt: skip
+    @named_arguments("tx.transition")
+    def transition(
+        self,
+        table: Any,
+        *,
+        where: Mapping[str, Any],
+        state: str,
+        come_from: object,
+        to: object,
+        version: str | None = None,
+        expected_version: int | None = None,
+        also: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Move one row from a state it may come from (one, or a list of them) to another; what happened, or why not.
+
+        `version` names a column that counts the moves; with `expected_version` the row is moved only where it has that
+        one. `also`: values for other columns, written with the move and only then.
+        """
+        natural, moved = self._natural_writes(), self._table(table)
+        make = natural.transition(
+            moved, where=where, state=state, come_from=come_from, to=to, version=version,
+            expected_version=expected_version, also=also,
+        )  # fmt: skip
+        return self._perform("tx.transition(...)", make)
+
+    @named_arguments("tx.ledger_entry")
+    def ledger_entry(
+        self,
+        table: Any,
+        values: Mapping[str, Any],
+        *,
+        on: str | Sequence[str],
+        balance: Any = None,
+        where: Mapping[str, Any] | None = None,
+        add: Mapping[str, Any] | None = None,
+        compare: bool | str | Sequence[str] = True,
+    ) -> Entered[Any]:
+        """Insert an entry once, and add to a balance if this call has inserted it: what `balance = balance + 100` needs
+        to be retried. `add`: numbers by column of the row `where` in the table `balance`. Another payload under the
+        same id is RowDiffers."""
+        natural, entries = self._natural_writes(), self._table(table)
+        balances = None if balance is None else self._table(balance)
+        make = natural.ledger_entry(
+            entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
+            dialect=self._executor.dialect, in_part=self._in_part,
+        )  # fmt: skip
+        answer: Entered[Any] = self._perform("tx.ledger_entry(...)", make)
+        return answer
+
+    def exclusive(self, *key: Part, wait_s: float = 5.0) -> Exclusive:
+        """`with`, or `async with`, a lock on a natural key, where there is no row to lock yet. Its parts are like those
+        of `derive`, and their order matters. The lock stays until COMMIT or ROLLBACK, not until the end of the block;
+        StoreBusy where it is not had within `wait_s`."""
+        natural = self._natural_writes()
+        number, writing = self._all_savepoints().take_number(), self._begun or self._handed
+        make = natural.exclusive(self._executor.dialect, key, wait_s=wait_s, part=number, writing=writing)
+        return Exclusive("tx.exclusive(...)", functools.partial(self._perform, "tx.exclusive(...)", make))
 
     def after_commit(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call this once COMMIT has been answered, and never if nothing was committed.
@@ -184,6 +292,63 @@ class Transaction(Generic[H]):
         self._check()
         self._pending.add_hook(due, self._executor.as_asked_here(call))
 
+    def _natural_writes(self) -> NaturalWrites:
+        self._check()
+        if self._natural is None:
+            raise ProgrammerError("this transaction was not opened by Onefold or AsyncOnefold: it knows no tables")
+        return self._natural
+
+    def _table(self, given: object) -> WritableTable:
+        if isinstance(given, str):
+            return self._natural_writes().table(given, self._executor.dialect)
+        if self._sessions is None:
+            raise ProgrammerError(
+                f"table {given!r:.80} must be the name of a table. A Table or a mapped class is for Onefold with a "
+                "SQLAlchemy engine"
+            )
+        executor = self._executor
+        here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
+        return self._sessions.table(self, given, _call if here else executor.blocking)
+
+    def _perform(self, call: str, make: Callable[[], Flow[Any]], *, begins: bool = True) -> Any:
+        """Run a flow inside of it; on asyncio to be awaited."""
+        self._check()
+        self._check_awaited(call)
+        self._touched = True
+        if self._calls is None:
+            self._calls = InsideCalls()
+        return self._calls.perform(self._executor, call, functools.partial(self._unless_misused, make, begins))
+
+    async def _unless_misused(self, make: Callable[[], Flow[Any]], begins: bool) -> Any:
+        """What has written more than it may is never committed, also where its user goes on."""
+        self._check()
+        try:
+            answer = await make()
+        except TransactionMisused as error:
+            self._all_savepoints().doom(str(error))
+            raise
+        self._begun = self._begun or begins
+        return answer
+
+    async def _in_part(self, make: Callable[[], Flow[Any]]) -> Any:
+        """A flow as a part that is undone alone where it fails."""
+        part, executor = self.savepoint(), self._executor
+        here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
+        leave: Callable[..., Any] = part.__exit__ if here else part.__aexit__
+        await Call(part.__enter__ if here else part.__aenter__)
+        try:
+            answer = await make()
+        except Exception as error:
+            await Call(functools.partial(leave, type(error), error, None))
+            raise
+        await Call(functools.partial(leave, None, None, None))
+        return answer
+
+    def _all_savepoints(self) -> Savepoints:
+        if self._savepoints is None:
+            self._savepoints = Savepoints(self._executor)
+        return self._savepoints
+
     def _check_awaited(self, what: str) -> None:
         if self._in_plain_def and isinstance(self._executor, TaskExecutor) and self._executor.is_awaited:
             raise ProgrammerError(_PLAIN_DEF.format(what))
@@ -193,6 +358,21 @@ class Transaction(Generic[H]):
             raise self._over if isinstance(self._over, StoreUnavailable) else ProgrammerError(self._over)
         if self._savepoints is not None:
             self._savepoints.check()
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+async def _any_row(items: bool | tuple[BatchItem, ...]) -> bool:
+    """Whether the items take an event back."""
+    match items:
+        case bool(known):
+            return known
+        case (Statement() as alone,):  # fetched: a batch is for our own role and limits, and this is the handler's
+            return len(await Fetch(alone)) > 0
+        case _:
+            return await Batch(items) > 0
 
 
 def perform_inside(tx: Transaction[Any], flow: Flow[Any]) -> Any:

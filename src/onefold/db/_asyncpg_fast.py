@@ -26,7 +26,7 @@ from onefold._kernel.executors import begin_in_background
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
-from onefold.db._asyncpg_public import VENDOR_ERRORS, Handle, row_count
+from onefold.db._asyncpg_public import VENDOR_ERRORS, AsyncpgQueries, Handle, row_count
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._fork_and_loop import close_quietly
 from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
@@ -206,7 +206,7 @@ class _BegunByBatch:
     _managed = True
 
 
-class FastConnection:
+class FastConnection(AsyncpgQueries):
     """One connection of the pool."""
 
     __slots__ = (

@@ -8,6 +8,7 @@ values must not stand in the text, statement by statement. The pool resets the s
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
+from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold._kernel.executors import begin_in_background
 from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import has_secrets
@@ -78,7 +79,22 @@ class PublicPool:
         self._ours.drop()
 
 
-class PublicConnection:
+class AsyncpgQueries:
+    """What the handler has executed for it, on its own handle: with the codecs that the application has set there."""
+
+    __slots__ = ()
+
+    async def query(self, statement: HandlerStatement) -> NamedRows:
+        connection: Any = self
+        try:
+            records = await connection.handle.fetch(statement.sql, *statement.values, record_class=asyncpg.Record)
+        except VENDOR_ERRORS as error:
+            translated = connection._translate_error(error)
+            raise (await translated if inspect.isawaitable(translated) else translated) from error
+        return NamedRows(tuple(records[0].keys()) if records else (), [tuple(record) for record in records])
+
+
+class PublicConnection(AsyncpgQueries):
     """One connection of the pool."""
 
     __slots__ = ("_broken", "_handed_out", "_left", "_pool", "_proxy", "_transaction", "_unchecked", "schema")

@@ -17,7 +17,7 @@ from psycopg.postgres import register_default_adapters, types
 from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from onefold._kernel.effects import BatchItem, Boundary, Row, Statement
+from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Row, Statement
 from onefold.db._bound_batches import has_secrets
 from onefold.db._postgres_session import FIND_TABLES, Place, as_ourselves, connect_error, error_for, unsent_error
 from onefold.db._postgres_text import PLACEHOLDER, qualify_tables, render_item, script
@@ -99,6 +99,15 @@ class PsycopgConnection(_Taken[Handle]):
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        """With the adapters of the handle, and whatever rows and cursors the handler has chosen for itself."""
+        try:
+            with psycopg.Cursor(self.handle, row_factory=tuple_row) as cursor:
+                cursor.execute(*query_of(statement, None))
+                return rows_of(cursor, cursor.fetchall())
+        except VENDOR_ERRORS as error:
+            raise translate_error(self._connection, error) from error
+
     def _send(self, items: Sequence[BatchItem]) -> int:
         binds, items = has_secrets(items), self._sendable(items)
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
@@ -173,6 +182,15 @@ class AsyncPsycopgConnection(_Taken[AsyncHandle]):
         except VENDOR_ERRORS as error:
             raise translate_error(self._connection, error) from error
 
+    async def query(self, statement: HandlerStatement) -> NamedRows:
+        """`PsycopgConnection.query`."""
+        try:
+            async with psycopg.AsyncCursor(self.handle, row_factory=tuple_row) as cursor:
+                await cursor.execute(*query_of(statement, None))
+                return rows_of(cursor, await cursor.fetchall())
+        except VENDOR_ERRORS as error:
+            raise translate_error(self._connection, error) from error
+
     async def _send(self, items: Sequence[BatchItem]) -> int:
         binds, items = has_secrets(items), self._sendable(items)
         async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
@@ -234,7 +252,12 @@ def queries(
         yield script(texts), None
 
 
-def query_of(statement: Statement, schema: str | None) -> tuple[Any, Any]:
+def rows_of(cursor: Any, rows: list[Row]) -> NamedRows:
+    """The rows, with the names of their columns."""
+    return NamedRows(tuple(column.name for column in cursor.description), rows)
+
+
+def query_of(statement: Statement | HandlerStatement, schema: str | None) -> tuple[Any, Any]:
     """A statement as psycopg's cursors take it, with its values."""
     if not statement.values:
         return qualify_tables(statement.sql, schema), None

@@ -16,10 +16,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from onefold._kernel.effects import BatchItem, Row, Statement
+from onefold._kernel.effects import BatchItem, HandlerStatement, NamedRows, Row, Statement
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop
-from onefold._kernel.ports import Connection, Database
+from onefold._kernel.ports import Connection, Database, Queryable
 from onefold._kernel.timeouts import within
 from onefold.db._left_running import PAUSE_S, is_end, still_used_error
 from onefold.errors import ProgrammerError
@@ -335,6 +335,16 @@ class ThreadedConnection(Generic[H, A]):
         if statement.brief and (rows := self._try_glance((statement,))) is not None:
             return rows
         return await self._thread.run(partial(self._connection.fetch, statement))
+
+    async def query(self, statement: HandlerStatement) -> NamedRows:
+        """Where the handle has a way of its own to be used on its thread, by that: cancelled, it ends as the handler's
+        own statements do."""
+        connection: Any = self._connection
+        presented = self._present() if self._at_rest is not None else None
+        if isinstance(presented, Queryable):
+            answer: NamedRows = await presented.query(statement)
+            return answer
+        return await self._thread.run(partial(connection.query, statement))
 
     def _try_glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         if self._glance is None or not self._thread.is_idle:

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import StaticPool
 
-from onefold._kernel.effects import BatchItem, Row, Statement
+from onefold._kernel.effects import BatchItem, HandlerStatement, NamedRows, Row, Statement
 from onefold.db._left_running import PAUSE_S, TIMES, is_end
 from onefold.db._postgres_session import FIND_TABLES, Place
 from onefold.db._shielded import Shielded
@@ -146,6 +146,10 @@ class AsyncSqlalchemyConnection:
 
     async def fetch(self, statement: Statement) -> list[Row]:
         return await self._connection.run_sync(lambda _: self._verbs.fetch(statement))
+
+    async def query(self, statement: HandlerStatement) -> NamedRows:
+        self._verbs.hand_out()
+        return await self._connection.run_sync(lambda _: self._verbs.query(statement))
 
     async def release(self) -> None:
         self._verbs.handed_out.end()

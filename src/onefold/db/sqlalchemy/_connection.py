@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RootTransaction, TextClause, exc, text
 
-from onefold._kernel.effects import WHOLE, BatchItem, Boundary, Nested, Row, Statement
+from onefold._kernel.effects import WHOLE, BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold._kernel.handler_errors import is_serialization_failure
 from onefold.db._left_running import close_when_left, hang_up, is_end
 from onefold.db._postgres_session import as_ourselves
@@ -82,6 +82,14 @@ class SqlalchemyConnection:
             rows = [tuple(row) for row in result]
             self._rest(keep=True)  # it may have written: UPDATE ... RETURNING
             return rows
+
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        """On the handle, in the words of the driver below: its values have the types that the driver gives them."""
+        try:
+            result = self.handle.exec_driver_sql(*_in_driver_words(statement, self._connection.dialect.paramstyle))
+            return NamedRows(tuple(result.keys()), [tuple(row) for row in result])
+        except (exc.SQLAlchemyError, OSError, OverflowError, UnicodeError) as error:
+            raise translate_error(self._connection, error) from error
 
     def release(self) -> None:
         self.handed_out.end()
@@ -241,5 +249,18 @@ def _text(sql: str) -> TextClause:
     return text(_PLACEHOLDER.sub(r"(:p\1)", _COLON.sub(r"\\:", sql)))
 
 
-def _name_values(statement: Statement) -> dict[str, object]:
+def _in_driver_words(statement: HandlerStatement, paramstyle: str) -> tuple[str, Any]:
+    """The statement, and its values, for a driver with placeholders of this kind."""
+    match paramstyle:
+        case "pyformat":
+            return _PLACEHOLDER.sub(r"%(p\1)s", statement.sql.replace("%", "%%")), _name_values(statement)
+        case "format":
+            places = [int(number) - 1 for number in _PLACEHOLDER.findall(statement.sql)]
+            values = tuple(statement.values[place] for place in places)
+            return _PLACEHOLDER.sub("%s", statement.sql.replace("%", "%%")), values
+        case _:  # by number: ?1 of SQLite, $1 of asyncpg
+            return statement.sql, statement.values
+
+
+def _name_values(statement: Statement | HandlerStatement) -> dict[str, object]:
     return {f"p{number}": value for number, value in enumerate(statement.values, start=1)}

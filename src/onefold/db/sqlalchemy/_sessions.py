@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionm
 from onefold._kernel.pending_work import Mark, PendingWork
 from onefold._kernel.transaction import Transaction
 from onefold.db.sqlalchemy._engine_events import holder_of
+from onefold.db.sqlalchemy._table_writes import SqlalchemyTable
 from onefold.errors import ConfigurationError, ProgrammerError, TransactionMisused
 
 AnySession: TypeAlias = Session | AsyncSession
@@ -96,6 +97,10 @@ class SqlalchemySessions:
         joined = JoinedSession(tx, pending, blocking, session, _sync(self._engine), lent=self._lends)
         pending.joined.append(joined)
         return session
+
+    def table(self, tx: Transaction[Any], given: object, blocking: Blocking) -> SqlalchemyTable:
+        """A Table, or a mapped class, for writes in the transaction."""
+        return SqlalchemyTable(tx, given, blocking, asynchronous=self._kind is AsyncSession)
 
     def own(self) -> AnySession:
         """A session with a transaction of its own, where there is none to join. Its user commits, and closes it."""

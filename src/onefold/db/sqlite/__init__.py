@@ -13,13 +13,15 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onefold._kernel.effects import HandlerStatement, NamedRows
 from onefold._kernel.fork_and_loop import Process
 from onefold._kernel.savepoints import UNDO_S_MAX
 from onefold.db._threaded import ConnectionThread, ThreadedDatabase, call_until_done
-from onefold.db.sqlite._connection import SqliteConnection
+from onefold.db.sqlite._connection import SqliteConnection, query_handle
 from onefold.db.sqlite._errors import error_for
 from onefold.db.sqlite._file import Shared, SqliteFile, make_private
 from onefold.db.sqlite._guarded_connection import GuardedConnection
@@ -157,6 +159,10 @@ class AsyncSqlite:
     async def fetch(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
         """Execute one statement and return all its rows."""
         return await self.run(lambda connection: connection.execute(sql, parameters).fetchall())
+
+    async def query(self, statement: HandlerStatement) -> NamedRows:
+        """For `tx.insert_once` and its siblings: `fetch`, with the names of the columns."""
+        return await self.run(partial(query_handle, statement=statement))
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do anything with the real connection, in one hop."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
 
-from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
+from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
 from onefold.db.sqlite._errors import VENDOR_ERRORS, error_for
 from onefold.db.sqlite._file import Shared, SqliteFile, keep_open
 from onefold.db.sqlite._guarded_connection import LOST, OVER, trespass_error
@@ -106,6 +106,10 @@ class SqliteConnection:
                 return self._execute(file, statement).fetchall()
         except VENDOR_ERRORS as error:
             raise error_for(error) from error
+
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        """For the handler, whose transaction begins here."""
+        return query_handle(self.handle, statement)
 
     def glance(self, items: Sequence[BatchItem]) -> list[Row] | None:
         """The rows of the last of some brief statements, here and now. None: that would have to wait, or it is not the
@@ -329,3 +333,14 @@ class SqliteConnection:
             self._writing = self._light = False
             self.parts.forget()
             self._shared.writer.release()
+
+
+def query_handle(handle: sqlite3.Connection, statement: HandlerStatement) -> NamedRows:
+    """Execute on the handle as the handler would. What it has set for its own rows (`row_factory`) does not matter."""
+    try:
+        cursor = handle.cursor()
+        cursor.row_factory = None
+        cursor.execute(statement.sql, statement.values)
+        return NamedRows(tuple(column[0] for column in cursor.description or ()), cursor.fetchall())
+    except VENDOR_ERRORS as error:
+        raise error_for(error) from error

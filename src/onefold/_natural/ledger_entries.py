@@ -1,0 +1,46 @@
+"""`ledger_entry`: an additive write that is made once.
+
+`balance = balance + 100` is right under concurrency and wrong under retries: nothing tells the second one from the
+first. An entry with a unique id does. The entry is inserted first: of two callers with one id the second waits at the
+unique index, and finds the entry there when the first has committed. The balance is moved by the one who made the
+entry, in the same transaction, by a statement that reads and writes it at once.
+
+Invariant: an entry without its movement is never committed. On Postgres a movement that fails has aborted the
+transaction; elsewhere both are one part, which is undone together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from onefold._kernel.effects import Flow
+from onefold._kernel.table_writes import AddTo, InsertUnlessThere, WritableTable
+from onefold._kernel.write_results import Entered
+from onefold._natural.inserting import Comparison, insert_once
+from onefold.errors import TransactionMisused
+
+#: Runs a flow as a part of the transaction that is undone alone where it fails.
+InPart: TypeAlias = Callable[[Callable[[], Flow[Any]]], Flow[Any]]
+
+
+async def enter(
+    entries: WritableTable,
+    insert: InsertUnlessThere,
+    comparison: Comparison | None,
+    balances: WritableTable | None,
+    addition: AddTo | None,
+) -> Entered[Any]:
+    """Make the entry, and move the balance if it was made by this call."""
+    entry, created = await insert_once(entries, insert, comparison)
+    moved = None
+    if created and balances is not None and addition is not None:
+        rows = await balances.perform(addition)
+        if len(rows) != 1:
+            raise TransactionMisused(
+                f"tx.ledger_entry: {dict(addition.key)!r:.200} stands for {len(rows)} rows of {balances.name} whose "
+                f"{', '.join(addition.add)} can be added to, not for one. Nothing of the transaction is kept: insert "
+                "the row of the balance first (tx.insert_once), with numbers instead of NULL, and name it by its key"
+            )
+        moved = rows[0].row
+    return Entered(entry=entry, created=created, balance=moved)

@@ -1,0 +1,1 @@
+"""The statements of natural writes: one set, and what each dialect says differently."""

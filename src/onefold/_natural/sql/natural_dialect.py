@@ -1,0 +1,64 @@
+"""What the statements need a dialect for, and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from onefold._kernel.effects import Statement
+
+
+class NaturalDialect(Protocol):
+    """Postgres, or SQLite."""
+
+    #: Whether a statement that failed has aborted its transaction, so that nothing half done can be committed.
+    ABORTS: bool
+    #: Whether rows are read by the types of their columns, which have to be found out first.
+    ASKS_TYPES: bool
+    #: Whether a transaction that writes excludes all others.
+    ONE_WRITER: bool
+
+    def place(self, number: int) -> str:
+        """A placeholder."""
+        ...
+
+    def coerce(self, place: str, kind: str | None) -> str:
+        """A value as a column of this type stores it."""
+        ...
+
+    def same(self, column: str, place: str, kind: str | None) -> str:
+        """Whether a column has a value, NULL included."""
+        ...
+
+    def literal(self, value: Any) -> str:
+        """A value in the text of a statement."""
+        ...
+
+    def types(self, table: str, columns: tuple[str, ...]) -> str:
+        """An expression: the types of columns as JSON."""
+        ...
+
+    def is_no_key(self, error: BaseException) -> bool:
+        """Whether a statement was refused because no unique index is on the columns of ON CONFLICT."""
+        ...
+
+    def try_lock(self, number: int) -> Statement:
+        """One row: whether the lock was had."""
+        ...
+
+    def await_lock(self, number: int, wait_s: float) -> Statement | None:
+        """Waits on the server, and is refused with StoreBusy after that time. None: it is asked for again."""
+        ...
+
+
+def quote(name: str) -> str:
+    """A name that was checked (`argument_checks`) as an identifier: reserved words are names like any other."""
+    return f'"{name}"'
+
+
+def read_types(found: object) -> Mapping[str, str]:
+    """What `types` has come back with."""
+    import json
+
+    known = json.loads(found) if isinstance(found, str) else {}
+    return known if isinstance(known, dict) else {}

@@ -1,0 +1,90 @@
+"""Natural writes on Postgres.
+
+A column's type stands beside its values wherever rows are compared: `numeric(10,2)` has stored 5000.00 for 5000.004,
+and a retry with the same payload must find it the same. What has no equality of its own (json, xml, points) is compared
+in a form that has one.
+
+The lock is tried first, and only where it is held elsewhere waited for: then with a limit of its own, which ends with
+that statement. Waiting is done by the server, which finds deadlocks and wakes those who wait in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold._kernel.dialects import postgres_span
+from onefold._kernel.effects import Statement
+from onefold._kernel.pg_catalog import qualified
+from onefold._kernel.sqlstates import sqlstate_of
+
+ABORTS: Final = True
+ASKS_TYPES: Final = True
+ONE_WRITER: Final = False
+
+#: Types whose values are compared as another one's.
+_COMPARED_AS: Final = {"json": "jsonb"} | dict.fromkeys(
+    ("xml", "point", "line", "lseg", "box", "path", "polygon", "circle"), "text"
+)
+
+#: No unique index on the columns of ON CONFLICT, or one that is deferred.
+_NO_KEY: Final = ("42P10", "55000")
+
+_TRY: Final = qualified("SELECT pg_try_advisory_xact_lock($1::bigint)")
+
+_AWAIT: Final = qualified("""
+SELECT CASE WHEN set_config('onefold.wait', current_setting('lock_timeout'), true) IS NULL THEN false
+            WHEN set_config('lock_timeout', $2::text, true) IS NULL THEN false
+            WHEN pg_advisory_xact_lock($1::bigint) IS NULL THEN false
+            ELSE set_config('lock_timeout', current_setting('onefold.wait'), true) IS NOT NULL END
+""")
+
+
+def place(number: int) -> str:
+    return f"${number}"
+
+
+def coerce(place: str, kind: str | None) -> str:
+    return place if kind is None else f"CAST({place} AS {kind})"
+
+
+def same(column: str, place: str, kind: str | None) -> str:
+    other = _COMPARED_AS.get(kind or "")
+    value = coerce(place, kind)
+    if other is None:
+        return f"{column} IS NOT DISTINCT FROM {value}"
+    return f"{column}::{other} IS NOT DISTINCT FROM {value}::{other}"
+
+
+def literal(value: Any) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return f"{value:d}"
+        case _:
+            # E'' reads the same whatever standard_conforming_strings says.
+            escaped = str(value).replace("\\", "\\\\").replace("'", "''")
+            return f"E'{escaped}'" if "\\" in escaped else f"'{escaped}'"
+
+
+def types(table: str, columns: tuple[str, ...]) -> str:
+    names = ", ".join(literal(column) for column in columns)
+    return (
+        "(SELECT pg_catalog.json_object_agg(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))::text "
+        f"FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = {literal(table)}::regclass AND a.attname IN ({names}))"
+    )
+
+
+def is_no_key(error: BaseException) -> bool:
+    cause = error.__cause__
+    return sqlstate_of(getattr(cause, "orig", None) or cause) in _NO_KEY
+
+
+def try_lock(number: int) -> Statement:
+    return Statement(_TRY, (number,))
+
+
+def await_lock(number: int, wait_s: float) -> Statement | None:
+    return Statement(_AWAIT, (number, postgres_span(wait_s)))

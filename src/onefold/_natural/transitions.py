@@ -1,0 +1,58 @@
+"""`transition`: a row from one state to the next, once, and why not where it did not move.
+
+Theory of operation. One UPDATE with the states that the row may come from in its WHERE: of two callers at once the
+second waits for the first, and its WHERE is judged again by what the first has committed. Where it moves no row, one
+look says why. Between the two the row may have come into a state that it may come from: then the move is tried again,
+a bounded number of times.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onefold._kernel.table_writes import FindState, MoveState, WritableTable
+from onefold._kernel.write_results import Transitioned, TransitionOutcome
+from onefold.errors import SerializationFailed, TransactionMisused
+
+#: How often a row is moved that has come into a state that it may come from when it is looked at.
+TRIES_MAX: Final = 3
+
+
+async def transition(table: WritableTable, move: MoveState) -> Transitioned[Any]:
+    """Move the row, or find out why it cannot be."""
+    for _ in range(TRIES_MAX):
+        moved = await table.perform(move)
+        _check_one(table, move, len(moved))
+        if moved:
+            [(row, (version,))] = moved
+            return Transitioned(outcome=TransitionOutcome.MOVED, state=move.to, version=version, row=row)
+        found = await table.perform(FindState(move))
+        _check_one(table, move, len(found))
+        if not found:
+            return Transitioned(outcome=TransitionOutcome.MISSING, state=None, version=None, row=None)
+        [(row, (already, allowed, current, state, version))] = found
+        outcome = _judge(already, allowed, current)
+        if outcome is not None:
+            return Transitioned(outcome=outcome, state=state, version=version, row=row)
+    raise SerializationFailed(
+        f"{table.name}: the row with {dict(move.key)!r:.200} is in a state that it may come from, but was not moved to "
+        f"{move.to!r:.80}, {TRIES_MAX} times: its state changes elsewhere at this moment, or a trigger or a row "
+        "security policy keeps it from being updated"
+    )
+
+
+def _judge(already: object, allowed: object, current: object) -> TransitionOutcome | None:
+    """None: it could be moved now."""
+    if already:
+        return TransitionOutcome.ALREADY_THERE
+    if not allowed:
+        return TransitionOutcome.NOT_ALLOWED
+    return None if current else TransitionOutcome.STALE
+
+
+def _check_one(table: WritableTable, move: MoveState, rows: int) -> None:
+    if rows > 1:
+        raise TransactionMisused(
+            f"tx.transition: where={dict(move.key)!r:.200} stands for {rows} rows of {table.name}, not for one. "
+            "Nothing of the transaction is kept: name the row by its key"
+        )

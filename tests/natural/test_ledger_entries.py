@@ -1,0 +1,93 @@
+"""An additive write is made once: the entry tells a retry from the first, and the balance moves with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from onefold.errors import ProgrammerError, RowDiffers, StatementRefused, TransactionMisused
+from tests.natural.stages import WAYS, Stage, address_for, opened, refused
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}-{way[1]}".replace(" ", "-"))
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    driver, form = request.param
+    async with opened(driver, address_for(request, driver), form) as stage:
+        yield stage
+
+
+def pay(stage: Stage, tx: Any, id_: str, amount: int, account: str = "a") -> Any:
+    return tx.ledger_entry(
+        stage.table("entries"),
+        {"id": id_, "account": account, "amount": amount},
+        on="id",
+        balance=stage.table("accounts"),
+        where={"id": account},
+        add={"balance": amount},
+    )
+
+
+def balance_of(row: Any) -> Any:
+    return row["balance"] if isinstance(row, dict) else row.balance
+
+
+def committed(stage: Stage) -> tuple[list[Any], list[Any]]:
+    entries = stage.outside("SELECT id, amount FROM entries ORDER BY id")
+    return entries, stage.outside("SELECT id, balance FROM accounts WHERE id <> 'unset' ORDER BY id")
+
+
+async def test_a_retry_moves_nothing_and_another_payload_is_refused(stage: Stage) -> None:
+    async with stage.transaction() as tx:
+        first = await pay(stage, tx, "e1", 50)
+        assert (first.created, bool(first), balance_of(first.balance)) == (True, True, 150)
+        again = await pay(stage, tx, "e1", 50)
+        assert (again.created, bool(again), again.balance) == (False, False, None)
+        assert (await pay(stage, tx, "e2", -30)).created
+    async with stage.transaction() as tx:
+        assert not await pay(stage, tx, "e1", 50)
+        with refused(RowDiffers, "entries", "amount"):
+            await pay(stage, tx, "e1", 51)
+        alone = await tx.ledger_entry(stage.table("entries"), {"id": "e3", "account": "b", "amount": 1}, on="id")
+        assert (alone.created, alone.balance) == (True, None)
+    assert committed(stage) == ([("e1", 50), ("e2", -30), ("e3", 1)], [("a", 120), ("b", 0)])
+
+
+async def test_an_entry_whose_balance_cannot_move_does_not_stay(stage: Stage) -> None:
+    """Also where the error is swallowed: on SQLite a failed statement aborts no transaction."""
+    async with stage.transaction() as tx:
+        if stage.is_postgres and stage.asynchronous:
+            with refused(StatementRefused, "check"):
+                async with tx.savepoint():
+                    await pay(stage, tx, "e1", -101)
+        elif stage.is_postgres:
+            with refused(StatementRefused, "check"), tx.savepoint():
+                await pay(stage, tx, "e1", -101)
+        else:
+            with refused(StatementRefused, "CHECK"):
+                await pay(stage, tx, "e1", -101)
+        assert (await pay(stage, tx, "e2", -100)).created
+    assert committed(stage) == ([("e2", -100)], [("a", 0), ("b", 0)])
+
+
+@pytest.mark.parametrize("account", ["nobody's", "unset"])
+async def test_a_balance_that_is_not_there_or_null_keeps_nothing(stage: Stage, account: str) -> None:
+    with refused(TransactionMisused, "0 rows of accounts"):
+        async with stage.transaction() as tx:
+            with refused(TransactionMisused, "0 rows of accounts", "insert the row of the balance first"):
+                await pay(stage, tx, "e1", 1, account)
+    assert committed(stage) == ([], [("a", 100), ("b", 0)])
+
+
+async def test_half_of_a_movement_is_refused(request: pytest.FixtureRequest) -> None:
+    entry = {"id": "e1", "account": "a", "amount": 1}
+    async with opened("sqlite", address_for(request, "sqlite")) as stage, stage.transaction() as tx:
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"balance": "accounts"}, "together"),
+            ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance": None}}, "None"),
+            ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance = 0 --": 1}}, "column"),
+        ]
+        for how, words in wrong:
+            with refused(ProgrammerError, words):
+                tx.ledger_entry("entries", entry, on="id", **how)
