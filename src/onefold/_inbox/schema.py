@@ -13,7 +13,13 @@ row for each process that runs a consumer: see `registry.py`. A consumer with a 
 
 from __future__ import annotations
 
+from typing import Final
+
 from onefold._kernel.dialects import SQLITE_NOW_MS
+
+#: The correlation id among the headers of a failed message.
+POSTGRES_TRACE: Final = """substring(headers, '"correlation-id": ?"([^"]*)"')"""
+SQLITE_TRACE: Final = """json_extract(headers, '$."correlation-id"')"""
 
 POSTGRES: dict[int, tuple[str, ...]] = {
     3: (
@@ -114,6 +120,12 @@ POSTGRES: dict[int, tuple[str, ...]] = {
             actor     text        NOT NULL,
             paused_at timestamptz NOT NULL DEFAULT now()
         )
+        """,
+    ),
+    # Failed messages of one correlation id.
+    21: (
+        f"""
+        CREATE INDEX onefold_letter_trace ON onefold_letter (({POSTGRES_TRACE})) WHERE {POSTGRES_TRACE} IS NOT NULL
         """,
     ),
 }
@@ -220,6 +232,7 @@ SQLITE: dict[int, tuple[str, ...]] = {
         ) WITHOUT ROWID
         """,
     ),
+    21: (f"CREATE INDEX onefold_letter_trace ON onefold_letter ({SQLITE_TRACE}) WHERE {SQLITE_TRACE} IS NOT NULL",),
 }
 
 MIGRATIONS = {"postgres": POSTGRES, "sqlite": SQLITE}

@@ -23,6 +23,10 @@ def bucket_of(event_id: str, stream: bytes | None) -> int:
     return digest[0] % BUCKETS
 
 
+#: What an event is followed by: its correlation id, or else its own id.
+POSTGRES_TRACE: Final = """coalesce(substring(headers, '"correlation-id": ?"([^"]*)"'), id)"""
+SQLITE_TRACE: Final = """coalesce(json_extract(headers, '$."correlation-id"'), id)"""
+
 #: Recurring events, and when each is due next.
 _SCHEDULES: Final = """
     CREATE TABLE onefold_schedule (
@@ -112,6 +116,19 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         """,
     ),
     14: (_SCHEDULES,),
+    20: (
+        # For people who look for what is stuck.
+        """
+        CREATE INDEX onefold_outbox_refused ON onefold_outbox (due_at, position)
+        WHERE published_at IS NULL AND due_at IS NOT NULL AND error IS NOT NULL
+        """,
+        # Not of what is about to leave: most events are deleted a moment after they were written, and an entry in one
+        # more index would be made for nothing.
+        f"""
+        CREATE INDEX onefold_outbox_trace ON onefold_outbox (({POSTGRES_TRACE}))
+        WHERE published_at IS NOT NULL OR due_at IS NOT NULL
+        """,
+    ),
 }
 
 SQLITE: dict[int, tuple[str, ...]] = {
@@ -189,6 +206,16 @@ SQLITE: dict[int, tuple[str, ...]] = {
         """,
     ),
     14: (_SCHEDULES,),
+    20: (
+        """
+        CREATE INDEX onefold_outbox_refused ON onefold_outbox (due_at_ms, position)
+        WHERE published_at_ms IS NULL AND due_at_ms IS NOT NULL AND error IS NOT NULL
+        """,
+        f"""
+        CREATE INDEX onefold_outbox_trace ON onefold_outbox ({SQLITE_TRACE})
+        WHERE published_at_ms IS NOT NULL OR due_at_ms IS NOT NULL
+        """,
+    ),
 }
 
 MIGRATIONS = {"postgres": POSTGRES, "sqlite": SQLITE}

@@ -8,6 +8,7 @@ from onefold._console.pages import (
     audit_page,
     dead_letters_page,
     key_pages,
+    outbox_page,
     overview_page,
     sagas_page,
     works_page,
@@ -18,6 +19,7 @@ from onefold._console.sections import Section
 SECTIONS: Final[tuple[Section, ...]] = (
     overview_page.SECTION,
     key_pages.SECTION,
+    outbox_page.SECTION,
     dead_letters_page.SECTION,
     works_page.SECTION,
     sagas_page.SECTION,

@@ -1,0 +1,155 @@
+"""The outbox: what waits, by topic and key; what is stuck, and what is done about it; a correlation id's timeline."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from onefold._console.roles import Role
+from onefold._console.sections import Page, Section, Visit
+from onefold._console.timeline import draw_timeline
+from onefold._inbox.message_traces import trace_messages
+from onefold._kernel.messages import ATTRIBUTE_LENGTH_MAX
+from onefold._outbox.event_lists import (
+    BEHIND_MAX,
+    act_on_stopped,
+    list_dead_events,
+    list_retrying,
+    list_waiting,
+    list_waiting_for,
+    look_at_key,
+    trace_events,
+)
+from onefold._outbox.status_report import Chosen, list_stopped, report
+
+COUNT_MAX: Final = 1000
+LIMIT: Final = 50
+TRACE_MAX: Final = 200
+
+Action = Literal["retry", "discard"]
+_ACTIONS: Final[tuple[Action, ...]] = ("retry", "discard")
+
+
+async def show(visit: Visit) -> Response:
+    """What waits: per topic, and page by page."""
+    destination = visit.query("topic")
+    found = await visit.ask(lambda dialect: report(dialect, count_max=COUNT_MAX, stopped_max=COUNT_MAX))
+    after = visit.query("after")
+    page = await visit.ask(
+        lambda dialect: (
+            list_waiting_for(dialect, destination, limit=LIMIT)
+            if destination
+            else list_waiting(dialect, after=after, limit=LIMIT)
+        )
+    )
+    return visit.render(
+        "outbox.html", found=found, page=page, topic=destination, count_max=COUNT_MAX, limit=LIMIT, now_ms=_now(visit)
+    )
+
+
+async def show_key(visit: Visit) -> Response:
+    """The events of one key, in their order."""
+    topic, key = visit.query("topic").strip(), visit.query("key").strip()
+    source = visit.query("source").strip() or visit.once._outbox.source or ""
+    problem = ""
+    if any(len(text) > ATTRIBUTE_LENGTH_MAX for text in (topic, key, source)):
+        problem = f"Topic, key and source have at most {ATTRIBUTE_LENGTH_MAX} characters each."
+    elif not (topic and key and source):
+        problem = "Give a topic, a key, and the source: the name of the service that publishes."
+    found = None
+    if not problem:
+        after = visit.query("after")
+        found = await visit.ask(lambda dialect: look_at_key(dialect, source, topic, key, after=after, limit=LIMIT))
+    return visit.render(
+        "outbox_key.html", topic=topic, key=key, source=source, problem=problem, found=found, now_ms=_now(visit)
+    )
+
+
+async def show_stuck(visit: Visit) -> Response:
+    """What was refused: dead letters of the outbox, and what is tried again; and how many events stand behind each."""
+    kind = "retrying" if visit.query("show") == "retrying" else "dead"
+    after = visit.query("after")
+    list_some = list_retrying if kind == "retrying" else list_dead_events
+    page = await visit.ask(lambda dialect: list_some(dialect, after=after, limit=LIMIT))
+    return visit.render(
+        "outbox_stuck.html", kind=kind, page=page, behind_max=BEHIND_MAX, now_ms=_now(visit), done=visit.query("done")
+    )
+
+
+async def trace(visit: Visit) -> Response:
+    """One correlation id: its events and what became of them."""
+    name = visit.query("id").strip()
+    if not name:
+        return visit.render("trace.html", name="", timeline=None, cut=False, now_ms=_now(visit), problem="")
+    if len(name) > 512:
+        problem = "A correlation id has at most 512 characters."
+        return visit.render("trace.html", name="", timeline=None, cut=False, now_ms=_now(visit), problem=problem)
+    events = await visit.ask(lambda dialect: trace_events(dialect, name, limit=TRACE_MAX))
+    known = [(event.source, event.id) for event in events] or [("", name)]
+    traces = await visit.ask(lambda dialect: trace_messages(dialect, known, name, limit=TRACE_MAX))
+    cut = TRACE_MAX in (len(events), len(traces.handled), len(traces.failed))
+    timeline = draw_timeline(events, traces)
+    return visit.render("trace.html", name=name, timeline=timeline, cut=cut, now_ms=_now(visit), problem="")
+
+
+# --- what is done about what is stuck -------------------------------------------------------------------------
+
+
+async def confirm(visit: Visit) -> Response:
+    """What would be done, before it is: nothing is changed here."""
+    return await _confirm(visit, visit.request.query_params)
+
+
+async def _confirm(visit: Visit, given: Any, problem: str = "", status: int = 200) -> Response:
+    action, chosen = _read_action(given)
+    found = await visit.ask(lambda dialect: list_stopped(dialect, chosen, limit=COUNT_MAX))
+    return visit.render(
+        "outbox_confirm.html", status=status, action=action, found=found, count_max=COUNT_MAX, problem=problem,
+        fields={name: given.get(name, "") for name in ("do", "id", "topic")}, shown=found[:20],
+    )  # fmt: skip
+
+
+async def act(visit: Visit) -> Response:
+    """Try again, or discard, what was confirmed."""
+    action, chosen = _read_action(visit.form)
+    why = visit.reason()
+    if why is None:
+        return await _confirm(visit, visit.form, "Say why, in at most 500 characters.", 422)
+    actor = visit.operator.name
+    count = await visit.ask(lambda dialect: act_on_stopped(dialect, action, chosen, actor=actor, why=why))
+    done = f"{'tried again' if action == 'retry' else 'discarded'}: {count}"
+    return visit.redirect("/outbox/stuck", done=done)
+
+
+def _read_action(given: Any) -> tuple[Action, Chosen]:
+    asked, event_id, topic = given.get("do", ""), given.get("id", ""), given.get("topic", "")
+    for action in _ACTIONS:
+        if asked == action:
+            break
+    else:
+        raise HTTPException(400, "Say what is to be done: retry or discard.")
+    if event_id:
+        return action, Chosen(ids=(event_id,))
+    if topic:
+        return action, Chosen(topic=topic, dead=True)
+    raise HTTPException(400, "Say which event, or the dead letters of which topic.")
+
+
+def _now(visit: Visit) -> int:
+    return int(visit.parts.now() * 1000)
+
+
+SECTION = Section(
+    title="Outbox",
+    path="/outbox",
+    pages=(
+        Page(path="/outbox", answer=show),
+        Page(path="/outbox/key", answer=show_key),
+        Page(path="/outbox/stuck", answer=show_stuck),
+        Page(path="/outbox/trace", answer=trace),
+        Page(path="/outbox/act", answer=confirm, role=Role.ACT),
+        Page(path="/outbox/act", answer=act, method="POST", role=Role.ACT),
+    ),
+)
