@@ -18,7 +18,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request as StarletteRequest
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi import Tx, transaction_of
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase, async_sqlite
 from onefold.errors import ConfigurationError, ProgrammerError
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed
@@ -314,9 +314,13 @@ async def test_an_unmarked_route_is_not_touched(shop: Shop, client: Client) -> N
     assert not any(replayed(answer) for answer in answers)
 
 
-async def test_a_transaction_asked_for_on_an_unmarked_route_is_an_error_that_says_so(shop: Shop) -> None:
-    @shop.app.post("/orders")
-    async def endpoint(tx: Tx[AsyncSqlite]) -> None: ...
+async def test_a_transaction_that_only_a_request_asks_for_on_an_unmarked_route_is_an_error_that_says_so(
+    shop: Shop,
+) -> None:
+    """Not a parameter of the handler: those are refused when the application starts."""
+
+    @shop.app.post("/orders", dependencies=[Depends(transaction_of)])
+    async def endpoint() -> None: ...
 
     with pytest.raises(ProgrammerError, match=r"mark the endpoint with @once\.idempotent"):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(shop.app), base_url="http://shop.test") as http:

@@ -13,9 +13,10 @@ from fastapi import Depends, FastAPI
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from starlette.requests import Request as StarletteRequest
+from starlette.testclient import TestClient
 
 import onefold
-from onefold import AsyncOnefold, Onefold, Request
+from onefold import AsyncOnefold, Onefold, Request, Steps, Transaction
 from onefold._http.fastapi import Tx
 from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, SessionTx
 from onefold.errors import ConfigurationError
@@ -205,3 +206,110 @@ def test_a_session_of_an_unmarked_route_is_refused_at_install(sqlite_path: Path)
 
     with pytest.raises(ConfigurationError, match=r"'session' of .*orders"):
         AsyncOnefold(sqlite_path, principal=onefold.single_principal).install(app)
+
+
+# --- a transaction for a route that is not marked --------------------------------------------------------
+
+
+async def in_repository(tx: Tx[Any]) -> object:
+    return tx
+
+
+async def with_tx(tx: Tx[Any]) -> None: ...
+async def through_dependency(found: Annotated[object, Depends(in_repository)]) -> None: ...
+async def with_session(session: AsyncSessionTx) -> None: ...
+async def with_request_session(session: AsyncRequestSession) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "parameter"),
+    [(with_tx, "'tx'"), (through_dependency, "'tx' (in in_repository)"), (with_session, "'tx' (in session_of)")],
+)
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_transaction_of_an_unmarked_route_is_refused_at_install(
+    handler: Callable[..., Any], parameter: str, method: str, sqlite_path: Path
+) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{sqlite_path}")
+    app = FastAPI()
+    app.add_api_route("/orders", handler, methods=[method])
+    once = AsyncOnefold(engine, principal=onefold.single_principal)
+    with pytest.raises(ConfigurationError) as refused:
+        once.install(app)
+    said = str(refused.value)
+    for word in (f"{method} /orders", f".{handler.__name__} ", parameter, "@once.idempotent(...)"):
+        assert word in said
+    await once.close()
+    await engine.dispose()
+
+
+async def test_a_route_that_came_after_install_is_refused_when_the_application_starts(sqlite_path: Path) -> None:
+    app = FastAPI()
+    once = AsyncOnefold(sqlite_path, principal=onefold.single_principal)
+    once.install(app)
+    app.add_api_route("/orders", with_tx, methods=["POST"])
+    with pytest.raises(ConfigurationError, match=r"POST /orders .*with_tx .*'tx'"), TestClient(app):
+        pass  # pragma: no cover
+    await once.close()
+
+
+async def test_what_a_marked_route_and_a_session_of_its_own_need_is_not_refused(sqlite_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{sqlite_path}")
+    app = FastAPI()
+    once = AsyncOnefold(engine, principal=onefold.single_principal)
+    app.add_api_route("/own", with_request_session, methods=["GET"])
+    for handler in (with_tx, through_dependency, with_session):
+        app.add_api_route(f"/{handler.__name__}", once.idempotent()(handler), methods=["POST"])
+    once.install(app)
+    await once.migrate()
+    async with calling(app) as client:
+        assert (await client.post("/through_dependency", key='"k"')).status_code == 200
+    await once.close()
+    await engine.dispose()
+
+
+async def test_decorators_in_the_wrong_order_are_told_as_such(sqlite_path: Path) -> None:
+    app = FastAPI()
+    once = AsyncOnefold(sqlite_path, principal=onefold.single_principal)
+
+    @once.idempotent()
+    @app.post("/orders")
+    async def order(tx: Tx[Any]) -> None: ...
+
+    once.install(app)
+    with pytest.raises(ConfigurationError, match="wrong order"), TestClient(app):
+        pass  # pragma: no cover
+    await once.close()
+
+
+def of_a_transaction(tx: Transaction[Any]) -> str:
+    return ""
+
+
+def of_fastapi(tx: Tx[Any]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize("view", [of_a_transaction, of_fastapi])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_transaction_as_a_parameter_of_a_flask_view_is_refused_at_install(
+    view: Callable[..., Any], marked: bool, sqlite_path: Path
+) -> None:
+    app = flask.Flask("shop")
+    once = Onefold(sqlite_path, principal=onefold.single_principal)
+    app.add_url_rule("/orders", view_func=once.idempotent()(view) if marked else view, methods=["POST"])
+    with pytest.raises(ConfigurationError, match=rf"/orders .*{view.__name__} .*'tx'.*current_transaction\(\)"):
+        once.install(app)
+    once.close()
+
+
+def test_steps_of_an_unmarked_view_are_refused_at_install(sqlite_path: Path) -> None:
+    app = flask.Flask("shop")
+    once = Onefold(sqlite_path, principal=onefold.single_principal)
+
+    @app.post("/rides")
+    def ride(work: Steps) -> str:
+        return ""
+
+    with pytest.raises(ConfigurationError, match=r"POST /rides .*ride .*'work'.*@once.idempotent"):
+        once.install(app)
+    once.close()

@@ -176,7 +176,7 @@ class Layer:
         """What must hold before the first request; what can be seen of it now is checked now."""
 
         def check() -> None:
-            check_served(routes, self)
+            check_served(routes, self, self._marks, protocol)
             for endpoint in routes.endpoints():
                 check_sessions(endpoint.function, name_of(endpoint.function), self.name, self._guard.sessions)
             self._check_operations(routes, protocol)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from onefold._http.decorator import IdempotentHandler, Serving, idempotent_handler_of
+from onefold._http.decorator import IdempotentHandler, Serving, idempotent_handler_of, name_of
 from onefold._http.route_policy import METHODS
+from onefold._http.steps_parameter import find_steps, find_transactions
 from onefold.errors import ConfigurationError
 
 #: What frameworks add to a route by themselves.
@@ -60,8 +61,9 @@ def check_free(app: Any, name: str) -> None:
         )
 
 
-def check_served(known: Known, layer: Serving) -> None:
+def check_served(known: Known, layer: Serving, marks: Iterable[IdempotentHandler], protocol: str) -> None:
     """Refuse what is wrong with the routes an application has so far."""
+    marked = [mark.function for mark in marks]
     for path, app in known.mounted():
         if (other := left_in(app)) is not None:
             raise ConfigurationError(
@@ -73,6 +75,11 @@ def check_served(known: Known, layer: Serving) -> None:
         found = idempotent_handler_of(endpoint.function)
         if found is not None:
             _check_marked(endpoint, found, layer)
+        if protocol == "wsgi":
+            _check_view(endpoint)
+        # One that was marked above its route's decorator is told that, when all routes are there.
+        if found is None and all(endpoint.function is not function for function in marked):
+            _check_unmarked(endpoint)
 
 
 def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving) -> None:
@@ -87,6 +94,36 @@ def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving
             f"{found.name} at {endpoint.path} was marked with {found.layer.name}, but {layer.name} is installed into "
             "its application: mark and install with the same one"
         )
+
+
+def _check_unmarked(endpoint: ServedPath) -> None:
+    """Its first request would fail."""
+    if not callable(endpoint.function):
+        return
+    wanted = [f"{name!r}{through}, the transaction" for name, through in find_transactions(endpoint.function)]
+    if (steps := find_steps(endpoint.function)) is not None:
+        wanted.append(f"{steps!r}, the steps")
+    if wanted:
+        raise ConfigurationError(
+            f"{_operation(endpoint)} is served by {name_of(endpoint.function)} ({_place(endpoint.function)}), which "
+            f"has the parameter {wanted[0]} of an idempotent request, and is not marked: put @once.idempotent(...) "
+            f"directly above the function (a handler of {', '.join(sorted(METHODS))}), or take the parameter out"
+        )
+
+
+def _check_view(endpoint: ServedPath) -> None:
+    """Flask gives its views what is in the path, and nothing else."""
+    if callable(endpoint.function):
+        for name, _ in find_transactions(endpoint.function):
+            raise ConfigurationError(
+                f"{_operation(endpoint)} is served by {name_of(endpoint.function)} ({_place(endpoint.function)}), "
+                f"which has the parameter {name!r}: Flask gives its views no transaction. Take it out, and call "
+                "onefold.flask.current_transaction() in the view"
+            )
+
+
+def _operation(endpoint: ServedPath) -> str:
+    return f"{', '.join(sorted(endpoint.methods - _IMPLIED))} {endpoint.path}".strip()
 
 
 def check_complete(marks: Iterable[IdempotentHandler], applications: Iterable[Known]) -> None:

@@ -60,7 +60,7 @@ def check_steps(function: Callable[..., Any], name: str, policy: Policy, *, asyn
             f"{name} is an async function that works in steps, and {by} is for threads: write a plain def, or use "
             "AsyncOnefold"
         )
-    for parameter, through in _transactions(function, _DEPTH_MAX):
+    for parameter, through in find_transactions(function, and_sessions=True):
         raise ConfigurationError(
             f"{name} works in steps, and has the parameter {parameter!r}{through}, which is the transaction or a "
             "session of the whole request: there is none. Take it out; the functions of work.phase(...) and "
@@ -75,7 +75,11 @@ def begin_work(make_store: Callable[[], SteppedStore]) -> RequestWork:
     return RequestWork(make_store())
 
 
-def _transactions(function: Callable[..., Any], depth: int, through: str = "") -> Iterator[tuple[str, str]]:
+def find_transactions(
+    function: Callable[..., Any], *, and_sessions: bool = False, depth: int = _DEPTH_MAX, through: str = ""
+) -> Iterator[tuple[str, str]]:
+    """The parameters, of a function and of what it depends on, that are the transaction of a request, or a session of
+    it; and in which dependency."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
     except Exception:  # a name that is not known yet: the framework finds out
@@ -89,9 +93,9 @@ def _transactions(function: Callable[..., Any], depth: int, through: str = "") -
             dependency = getattr(mark, "dependency", None)
             if getattr(dependency, GIVES_TRANSACTION, False) or (
                 # Of a dependency it is a session of its own: it authenticates, perhaps.
-                getattr(dependency, GIVES_SESSION, False) and not through
+                and_sessions and getattr(dependency, GIVES_SESSION, False) and not through
             ):
                 yield parameter.name, through
             elif callable(dependency) and depth:
                 inside = f" (in {getattr(dependency, '__qualname__', '?')})"
-                yield from _transactions(dependency, depth - 1, inside)
+                yield from find_transactions(dependency, and_sessions=and_sessions, depth=depth - 1, through=inside)
