@@ -386,7 +386,7 @@ def test_a_wrong_setting_is_a_clear_error_where_it_is_written(
     ("given", "said"),
     [
         ({"pricipal": onefold.single_principal}, r"'pricipal' is no setting of \w*Onefold; did you mean 'principal'"),
-        ({"nonsense": 1}, r"'nonsense' is no setting of \w*Onefold; there are authorize, broker"),
+        ({"nonsense": 1}, r"'nonsense' is no setting of \w*Onefold; there are activity, authorize, broker"),
         ({"broker": "nat://x"}, r"broker 'nat://x' is unknown.*nats://"),
         ({"broker": "https://shop.test"}, r"webhooks are signed"),
         ({"broker": 7}, r"broker=int\(\.\.\.\) is no address"),
