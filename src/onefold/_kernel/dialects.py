@@ -49,11 +49,17 @@ SELECT WHERE width_bucket(0, 0, 1, CASE WHEN coalesce(current_setting('onefold.r
 _LEASE: Final = qualified(f"SELECT WHERE {POSTGRES_LEASE}")
 
 _VALUE: Final = re.compile(r"\$(\d+)::\w+")
+_MOMENT: Final = re.compile(r"\b([a-z_]+_at)\b")
 
 
 def sqlite_values(sql: str) -> str:
     """Values as SQLite writes them: ?1 for $1::text."""
     return _VALUE.sub(r"?\1", sql)
+
+
+def sqlite_text(sql: str) -> str:
+    """The statement as SQLite writes it: its values, and moments as milliseconds since 1970 (`seen_at_ms`)."""
+    return _MOMENT.sub(r"\1_ms", sqlite_values(sql))
 
 
 @lru_cache(maxsize=256)

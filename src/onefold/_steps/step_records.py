@@ -25,12 +25,11 @@ from onefold._kernel.effects import (
     Sleep,
     Statement,
 )
-from onefold._kernel.handler_errors import rethrow
-from onefold._kernel.lost_commits import look_until_known
 from onefold._steps.attempt_guard import AttemptGuard
+from onefold._steps.fenced_commit import commit_fenced
 from onefold._steps.model import Held, RecordedStep
 from onefold._steps.works import Works, read_steps, taken_over
-from onefold.errors import ConnectionLost, OutcomeUnknown, RequiredValueMissing, StoreBusy, StoreUnavailable
+from onefold.errors import OutcomeUnknown, RequiredValueMissing, StoreBusy, StoreUnavailable, WorkTakenOver
 
 #: Between the attempts to record a call that was made, for as long as its lease lasts; the last one again and again.
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -47,19 +46,17 @@ class StepRecords:
     async def commit_phase(self, held: Held, record: RecordedStep, events: tuple[Statement, ...]) -> None:
         """In the transaction of the phase, which it ends. Raises WorkTakenOver, OutcomeUnknown, StoreUnavailable."""
         sql = self._works.sql
+        batch = (*sql.proof, *events, sql.renew(held), sql.record(held, record), Boundary.COMMIT)
+        look = functools.partial(with_connection, functools.partial(self._find, held, record.position))
+        lost = f"the connection of phase {record.name!r} of {self._operation} was lost during COMMIT"
         try:
-            await Batch((*sql.proof, *events, sql.renew(held), sql.record(held, record), Boundary.COMMIT))
-        except ConnectionLost as error:
-            await Discard()
-            await self._look_for(held, record, error)
-        except RequiredValueMissing as error:
-            await Discard()
-            raise taken_over(held) from error
-        except Exception as error:
-            await Discard()
+            answered = await commit_fenced(held, batch, look, lost=lost, way_out="a retry runs it again")
+        except (OutcomeUnknown, WorkTakenOver):
+            raise
+        except Exception:
             self._guard.unsure = None
-            rethrow(error)
-        else:
+            raise
+        if answered:
             await ReleaseCommitted()
 
     async def commit_call(self, held: Held, record: RecordedStep) -> None:
@@ -90,18 +87,6 @@ class StepRecords:
                 break
         self._guard.unsure = None
         await Release()
-
-    async def _look_for(self, held: Held, record: RecordedStep, error: ConnectionLost) -> None:
-        """COMMIT was sent and its answer lost. Returns where it took place."""
-        found, asked = await look_until_known(
-            lambda: with_connection(functools.partial(self._find, held, record.position))
-        )
-        what = f"the connection of phase {record.name!r} of {self._operation} was lost during COMMIT"
-        if found is None:
-            raise OutcomeUnknown(f"{what} and {'it is not decided yet' if asked else 'the store cannot be asked'}")
-        if not found:
-            self._guard.unsure = None
-            raise StoreUnavailable(f"{what}, and nothing of it was committed; a retry runs it again") from error
 
     async def _find(self, held: Held, position: int) -> bool | None:
         """Whether the step is recorded. None: its transaction still has the row."""

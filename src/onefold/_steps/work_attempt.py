@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import (
-    Batch,
     BatchItem,
     Boundary,
-    Discard,
     Isolation,
     ReleaseCommitted,
     Statement,
     begin_at,
 )
-from onefold._kernel.handler_errors import rethrow
-from onefold._kernel.lost_commits import look_until_known
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
 from onefold._kernel.tracing import Tracer
+from onefold._steps.fenced_commit import commit_fenced, find_lost_commit
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
 from onefold._steps.performing import Performing
 from onefold._steps.sealing import Sealing
@@ -38,11 +35,12 @@ from onefold.errors import (
     ConnectionLost,
     OutcomeUnknown,
     RequiredValueMissing,
-    StoreUnavailable,
     WorkInProgress,
     WorkMismatch,
     WorkParked,
 )
+
+_NEXT_ENDS: Final = "the next attempt ends it"
 
 
 class WorkAttempt:
@@ -173,18 +171,9 @@ class WorkAttempt:
         raise NotImplementedError
 
     async def _commit(self, held: Held, result: bytes | None, events: tuple[Statement, ...]) -> None:
-        try:
-            await Batch((*self._works.sql.proof, *events, *self._end(held, result), Boundary.COMMIT))
-        except ConnectionLost as error:
-            await Discard()
-            await self._look_for(held, error)
-        except RequiredValueMissing as error:
-            await Discard()
-            raise taken_over(held) from error
-        except Exception as error:
-            await Discard()
-            rethrow(error)
-        else:
+        batch = (*self._works.sql.proof, *events, *self._end(held, result), Boundary.COMMIT)
+        look = functools.partial(self._is_ended, held)
+        if await commit_fenced(held, batch, look, lost=self._lost, way_out=_NEXT_ENDS):
             await ReleaseCommitted()
 
     async def _finish_alone(self, held: Held) -> None:
@@ -195,14 +184,10 @@ class WorkAttempt:
         except RequiredValueMissing as error:
             raise taken_over(held) from error
         except ConnectionLost as error:
-            await self._look_for(held, error)
+            look = functools.partial(self._is_ended, held)
+            await find_lost_commit(look, error, lost=self._lost, way_out=_NEXT_ENDS)
         self.is_over = True
 
-    async def _look_for(self, held: Held, error: ConnectionLost) -> None:
-        """COMMIT was sent and its answer lost. Returns where it took place."""
-        found, asked = await look_until_known(functools.partial(self._is_ended, held))
-        what = f"the connection of {self._what} was lost during its last COMMIT"
-        if found is None:
-            raise OutcomeUnknown(f"{what} and {'it is not decided yet' if asked else 'the store cannot be asked'}")
-        if not found:
-            raise StoreUnavailable(f"{what}, and nothing of it was committed; the next attempt ends it") from error
+    @property
+    def _lost(self) -> str:
+        return f"the connection of {self._what} was lost during its last COMMIT"

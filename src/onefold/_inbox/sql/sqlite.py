@@ -3,13 +3,9 @@ itself refuses a handler's COMMIT. Times are in milliseconds since 1970."""
 
 from __future__ import annotations
 
-import re
-
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
-from onefold._kernel.dialects import sqlite_values
+from onefold._kernel.dialects import sqlite_text
 from onefold._kernel.effects import Statement
-
-_MOMENT = re.compile(r"\b([a-z]+_at)\b")
 
 
 class Sqlite:
@@ -25,7 +21,7 @@ class Sqlite:
         return ()
 
     def text(self, sql: str) -> str:
-        return _MOMENT.sub(r"\1_ms", sqlite_values(sql))
+        return sqlite_text(sql)
 
     def in_ms(self, ms: str) -> str:
         return f"({_NOW} + {ms})"

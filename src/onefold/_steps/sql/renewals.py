@@ -40,13 +40,13 @@ class Renewals:
     def renew(self, works: Sequence[Held]) -> Statement:
         """The digests of those that were renewed. All of them have one lease."""
         lease_ms = milliseconds(works[0].lease_s)
-        return Statement(self._among(self._renew, len(works), first=2), (lease_ms, *_pairs(works)))
+        return Statement(self._for_works(self._renew, len(works), first=2), (lease_ms, *_pairs(works)))
 
     def ours(self, works: Sequence[Held]) -> Statement:
         """The digests of those that have still the fence they had."""
-        return Statement(self._among(self._ours, len(works), first=1), _pairs(works))
+        return Statement(self._for_works(self._ours, len(works), first=1), _pairs(works))
 
-    def _among(self, sql: str, count: int, *, first: int) -> str:
+    def _for_works(self, sql: str, count: int, *, first: int) -> str:
         size = _size(count)
         if (sql, size) not in self._made:
             pairs = [

@@ -87,11 +87,11 @@ class Statements:
 
     def find(self, ask: WorkAsk) -> Statement:
         """Locks and reads the work under any of its names, but for one that is locked already."""
-        return Statement(self._among(self._find, len(ask.names)), ask.names)
+        return Statement(self._for_names(self._find, len(ask.names)), ask.names)
 
     def seen(self, ask: WorkAsk) -> Statement:
         """One row if the work is there, locked or not."""
-        return Statement(self._among(self._seen, len(ask.names)), ask.names)
+        return Statement(self._for_names(self._seen, len(ask.names)), ask.names)
 
     def take(self, digest: bytes, fence: int, lease_s: float) -> Statement:
         """Take over a work that was found with this fence, and is locked: the fence is one higher then."""
@@ -105,9 +105,9 @@ class Statements:
         if earlier:
             taken = "EXISTS (SELECT 1 FROM onefold_work WHERE digest IN ({names}))"
             digest = f"CASE WHEN NOT {taken} THEN {digest} END"
-        return self._among(self._insert.replace("{digest}", digest), earlier, first=9)
+        return self._for_names(self._insert.replace("{digest}", digest), earlier, first=9)
 
-    def _among(self, sql: str, names: int, *, first: int = 1) -> str:
+    def _for_names(self, sql: str, names: int, *, first: int = 1) -> str:
         """The statement for so many names. There are few kinds, and each is made once."""
         if (sql, names) not in self._made:
             values = ", ".join(f"${number}::bytea" for number in range(first, first + names))

@@ -3,13 +3,9 @@ since 1970."""
 
 from __future__ import annotations
 
-import re
-
 from onefold._kernel.dialects import SQLITE_NOW_MS as _NOW
-from onefold._kernel.dialects import sqlite_values
+from onefold._kernel.dialects import sqlite_text
 from onefold._kernel.effects import Statement
-
-_MOMENT = re.compile(r"\b([a-z]+_at)\b")
 
 
 class Sqlite:
@@ -25,7 +21,7 @@ class Sqlite:
         return ()  # the connection itself waits a moment, and the flow looks at the clock in between
 
     def text(self, sql: str) -> str:
-        return _MOMENT.sub(r"\1_ms", sqlite_values(sql))
+        return sqlite_text(sql)
 
     def ago(self, ms: str) -> str:
         return f"({_NOW} - {ms})"
