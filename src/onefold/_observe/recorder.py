@@ -67,10 +67,18 @@ class _SeriesOf:
     def bind(self, labels: Labels) -> Record:
         """For labels that are not in `bound`: their series, or the one that stands for those beyond the limit."""
         with self._lock:
-            few = tuple(map(self._limit, self._instrument.labels, labels, self._values))
+            few = self._fold(labels)
             if few not in self.bound:
                 self.bound[few] = self._backend.bind(self._instrument, few)
             return self.bound[few]
+
+    def fold(self, labels: Labels) -> Labels:
+        """The labels that these count under: those beyond the limit share a series."""
+        with self._lock:
+            return self._fold(labels)
+
+    def _fold(self, labels: Labels) -> Labels:
+        return tuple(map(self._limit, self._instrument.labels, labels, self._values))
 
     def _limit(self, name: str, value: str, seen: set[str]) -> str:
         value = str(value)
@@ -151,9 +159,10 @@ def _reader(move: AnyMove, series: _SeriesOf) -> Callable[[Any], None]:
             named: set[Labels] = set()
 
             def replace(event: Any) -> None:
-                now = dict(several(event))
-                for labels in named - now.keys():
-                    now[labels] = 0
+                now: dict[Labels, float] = dict.fromkeys(named, 0)
+                for labels, amount in several(event):
+                    few = series.fold(labels)
+                    now[few] = now.get(few, 0) + amount
                 named.update(now)
                 for labels, amount in now.items():
                     (bound.get(labels) or bind(labels))(amount)
