@@ -198,7 +198,7 @@ async def test_a_part_needs_what_the_page_grants_it_and_nothing_else(postgres: P
             else:
                 # A schema that may not be used is not looked into: its tables seem not to be there.
                 kind = SchemaMissing if grant.privilege == "USAGE" else StatementRefused
-                assert (type(refused), "docs/postgres.md" in str(refused)) == (kind, True), grant
+                assert (type(refused), "onefold docs postgres" in str(refused)) == (kind, True), grant
     postgres.drop_database(furnished)
     assert spare == []
 

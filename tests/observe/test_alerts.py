@@ -164,6 +164,15 @@ def test_prometheus_takes_what_the_command_prints(tmp_path: Path) -> None:
     assert f"{len(CAUSES)} rules found" in ran.stdout
 
 
+def test_prometheus_takes_the_configuration_of_the_page(tmp_path: Path) -> None:
+    [config] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(config)
+    assert promtool("check", "config", str(tmp_path / "prometheus.yml")).returncode != 0, "the control: no rules"
+    (tmp_path / "onefold.rules.yml").write_text(RULES.read_text())
+    ran = promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_a_command_prints_them() -> None:
     assert onefold("metrics", "--alerts").stdout == RULES.read_text()
     assert onefold("metrics", "--dashboard").stdout == DASHBOARD.read_text()

@@ -199,7 +199,7 @@ class Layer:
         if (header := header_taken(asked)) is not None:
             _log.warning(
                 "%s: the %s takes the header %r as it came. A caller who writes that header gets the stored answers of "
-                "the account that it names: authenticate the caller (docs/principals.md shows API keys, JWT and "
+                "the account that it names: authenticate the caller (`onefold docs principals` shows API keys, JWT and "
                 "sessions), or say that only your gateway can write it: principal=onefold.policies.trusted_header(%r)",
                 self.name, asked.name, header, header,
             )  # fmt: skip

@@ -22,14 +22,14 @@ from onefold.errors import (
 )
 
 _HINTS = {
-    "42501": "; docs/postgres.md says what onefold's role must be granted. A handler may SET LOCAL ROLE, but a SESSION "
-    "AUTHORIZATION that it takes must be reset before it returns"
+    "42501": "; `onefold docs postgres` says what onefold's role must be granted. A handler may SET LOCAL ROLE, but a "
+    "SESSION AUTHORIZATION that it takes must be reset before it returns"
 }
 
 #: A schema that a role may not use is passed over without a word, as if it were not on the search path.
 _MISSING_HINT = (
     "; run `onefold migrate` to create onefold's tables. If they are there: their schema must be on the role's search "
-    "path, and the role needs USAGE on it (docs/postgres.md)"
+    "path, and the role needs USAGE on it (`onefold docs postgres`)"
 )
 
 #: The schema that our tables are in: where a session of this role begins to look, and where this one looks now.

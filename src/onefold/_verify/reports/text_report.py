@@ -48,7 +48,7 @@ def _lines(report: ProbeReport) -> Iterator[str]:
         yield from (f"passed   {finding.check}: {finding.seen}" for finding in passed)
     if not report.counted and report.verdict in ("passed", "failed"):
         yield ""
-        yield "What happened was told from the answers alone. --count has a command count it: see docs/verify.md."
+        yield "What happened was told from the answers alone. --count has a command count it: `onefold docs verify`."
 
 
 def _failure(finding: CheckFinding) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""`onefold docs`: the pages of this very version, which come with it; alerts and errors name them by this command."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import onefold
+
+
+def command(
+    page: Annotated[str | None, typer.Argument(help="Of which page. All are listed, when none is given.")] = None,
+    section: Annotated[str | None, typer.Argument(help="Only the section under this heading.")] = None,
+) -> None:
+    """Print a page of the documentation, or a section of it: `onefold docs metrics OnefoldNoRelay`."""
+    pages = find_pages()
+    if page is None:
+        for each, kept in pages.items():
+            title = kept.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            typer.echo(f"{each:<16} {title}")
+        return
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in pages:
+        raise typer.BadParameter(f"there is no page {page!r}; there are {', '.join(pages)}")
+    text = pages[name].read_text(encoding="utf-8")
+    if section is not None:
+        text = find_section(text, section)
+    typer.echo(text, nl=False)
+
+
+def find_pages() -> dict[str, Traversable]:
+    """Each page by its name: in the installed package, or in the checkout that this is run from."""
+    folder = files("onefold") / "_docs"
+    if not folder.is_dir():
+        folder = Path(onefold.__file__).parents[2] / "docs"
+    found = {each.name.removesuffix(".md"): each for each in folder.iterdir() if each.name.endswith(".md")}
+    return dict(sorted(found.items()))
+
+
+def find_section(text: str, wanted: str) -> str:
+    """From its heading to the next one of its level, or above."""
+    found: list[str] = []
+    titles: list[str] = []
+    level, fenced = 0, False
+    for line in text.splitlines(keepends=True):
+        fenced ^= line.startswith("```")
+        heading = None if fenced else re.fullmatch(r"(#+) (.*)\n", line)
+        if heading is not None:
+            titles.append(heading[2])
+            if found and len(heading[1]) <= level:
+                break
+            if not found and heading[2].casefold() == wanted.casefold():
+                level = len(heading[1])
+        if level:
+            found.append(line)
+    if not found:
+        raise typer.BadParameter(f"the page has no section {wanted!r}; it has {', '.join(map(repr, titles[1:]))}")
+    return "".join(found).rstrip() + "\n"
