@@ -19,8 +19,7 @@ from http import HTTPStatus
 from io import BytesIO
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, cast, get_args, get_origin
 
-from onefold._http.completing_mark import completing_of
-from onefold._http.request import Request, Response
+from onefold._http.request import Request, Response, completing_of
 from onefold._kernel.effects import Call
 from onefold.errors import (
     AuthenticationBroken,

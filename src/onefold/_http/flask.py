@@ -21,11 +21,10 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect, Rule
 
 from onefold._http.authentication import of_werkzeug, with_body
-from onefold._http.completing_mark import principal_in
 from onefold._http.decorator import note_exception, policy_of
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import ServedPath
-from onefold._http.request import Request, Response
+from onefold._http.request import Request, Response, principal_in
 from onefold._http.route_policy import METHODS, Policy, Route
 from onefold._http.scope_keys import SESSIONS, TRANSACTION, is_between_steps
 from onefold._kernel.transaction import Transaction

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from onefold._http.completing_mark import COMPLETING, Completing
 from onefold._http.installed_app import InstalledApp
-from onefold._http.request import Request
+from onefold._http.request import COMPLETING, Completing, Request
 from onefold._http.request_identity import operations_of
 from onefold._http.stored_request import StoredRequest, read_request
 from onefold._http.wsgi import request_of

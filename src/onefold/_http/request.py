@@ -1,11 +1,12 @@
-"""Requests and responses as plain values, the same for ASGI and WSGI."""
+"""Requests and responses as plain values, the same for ASGI and WSGI; and what marks a request of the completer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from onefold._kernel.messages import CARRIED, carried
@@ -101,3 +102,30 @@ class Response(NamedTuple):
     status: int
     headers: Headers
     body: bytes = b""
+
+
+#: Where the completer's mark is in the scope or environ. A client writes headers, which are elsewhere, and never an
+#: object of ours.
+COMPLETING: Final = "onefold.completing"
+
+
+@dataclass(frozen=True, slots=True)
+class Completing:
+    """The request is made again to complete this work, on behalf of the principal that it was begun for, as if it had
+    come to where its application was mounted."""
+
+    digest: bytes
+    principal: str = field(repr=False)
+    mount: str = ""
+
+
+def completing_of(source: Mapping[str, Any]) -> Completing | None:
+    """The mark of a request that the completer makes; None for those of clients."""
+    found = source.get(COMPLETING)
+    return found if isinstance(found, Completing) else None
+
+
+def principal_in(source: Mapping[str, Any]) -> str | None:
+    """The principal of a request that the completer makes; None for those of clients."""
+    found = completing_of(source)
+    return None if found is None else found.principal

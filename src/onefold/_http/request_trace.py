@@ -11,8 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Literal
 
-from onefold._http.completing_mark import completing_of
-from onefold._http.request import Request, pick_carried_headers
+from onefold._http.request import Request, completing_of, pick_carried_headers
 from onefold._kernel.key_hash import hash_key
 from onefold._kernel.telemetry.request_events import Outcome
 from onefold._kernel.tracing import Attribute, Span, Tracer

@@ -29,10 +29,9 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
 from onefold._http.authentication import PlainAsgi, render_http_exception
-from onefold._http.completing_mark import completing_of, principal_in
 from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of
 from onefold._http.install_checks import ServedPath
-from onefold._http.request import Request, Response
+from onefold._http.request import Request, Response, completing_of, principal_in
 from onefold._http.route_policy import METHODS, Policy, Route
 from onefold._http.routes import HostPrefix, RouteEntry, RouteTable
 from onefold._http.scope_keys import TRANSACTION

@@ -16,8 +16,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from onefold._http.completing_mark import completing_of
-from onefold._http.request import Request
+from onefold._http.request import Request, completing_of
 from onefold._http.request_steps import RequestSteps
 from onefold._http.stored_request import write_request
 from onefold._idempotency.encryption import UnreadableAnswer
