@@ -76,7 +76,7 @@ LIMITS: Final = (
     Limit(subject="asyncpg first", unit="function calls", most=326),
     Limit(subject="asyncpg replay", unit="function calls", most=190),
     # Metrics: two events of a request, each a look-up and calls of prometheus_client.
-    Limit(subject="asyncpg measured first", unit="function calls", most=337),
+    Limit(subject="asyncpg measured first", unit="function calls", most=338),
     Limit(subject="asyncpg measured replay", unit="function calls", most=194),
     Limit(subject="asyncpg bare", unit="WAL bytes", most=205),
     Limit(subject="asyncpg first", unit="WAL bytes above bare", most=400),

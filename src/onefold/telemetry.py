@@ -1,4 +1,5 @@
-"""What happened, as values for a listener: `Onefold(listener=...)` and `Retrying(listener=...)` hand them over."""
+"""What happened, as values for a listener: `Onefold(listener=...)` and `Retrying(listener=...)` hand them over. And
+what log lines and spans have in common: logs as JSON, the hash of a key."""
 
 from onefold._kernel.key_hash import hash_key
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
@@ -41,6 +42,7 @@ from onefold._kernel.telemetry.request_events import (
 )
 from onefold._kernel.telemetry.saga_events import SagaEnded, SagaStepAttempted, SagaStuck, StuckSagasCounted
 from onefold._kernel.telemetry.shedding_events import LimitMoved, Queued, Shed
+from onefold._observe.json_logs import JsonFormatter, LogFields, log_as_json
 
 __all__ = [
     "AttemptEnded",
@@ -60,10 +62,12 @@ __all__ = [
     "FailedMessagesMeasured",
     "Forgotten",
     "Handled",
+    "JsonFormatter",
     "LeaseLost",
     "LedgerReaped",
     "LimitMoved",
     "Listener",
+    "LogFields",
     "OutboxMeasured",
     "Parked",
     "Queued",
@@ -87,4 +91,5 @@ __all__ = [
     "WorkCompleted",
     "WorkIsParked",
     "hash_key",
+    "log_as_json",
 ]

@@ -11,7 +11,7 @@ import typer
 from onefold._app.completer_methods import CompleterSettings
 from onefold._app.completion import check_every, completion_of
 from onefold._cli.options import TARGET_HELP
-from onefold._cli.output import answer, log_to_stderr, say
+from onefold._cli.output import LOG_FORMAT, LogFormat, answer, log_to_stderr, say
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._http.lifespan_block import run_lifespan
@@ -42,13 +42,14 @@ def command(
         float, typer.Option("--timeout", metavar="S", help="Seconds that one attempt may take.")
     ] = _DEFAULTS.attempt_s,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
+    log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:
     """Complete requests with recorded steps that were begun and left, until SIGTERM or SIGINT. The application is
     started in this process, without a port: its handlers are called as its server would."""
     check_every(every_s)
-    log_to_stderr()
+    log_to_stderr(log_format)
     value = load_target(target)
-    log_to_stderr()
+    log_to_stderr(log_format)
     settings: CompleterSettings = {
         "abandoned_after_s": abandoned_after_s,
         "attempts_max": attempts_max,

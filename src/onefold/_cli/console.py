@@ -16,7 +16,7 @@ import typer
 
 from onefold._app import AsyncOnefold
 from onefold._cli.options import DATABASE, require_database
-from onefold._cli.output import log_to_stderr, say
+from onefold._cli.output import LOG_FORMAT, LogFormat, log_to_stderr, say
 from onefold._cli.saga import open_engine
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import close_onefold, load_target, open_target
@@ -52,6 +52,7 @@ def command(
     root_path: Annotated[
         str, typer.Option("--root-path", metavar="PATH", help="The path that a proxy has it at, and strips.")
     ] = "",
+    log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:
     """Serve the console until SIGTERM or SIGINT: what happened to a key, what is stuck, what was absorbed. Without a
     token it makes one for this run, and listens on this machine only."""
@@ -64,7 +65,7 @@ def command(
                 f"(may act) or {_VIEW} (may look)"
             )
         act_token = secrets.token_urlsafe()
-    log_to_stderr()
+    log_to_stderr(log_format)
     value = load_target(target) if target else require_database(database)
     root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
 

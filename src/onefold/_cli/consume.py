@@ -10,7 +10,16 @@ import typer
 
 from onefold._cli.health import HOST, PORT, STALE_S, HealthPage, healthz
 from onefold._cli.options import AS_JSON_LINES, TARGET_HELP
-from onefold._cli.output import answer, broker_name, log_to_stderr, print_table, say, tell_as_json
+from onefold._cli.output import (
+    LOG_FORMAT,
+    LogFormat,
+    answer,
+    broker_name,
+    log_to_stderr,
+    print_table,
+    say,
+    tell_as_json,
+)
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._inbox.consumer import Consumer
@@ -29,11 +38,12 @@ def command(
     health_port: Annotated[int | None, PORT] = None,
     health_stale_s: Annotated[float, STALE_S] = 120,
     as_json: Annotated[bool, AS_JSON_LINES] = False,
+    log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:
     """Run the consumers until SIGTERM or SIGINT; what is being handled then is finished, the rest given back."""
-    log_to_stderr()
+    log_to_stderr(log_format)
     value = load_target(target)
-    log_to_stderr()
+    log_to_stderr(log_format)
     health = HealthPage(health_host, health_port, health_stale_s)
     asyncio.run(_main(target, value, only or [], check=check, health=health, as_json=as_json))
 

@@ -7,7 +7,8 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TextIO
+from enum import StrEnum
+from typing import Final, TextIO
 
 import typer
 from rich.console import Console
@@ -19,10 +20,23 @@ from onefold._kernel.redaction import redact
 from onefold._kernel.telemetry.consumer_events import FailedMessagesMeasured
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
+from onefold._observe.json_logs import JsonFormatter
 from onefold.brokers._adapters import BrokerGiven
+
+_log = logging.getLogger("onefold.command")
 
 #: Of a table that no terminal shows: a program may want to read it, and no column is to be cut.
 _WIDE = 400
+
+
+class LogFormat(StrEnum):
+    """How a command that stays writes to stderr."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+LOG_FORMAT: Final = typer.Option("--log-format", help="What goes to stderr: lines of text, or of JSON.")
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -33,9 +47,20 @@ class _Stderr(logging.StreamHandler[TextIO]):
         self.setFormatter(logging.Formatter("onefold: %(message)s"))
 
 
+class _JsonStderr(logging.StreamHandler[TextIO]):
+    """What the process logs, as JSON; the application's own lines, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+
+
 def say(text: str) -> None:
     """A line about how things go."""
-    typer.echo(f"onefold: {text}", err=True)
+    if any(isinstance(handler, _JsonStderr) for handler in logging.getLogger().handlers):
+        _log.info("%s", text)
+    else:
+        typer.echo(f"onefold: {text}", err=True)
 
 
 def answer(value: object) -> None:
@@ -50,10 +75,15 @@ def tell_as_json(event: Event) -> None:
     typer.echo(json.dumps({"event": type(event).__name__, **asdict(event)}, default=str))
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(log_format: LogFormat = LogFormat.TEXT) -> None:
     """Show what workers log (that they pause, that they go on), unless the application does that itself. Called again
-    after an application was imported: what it logs by itself is not to be shown twice."""
+    after an application was imported: what it logs by itself is not to be shown twice. Asked for JSON, everything that
+    the process logs is written as that, whatever the application has set up."""
     log = logging.getLogger("onefold")
+    if log_format is LogFormat.JSON:
+        logging.basicConfig(level=logging.WARNING, handlers=[_JsonStderr()], force=True)
+        log.setLevel(logging.INFO)
+        return
     ours = [handler for handler in log.handlers if isinstance(handler, _Stderr)]
     for handler in ours:
         log.removeHandler(handler)

@@ -13,7 +13,7 @@ import typer
 from onefold._app.base_app import run_flow
 from onefold._cli.health import HOST, PORT, STALE_S, HealthPage, healthz
 from onefold._cli.options import AS_JSON_LINES, BROKER, DATABASE, TARGET_HELP
-from onefold._cli.output import broker_name, log_to_stderr, say, tell_as_json
+from onefold._cli.output import LOG_FORMAT, LogFormat, broker_name, log_to_stderr, say, tell_as_json
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, from_target_or_addresses, refuse_missing_tables
 from onefold._kernel.redaction import redact
@@ -51,6 +51,7 @@ def command(
     health_port: Annotated[int | None, PORT] = None,
     health_stale_s: Annotated[float, STALE_S] = 120,
     as_json: Annotated[bool, AS_JSON_LINES] = False,
+    log_format: Annotated[LogFormat, LOG_FORMAT] = LogFormat.TEXT,
 ) -> None:
     """Publish what is in the outbox until SIGTERM or SIGINT. Run as many of them as you like."""
     if until_empty and health_port is not None:
@@ -58,10 +59,10 @@ def command(
             "--health-port is for a relay that stays; --until-empty says by its exit code how it went"
         )
     settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s, attempts_max=attempts)
-    log_to_stderr()
+    log_to_stderr(log_format)
     make = from_target_or_addresses(context, target, database, broker)
     whose = target or redact(database)
-    log_to_stderr()
+    log_to_stderr(log_format)
     health = HealthPage(health_host, health_port, health_stale_s)
     if not asyncio.run(_relay(make, whose, settings, health, until_empty=until_empty, as_json=as_json)):
         raise typer.Exit(1)

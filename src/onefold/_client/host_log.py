@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from onefold._kernel.log_context import log_extra
 from onefold._policy.attempts import HostHealth
 from onefold._policy.breaker import State
 from onefold._policy.retry import RetryAfter
@@ -17,7 +18,7 @@ def log_retry(host: HostHealth, failure: str, decision: RetryAfter) -> None:
         host.troubled = True
         _log.warning(
             "%s: an attempt failed (%s); it is retried in %.2f s, and so are the calls that follow", host.name, failure,
-            decision.wait_s,
+            decision.wait_s, extra=log_extra("client.retrying"),
         )  # fmt: skip
 
 
@@ -27,7 +28,10 @@ def log_breaker(host: HostHealth, now: float) -> State | None:
     match state:
         case "open":
             host.troubled = True
-            _log.warning("%s: fails nearly always; its breaker is open, calls are refused for a while", host.name)
+            _log.warning(
+                "%s: fails nearly always; its breaker is open, calls are refused for a while", host.name,
+                extra=log_extra("client.breaker_open"),
+            )  # fmt: skip
         case "half-open":
             _log.info("%s: its breaker is half-open; a few calls try whether it works again", host.name)
         case "closed":
@@ -53,4 +57,4 @@ def log_success(host: HostHealth) -> None:
     if not host.is_closed:  # a probe: what the breaker makes of it is still to be told
         return
     host.troubled = False
-    _log.info("%s: calls succeed at once again", host.name)
+    _log.info("%s: calls succeed at once again", host.name, extra=log_extra("client.recovered"))

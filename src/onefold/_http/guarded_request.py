@@ -34,6 +34,7 @@ from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_k
 from onefold._idempotency.store import Store
 from onefold._idempotency.unkeyed import unkeyed_ask
 from onefold._kernel.clock import monotonic_s
+from onefold._kernel.current_transaction import request_at_hand
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
@@ -89,8 +90,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         self._ask: Ask | None = None
         self._began, self._body, self.trace = 0.0, b"", None
         self._run: Run | None = None
-        self.request = request
-        self._route = route
+        self.request, self._route = request, route
         self.policy = route.policy
         self.operation = f"{request.method} {route.name}"
         self.executor = executor
@@ -285,9 +285,8 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             if not refused and self._guard.development and self.policy.writes and self.steps is None:
                 check_used(self.tx, self.operation, response.status)
             answer = make_answer(
-                response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept,
-                sealer=self._guard.reading.sealer, run_id=self._guard.new_run_id(),
-                span=None if self.trace is None else self.trace.span.carrier(),
+                response, ask=ask, kept=kept, headers_kept=self.policy.headers_kept, run_id=self._guard.new_run_id(),
+                sealer=self._guard.reading.sealer, span=self.trace.span.carrier() if self.trace else None,
             )  # fmt: skip
         except OnefoldError as error:
             await self.abort(type(error).__name__)
@@ -315,7 +314,8 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             return self._guard.log_and_refuse(error, self.request, self.operation)
         if lost_to is not None:
             return self._answer(lost_to)
-        self._emit_settled(response.status, kept)
+        if self._guard.listener is not None:
+            self._emit_settled(response.status, kept)
         return None
 
     async def fail(self, error: BaseException) -> Response | None:
@@ -396,4 +396,4 @@ class GuardedRequest(ReportedRequest, Generic[E]):
 
 
 #: The guarded request this task or thread is inside of, from admission to end.
-current_request: ContextVar[GuardedRequest[Any] | None] = ContextVar("onefold_current_request", default=None)
+current_request: ContextVar[GuardedRequest[Any] | None] = request_at_hand

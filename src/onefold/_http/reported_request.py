@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onefold._http.request import Request, Response
+from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.route_policy import Route
 from onefold._http.stored_response import read_span
 from onefold._idempotency.model import Record
@@ -20,6 +20,19 @@ from onefold._kernel.tracing import Tracer
 if TYPE_CHECKING:
     from onefold._http.request_guard import RequestGuard
     from onefold._http.request_trace import RequestTrace
+    from onefold._kernel.log_context import LogField
+
+
+def describe_request(request: Request, operation: str, key: str | None) -> dict[str, LogField]:
+    """A request as log lines have it."""
+    from onefold._kernel.key_hash import hash_key  # for lines that are written
+
+    found: dict[str, LogField] = {"operation": operation}
+    if key is not None:
+        found["key_hash"] = hash_key(key)
+    if (correlation_id := pick_carried_headers(request.headers).get("correlation-id")) is not None:
+        found["correlation_id"] = correlation_id
+    return found
 
 
 class ReportedRequest:
@@ -59,6 +72,10 @@ class ReportedRequest:
     def _context(self) -> dict[str, str]:
         """Of its span."""
         return {} if self.trace is None else self.trace.span.carrier()
+
+    def log_fields(self) -> dict[str, LogField]:
+        """On log lines that are written while it is under way."""
+        return describe_request(self.request, self.operation, self._key)
 
     def _emit_claimed(self, outcome: Outcome) -> None:
         if self._key is not None and self._guard.listener is not None:

@@ -12,6 +12,7 @@ from onefold._http.authentication import PLAIN_ASGI, Framework
 from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.keys import generated_ms, read_key
 from onefold._http.problems import problem
+from onefold._http.reported_request import describe_request
 from onefold._http.request import Request, Response
 from onefold._http.request_identity import NAMING, Naming
 from onefold._http.route_policy import Policy, Route
@@ -113,10 +114,20 @@ class RequestGuard:
         """An error as a response; what the programmer or the operator must know goes to the log as well."""
         response = self.refusal(error, request)
         if not isinstance(error, CallerError):
+            from onefold._kernel.log_context import log_extra  # for lines that are written
+
             # What to do about missing tables is in the text, and every request says it.
             traceback = None if isinstance(error, SchemaMissing) else error
-            _log.error("%s got %d: %s", operation, response.status, error, exc_info=traceback)
+            extra = log_extra("request.failed", **describe_request(request, operation, self._named_key(request)))
+            _log.error("%s got %d: %s", operation, response.status, error, exc_info=traceback, extra=extra)
         return response
+
+    def _named_key(self, request: Request) -> str | None:
+        """The key of a request, if it has one that can be read."""
+        try:
+            return read_key(lines, strict=False) if (lines := request.values(HEADER)) else None
+        except CallerError:
+            return None
 
     def read_key(self, lines: list[bytes], policy: Policy) -> tuple[str, int | None]:
         """The key and, where late retries are refused, when it was generated. Raises KeyMalformed."""

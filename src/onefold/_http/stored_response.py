@@ -74,10 +74,8 @@ def make_answer(
     """
     allowed = _allowed(headers_kept)
     lines = [b"%b:%b" % line for line in response.headers if line[0] in allowed]
-    lines.append(b":" + run_id)
-    if span:
-        lines += [b":%b:%b" % (name.encode(), value.encode()) for name, value in span.items()]
-    head = b"\r\n".join(lines)
+    ran_in = [b":%b:%b" % (name.encode(), value.encode()) for name, value in span.items()] if span else ()
+    head = b"\r\n".join([*lines, b":" + run_id, *ran_in])
     body = response.body if kept else None
     if sealer is None:
         return Answer(response.status, _PLAIN + head, None if body is None else _PLAIN + body)

@@ -1,4 +1,5 @@
-"""The spans of a consumer: one for each attempt at a message, and one for messages that share a transaction.
+"""Attempts at messages, as spans and log lines have them: a span for each, and one for messages that share a
+transaction.
 
 An attempt at a failed message, and one that a redrive has asked for, belong to the trace of the first: the message is
 kept with the context that it came with.
@@ -7,11 +8,13 @@ kept with the context that it came with.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.effects import Flow
+from onefold._kernel.log_context import LogField, message_at_hand
 from onefold._kernel.message_trace import begin_processing
+from onefold._kernel.messages import carried
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry.consumer_events import (
     DeadLettered,
@@ -37,6 +40,29 @@ _OUTCOMES: Final[Mapping[type, str]] = {
 Attempt: TypeAlias = Callable[[StoredMessage, OwnedTransaction[Any]], Flow[InboxEvent]]
 
 
+class _LoggedMessage(NamedTuple):
+    """A message as log lines have it that are written while it is handled."""
+
+    consumer: str
+    stored: StoredMessage
+
+    def log_fields(self) -> dict[str, LogField]:
+        stored = self.stored
+        found: dict[str, LogField] = {
+            "consumer": self.consumer,
+            "topic": stored.topic,
+            "message_id": stored.id,
+            "attempt": _attempt_of(stored),
+        }
+        if stored.message is not None and (sent := carried(stored.message.headers).get("correlation-id")) is not None:
+            found["correlation_id"] = sent
+        return found
+
+
+def _attempt_of(stored: StoredMessage) -> int:
+    return stored.failed + 1 if isinstance(stored, FailedMessage) else 1
+
+
 class ProcessingTrace:
     """The spans of one consumer; none, where there is no tracer."""
 
@@ -45,16 +71,24 @@ class ProcessingTrace:
         self._consumer = consumer
 
     def wrap(self, attempt: Attempt) -> Attempt:
-        """What makes an attempt at a message, in a span of its own."""
-        tracer = self._tracer
+        """What makes an attempt at a message, which log lines are told of, in a span of its own."""
+        tracer, consumer = self._tracer, self._consumer
+
+        async def note(stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
+            token = message_at_hand.set(_LoggedMessage(consumer, stored))
+            try:
+                return await attempt(stored, tx)
+            finally:
+                message_at_hand.reset(token)
+
         if tracer is None:
-            return attempt
+            return note
 
         async def follow(stored: StoredMessage, tx: OwnedTransaction[Any]) -> InboxEvent:
             span = self._begin(tracer, stored)
             try:
                 with span.active():
-                    event = await attempt(stored, tx)
+                    event = await note(stored, tx)
                 self._note(span, event)
                 return event
             except BaseException as error:
@@ -98,8 +132,7 @@ class ProcessingTrace:
     def _begin(self, tracer: Tracer, stored: StoredMessage) -> Span:
         assert stored.message is not None
         kept = stored if isinstance(stored, FailedMessage) else None
-        attempt = 1 if kept is None else kept.failed + 1
-        system = stored.origin.broker
+        system, attempt = stored.origin.broker, _attempt_of(stored)
         span = begin_processing(tracer, self._consumer, [stored.message], system=system, attempt=attempt)
         if kept is not None and kept.redrive is not None:
             span.set("onefold.redriven", True)

@@ -1,4 +1,4 @@
-"""The transaction of the handler that this task or thread is inside of."""
+"""The transaction, and the request, of the handler that this task or thread is inside of."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 from onefold._kernel.owned_transaction import OwnedTransaction
 
 handling: ContextVar[OwnedTransaction[Any] | None] = ContextVar("onefold_handling", default=None)
+
+#: The request, from admission to end. Of the HTTP layer's own class.
+request_at_hand: ContextVar[Any] = ContextVar("onefold_current_request", default=None)
 
 
 def call_in(tx: OwnedTransaction[Any], function: Callable[[Any], Any]) -> Any:

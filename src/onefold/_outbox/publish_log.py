@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from onefold._kernel.messages import Message
+from onefold._kernel.log_context import LogField, log_extra
+from onefold._kernel.messages import Message, carried
 from onefold._outbox.claimed_rows import ClaimedRow
 from onefold.errors import BrokerError
 
@@ -21,9 +22,19 @@ def log_failure(row: ClaimedRow, error: BrokerError, *, attempt: int, attempts_m
         logging.ERROR if dead else logging.WARNING,
         "%s was not taken by %s (refused %d of %d times): %s; %s",
         what, row.destination, attempt, attempts_max, error, then,
+        extra=_describe(row, "event.dead" if dead else "event.refused", attempt),
     )  # fmt: skip
 
 
 def log_not_subscribed(topic: str, error: BrokerError) -> None:
     """Once for a topic, until it takes something: nothing is wrong with any of its events."""
-    _log.warning("events on %r are not sent yet: %s; `onefold outbox` shows them", topic, error)
+    extra = log_extra("topic.not_subscribed", topic=topic)
+    _log.warning("events on %r are not sent yet: %s; `onefold outbox` shows them", topic, error, extra=extra)
+
+
+def _describe(row: ClaimedRow, event: str, attempt: int) -> dict[str, dict[str, LogField]]:
+    message = row.message
+    if not isinstance(message, Message):
+        return log_extra(event, topic=row.destination, attempt=attempt)
+    correlation_id = carried(message.headers).get("correlation-id")
+    return log_extra(event, topic=message.topic, message_id=message.id, attempt=attempt, correlation_id=correlation_id)

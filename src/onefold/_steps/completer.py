@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Call, Fetch
+from onefold._kernel.log_context import LogField, log_extra
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.request_events import WorkAttemptFailed, WorkCompleted, WorkIsParked
 from onefold._policy.backoff import Backoff, Draw
@@ -161,8 +162,9 @@ class Completer:
     def _tell_completed(self, picked: Abandoned, ended: CompletionAttempt) -> Outcome:
         status = ended.status or 0
         _log.info(
-            "%s (work %s), which was left, is completed: status %d", picked.operation, picked.digest.hex(), status
-        )
+            "%s (work %s), which was left, is completed: status %d", picked.operation, picked.digest.hex(), status,
+            extra=_describe("work.completed", picked, picked.attempts + 1),
+        )  # fmt: skip
         tell(self._listener, WorkCompleted(picked.operation, status, picked.attempts + 1))
         return "completed"
 
@@ -170,6 +172,7 @@ class Completer:
         _log.warning(
             "%s (work %s), which was left, could not be completed, attempt %d of %d: %s; tried again in %.3g s",
             picked.operation, picked.digest.hex(), attempts, self._config.attempts_max, reason, wait_s,
+            extra=_describe("work.failed", picked, attempts),
         )  # fmt: skip
         tell(self._listener, WorkAttemptFailed(picked.operation, attempts, reason))
         return "failed"
@@ -178,6 +181,11 @@ class Completer:
         _log.error(
             "%s (work %s) is parked and is not tried again: %s. Repair the cause, then `onefold keys resume %s`, or "
             "`release`", picked.operation, picked.digest.hex(), reason, picked.digest.hex(),
+            extra=_describe("work.parked", picked, attempts),
         )  # fmt: skip
         tell(self._listener, WorkIsParked(picked.operation, attempts, reason))
         return "parked"
+
+
+def _describe(event: str, picked: Abandoned, attempts: int) -> dict[str, dict[str, LogField]]:
+    return log_extra(event, operation=picked.operation, work=picked.digest.hex(), attempt=attempts)

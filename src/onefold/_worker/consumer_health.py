@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
+from onefold._kernel.log_context import log_extra
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import ConsumerPaused, ConsumerResumed
 from onefold._worker.backoff_timer import BackoffTimer, pause
@@ -52,7 +53,8 @@ class ConsumerHealth:
         if not isinstance(error, StoreError | BrokerUnavailable):
             _log.error("consumer %r: %s", self._consumer, error, exc_info=error)
         if not self._seen:
-            _log.warning("consumer %r paused (%s): %s; it tries again", self._consumer, trouble, error)
+            extra = log_extra("consumer.paused", consumer=self._consumer)
+            _log.warning("consumer %r paused (%s): %s; it tries again", self._consumer, trouble, error, extra=extra)
             tell(self._listener, ConsumerPaused(self._consumer, f"{type(error).__name__}: {error}"))
         self._seen[trouble] = self._now()
 
@@ -65,7 +67,9 @@ class ConsumerHealth:
         if where == "failed messages" and self._seen.get("handling", self._now()) <= self._now() - QUIET_S:
             del self._seen["handling"]
         if not self._seen:
-            _log.warning("consumer %r resumed", self._consumer)
+            _log.warning(
+                "consumer %r resumed", self._consumer, extra=log_extra("consumer.resumed", consumer=self._consumer)
+            )
             tell(self._listener, ConsumerResumed(self._consumer))
 
     async def pause(self, stop: asyncio.Event, trouble: Trouble, error: Exception) -> None:

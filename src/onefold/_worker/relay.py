@@ -18,6 +18,7 @@ from onefold._kernel.clock import wall_ms
 from onefold._kernel.effects import Flow
 from onefold._kernel.executors import BrokerExecutor
 from onefold._kernel.ids import new_id
+from onefold._kernel.log_context import log_extra
 from onefold._kernel.message_trace import system_of
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.ports import AsyncDatabase, Broker
@@ -374,7 +375,8 @@ class Relay:
     async def _pause(self, who: str, error: Exception, stop: asyncio.Event) -> None:
         """Wait, longer each time but never so long that the lease runs out; tell it the first time."""
         if who not in self._pauses:
-            _log.warning("relay %s paused (%s): %s; it tries again", self._session.relay, who, error)
+            relay, extra = self._session.relay, log_extra("relay.paused")
+            _log.warning("relay %s paused (%s): %s; it tries again", relay, who, error, extra=extra)
             if not self._pauses:
                 tell(self._listener, RelayPaused(f"{who}: {error}"))
         count = self._pauses[who] = self._pauses.get(who, 0) + 1
@@ -394,5 +396,5 @@ class Relay:
         if self._pauses:
             _log.info("relay %s: %s is back; still paused (%s)", self._session.relay, who, ", ".join(self._pauses))
         else:
-            _log.info("relay %s resumed: %s is back", self._session.relay, who)
+            _log.info("relay %s resumed: %s is back", self._session.relay, who, extra=log_extra("relay.resumed"))
             tell(self._listener, RelayResumed())

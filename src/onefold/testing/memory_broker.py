@@ -57,7 +57,12 @@ class _SharedBroker:
         make_work = once._make_work()
         self._inboxes = {
             consumer.name: Inbox(
-                consumer, once._database.dialect, draw=random.random, perform=self._perform, make_work=make_work
+                consumer,
+                once._database.dialect,
+                draw=random.random,
+                perform=self._perform,
+                make_work=make_work,
+                tracer=once._outbox.tracer,
             )
             for consumer in once.consumers
         }
