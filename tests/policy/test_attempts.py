@@ -103,6 +103,36 @@ def test_attempts_are_counted_as_they_begin() -> None:
     assert (attempts.made, waits) == (4, [0.125, 0.25, 0.5])
 
 
+def test_a_look_at_a_request_that_is_being_worked_on_is_no_attempt_at_it_until_the_deadline() -> None:
+    """The server says when to look again. Without that it counts, as it does where the network fails."""
+    told = replace(IN_FLIGHT, retry_after_s=4.0)
+    for outcome, made in ((told, 7), (IN_FLIGHT, 4)):
+        attempts = Attempts(host(RetryPolicy(budget=None, breaker=None, deadline_s=30.0)), 30.0)
+        now = 0.0
+        while attempts.begin(now) is None:
+            assert attempts.is_last is (outcome is IN_FLIGHT and attempts.made == 4)
+            decision = attempts.end(outcome, now)
+            if isinstance(decision, Stop):
+                break
+            now += decision.wait_s
+        assert attempts.made == made
+        assert isinstance(decision, Stop)
+        assert decision.reason is (Reason.DEADLINE if outcome is told else Reason.ATTEMPTS)
+
+
+def test_looks_are_bounded_by_the_budget_and_leave_the_attempts_for_what_fails() -> None:
+    attempts = Attempts(host(RetryPolicy(budget=None, breaker=None)), inf)
+    for outcome in (replace(IN_FLIGHT, retry_after_s=1.0), GONE, replace(IN_FLIGHT, retry_after_s=1.0), GONE, GONE):
+        assert attempts.begin(0.0) is None
+        assert isinstance(attempts.end(outcome, 0.0), RetryAfter)
+    assert attempts.begin(0.0) is None
+    assert attempts.end(GONE, 0.0) == Stop(Reason.ATTEMPTS)
+    poor = Attempts(host(RetryPolicy(breaker=None)), inf)
+    while poor.begin(0.0) is None and isinstance(poor.end(replace(IN_FLIGHT, retry_after_s=1.0), 0.0), RetryAfter):
+        pass
+    assert poor.made < 20
+
+
 @pytest.mark.parametrize("attempts_max", [1, 2, 7])
 def test_a_call_may_have_its_own_number_of_attempts(attempts_max: int) -> None:
     attempts = Attempts(host(RetryPolicy(budget=None, breaker=None)), inf, attempts_max=attempts_max)

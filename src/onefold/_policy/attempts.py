@@ -21,7 +21,7 @@ from onefold._policy.breaker import Admission, Breaker, Permit, Refused, State
 from onefold._policy.budget import Allowance
 from onefold._policy.deadline import Deadline
 from onefold._policy.limiter import Gradient2, Limiter
-from onefold._policy.outcome import Outcome, Verdict, verdict
+from onefold._policy.outcome import Answered, Outcome, Verdict, verdict
 from onefold._policy.retry import Decision, Reason, RetryAfter, RetryPolicy, Situation, Stop, cost, may_differ
 
 
@@ -61,7 +61,7 @@ class Attempts:
     """The attempts of one call. `deadline_at` is a moment on the clock that the machine is told the time by."""
 
     __slots__ = (
-        "_attempts_max", "_entered_at", "_host", "_method", "_permit", "_planned", "_planned_at", "_taken",
+        "_attempts_max", "_entered_at", "_host", "_looks", "_method", "_permit", "_planned", "_planned_at", "_taken",
         "deadline_at", "has_key", "made",
     )  # fmt: skip
 
@@ -81,6 +81,9 @@ class Attempts:
         #: When the attempt took its place in the limiter, until it has left.
         self._entered_at: float | None = None
         self._taken = 0
+        #: How many of the attempts found that the request is being worked on, and were told when to look again: no
+        #: attempt at it, and counted as none. The deadline and the budget bound them.
+        self._looks = 0
         #: What was taken for a retry that has not begun yet, and when.
         self._planned = 0
         self._planned_at = 0.0
@@ -89,8 +92,8 @@ class Attempts:
 
     @property
     def is_last(self) -> bool:
-        """No attempt follows the one that was begun, however it ends."""
-        return self.made >= (self._attempts_max or self._host.policy.attempts_max)
+        """No attempt follows the one that was begun, unless it finds that the request is being worked on."""
+        return self.made - self._looks >= (self._attempts_max or self._host.policy.attempts_max)
 
     def begin(self, now: float) -> Stop | None:
         """May the next attempt be made?"""
@@ -143,10 +146,12 @@ class Attempts:
         permit, self._permit = self._permit, None
         if permit is not None and host.breaker is not None:
             host.breaker.report(permit, judged, now, attempt=self.made)
+        if isinstance(outcome, Answered) and outcome.in_flight and outcome.retry_after_s is not None:
+            self._looks += 1
         situation = Situation(
             method=self._method,
             has_key=self.has_key,
-            attempt=self.made,
+            attempt=max(1, self.made - self._looks),
             outcome=outcome,
             deadline=Deadline(self.deadline_at),
         )
