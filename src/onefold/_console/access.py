@@ -3,6 +3,8 @@
 A session is a cookie: when it ends, a random id, the name that was given, and a signature. The key of the signature is
 derived from the token that was signed in with, and says the role: what is in a cookie cannot claim another, and a token
 that is replaced ends all of its sessions. Nothing is stored, so every process that has the tokens knows every session.
+A session that is signed out of ends in the process that is told so; in other processes of the same application a copy
+of its cookie would let in until it ends by itself.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from onefold._console.roles import Operator, Role
-from onefold.errors import AuthenticationBroken, ConfigurationError
+from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError
 
 COOKIE: Final = "onefold_console_session"
 SESSION_S: Final = 8 * 3600
 TOKEN_CHARS_MIN: Final = 16
 
 _COOKIE_CHARS_MAX: Final = 2048
+_ENDED_MAX: Final = 10_000
 
 Verdict: TypeAlias = Role | Operator | None
 Authorize: TypeAlias = Callable[[Request], Verdict | Awaitable[Verdict]]
@@ -55,9 +58,12 @@ class HostAccess:
         self._authorize = authorize
 
     async def identify(self, request: Request, now: float) -> SignedIn | None:
-        verdict = self._authorize(request)
-        if inspect.isawaitable(verdict):
-            verdict = await verdict
+        try:
+            verdict = self._authorize(request)
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        except OnefoldError as error:  # an Operator that cannot be one
+            raise AuthenticationBroken(f"authorize of the console failed: {error}") from error
         match verdict:
             case None:
                 raise HTTPException(403, "You may not see this console.")
@@ -79,6 +85,8 @@ class TokenAccess:
 
     def __init__(self, *, view_token: str | None, act_token: str | None) -> None:
         given = {Role.VIEW: view_token, Role.ACT: act_token}
+        #: Signatures of sessions that were signed out of, and when they would have ended.
+        self._ended: dict[str, float] = {}
         self._tokens = {role: _check(role, token) for role, token in given.items() if token is not None}
         if view_token is not None and view_token == act_token:
             raise ConfigurationError(
@@ -102,7 +110,7 @@ class TokenAccess:
     def read(self, cookie: str, now: float) -> SignedIn | None:
         """The session of a cookie that we signed and that has not ended."""
         signed, _, signature = cookie.rpartition(".")
-        if len(cookie) > _COOKIE_CHARS_MAX or not signature.isascii():
+        if len(cookie) > _COOKIE_CHARS_MAX or not signature.isascii() or signature in self._ended:
             return None
         for role in self._tokens:
             if hmac.compare_digest(signature, self._sign(role, signed)):
@@ -112,6 +120,15 @@ class TokenAccess:
                 operator = Operator(role=role, name=urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode())
                 return SignedIn(operator=operator, session=cookie, ends_at=float(ends_at))
         return None
+
+    def end(self, cookie: str, now: float) -> None:
+        """Let a session that was signed out of let in no more."""
+        if (found := self.read(cookie, now)) is not None and found.ends_at is not None:
+            for signature in [known for known, ends_at in self._ended.items() if ends_at <= now]:
+                del self._ended[signature]
+            if len(self._ended) >= _ENDED_MAX:
+                self._ended.pop(next(iter(self._ended)))
+            self._ended[cookie.rpartition(".")[2]] = found.ends_at
 
     def _sign(self, role: Role, signed: str) -> str:
         key = hmac.digest(self._tokens[role].encode(), f"onefold console session {role.value}".encode(), "sha256")

@@ -28,7 +28,6 @@ from onefold._console.pages import SECTIONS
 from onefold._console.rendering import make_environment, read_static_files
 from onefold._console.sections import ConsoleParts, Page, Visit
 from onefold._console.sign_in import SignIn, set_cookie
-from onefold._console.throttle import SignInThrottle
 from onefold._saga.engine import SagaEngine
 from onefold._steps.unfinished import WorkNotFit
 from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError, SchemaMissing
@@ -86,7 +85,10 @@ class Console:
             OnefoldError: self._show_error,
             Exception: self._show_crash,
         }
-        self._app = ConsoleHeaders(Starlette(routes=routes, exception_handlers=handlers))
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        # Such a redirect is made of the Host header, which a client can choose.
+        app.router.redirect_slashes = False
+        self._app = ConsoleHeaders(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -108,7 +110,7 @@ class Console:
         access = self._parts.access
         if not isinstance(access, TokenAccess):
             return []
-        pages = SignIn(access, self._parts, SignInThrottle())
+        pages = SignIn(access, self._parts)
 
         async def sign_in(request: Request) -> Response:
             return await pages.sign_in(request, await _read_genuine_form(request, ""))

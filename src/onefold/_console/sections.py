@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -22,6 +22,7 @@ from onefold._app import AsyncOnefold, Onefold
 from onefold._app.base_app import run_flow
 from onefold._console.access import Access, SignedIn
 from onefold._console.roles import Operator, Role
+from onefold._console.throttle import SignInThrottle
 from onefold._kernel.effects import Flow
 from onefold._saga.engine import SagaEngine
 
@@ -43,6 +44,7 @@ class ConsoleParts:
     templates: Environment
     sections: tuple[Section, ...]
     live: LiveStreams
+    throttle: SignInThrottle = field(default_factory=SignInThrottle)
     now: Callable[[], float] = time.time
     """Seconds since 1970, for sessions."""
 

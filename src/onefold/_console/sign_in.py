@@ -14,7 +14,6 @@ from onefold._console import csrf
 from onefold._console.access import COOKIE, SESSION_S, TokenAccess
 from onefold._console.roles import Operator, Role
 from onefold._console.sections import ConsoleParts
-from onefold._console.throttle import SignInThrottle
 from onefold._kernel.readable import harmless
 from onefold.errors import ConfigurationError
 
@@ -27,10 +26,10 @@ _LOCAL: Final = re.compile(r"/(?![/\\])[A-Za-z0-9/_.~%?=&+:@,-]{0,1000}")
 class SignIn:
     """`/login` and `/logout`."""
 
-    def __init__(self, access: TokenAccess, parts: ConsoleParts, throttle: SignInThrottle) -> None:
+    def __init__(self, access: TokenAccess, parts: ConsoleParts) -> None:
         self._access = access
         self._parts = parts
-        self._throttle = throttle
+        self._throttle = parts.throttle
 
     async def show(self, request: Request) -> Response:
         """The form. A token in the address is filled in, and not yet used: a GET changes nothing."""
@@ -61,6 +60,7 @@ class SignIn:
         return response
 
     async def sign_out(self, request: Request) -> Response:
+        self._access.end(request.cookies.get(COOKIE, ""), self._parts.now())
         response = RedirectResponse(f"{_root(request)}/login", 303)
         set_cookie(response, request, COOKIE, "", max_age=0)
         return response
