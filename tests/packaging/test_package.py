@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import onefold
 from tests.cli.commands import onefold as command
@@ -89,6 +90,21 @@ def test_commands_run_over_whichever_driver_of_postgres_is_there(postgres_dsn: s
     for words in (("migrate", "-d", postgres_dsn), ("reap", "-d", postgres_dsn), ("outbox", "-d", postgres_dsn)):
         ran = command(*words, without=missing)
         assert ran.returncode == 0, ran.stderr
+
+
+def missing_of_wheel(packed: set[str]) -> set[str]:
+    """Files of the package that are no modules, and that a wheel must have."""
+    package = Path(__file__).parents[2] / "src"
+    kept = {".html", ".css", ".js", ".json", ".yml", ".typed"}
+    return {path.relative_to(package).as_posix() for path in package.rglob("*") if path.suffix in kept} - packed
+
+
+def test_the_wheel_has_the_consoles_templates_and_every_other_file() -> None:
+    packed = {file.distribution_path for file in WheelBuilder(str(Path(__file__).parents[2])).recurse_included_files()}
+    assert missing_of_wheel(packed) == set()
+    assert "onefold/_console/templates/layout.html" in packed
+    css = "onefold/_console/static/console.css"
+    assert missing_of_wheel(packed - {css}) == {css}, "the control"
 
 
 def imported_by(*words: str) -> set[str]:

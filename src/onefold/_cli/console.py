@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from contextlib import AsyncExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlencode
@@ -59,17 +60,12 @@ def command(
     view_token, act_token = _read_token(view_token_file, _VIEW), _read_token(token_file, _ACT)
     made = view_token is None and act_token is None
     if made:
-        if not _is_loopback(host):
-            raise typer.BadParameter(
-                f"--host {host} is open to the network, and there is no token: give --token-file FILE, or set {_ACT} "
-                f"(may act) or {_VIEW} (may look)"
-            )
-        act_token = secrets.token_urlsafe()
+        act_token = _make_token(host)
     log_to_stderr(log_format)
     value = load_target(target) if target else require_database(database)
     root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
-
     sagas_value = load_target(sagas) if sagas else None
+    _require_libraries()
 
     async def serve() -> None:
         from onefold._console.app import Console
@@ -96,10 +92,7 @@ def command(
 
 
 async def _serve(app: Console, shown: str, host: str, port: int, root_path: str, *, made_token: str | None) -> None:
-    try:
-        from uvicorn import Config, Server
-    except ModuleNotFoundError as error:
-        raise missing_extra(error, "console") from None
+    from uvicorn import Config, Server
 
     config = Config(
         app,
@@ -117,6 +110,24 @@ async def _serve(app: Console, shown: str, host: str, port: int, root_path: str,
         if not _is_loopback(host):
             say("this is plain HTTP: put a proxy with TLS in front, or tokens and sessions can be read on the way")
         await Server(config).serve([listening])
+
+
+def _make_token(host: str) -> str:
+    """For one run, where only this machine can come."""
+    if not _is_loopback(host):
+        raise typer.BadParameter(
+            f"--host {host} is open to the network, and there is no token: give --token-file FILE, or set {_ACT} "
+            f"(may act) or {_VIEW} (may look)"
+        )
+    return secrets.token_urlsafe()
+
+
+def _require_libraries() -> None:
+    try:
+        import_module("onefold._console.app")
+        import_module("uvicorn")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(missing_extra(error, "console"))) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -27,6 +26,8 @@ from onefold._kernel.effects import Flow
 from onefold._saga.engine import SagaEngine
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+
     from onefold._console.live import LiveStreams
 
 T = TypeVar("T")
