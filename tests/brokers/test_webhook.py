@@ -84,6 +84,16 @@ async def test_a_message_is_one_request_that_reads_as_the_message() -> None:
     assert all(text.isascii() for text in headers.values())
 
 
+async def test_the_trace_is_in_the_headers_and_in_the_body_that_is_signed() -> None:
+    endpoint, trace = Endpoint(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    message = replace(MESSAGE, headers={"traceparent": trace})
+    assert await WebhookBroker(URL, secret=SECRET, sender=endpoint, wall_s=lambda: NOW_S).publish([message]) == [None]
+    [(_, _, headers, body)] = endpoint.asked
+    assert headers["traceparent"] == trace
+    assert json.loads(body)["traceparent"] == trace
+    assert read_webhook(SECRET, headers, body, now_s=NOW_S).headers["traceparent"] == trace
+
+
 async def test_an_id_with_a_backslash_is_still_one_string_in_the_key() -> None:
     endpoint = Endpoint()
     broker = WebhookBroker(URL, secret=SECRET, sender=endpoint)

@@ -17,6 +17,7 @@ import pytest
 from onefold import Onefold
 from onefold.telemetry import hash_key
 from onefold.testing.fault_proxy import reserve_port
+from onefold.testing.servers import PrivateNats, PrivateValkey
 from tests.cli.commands import started, until
 from tests.observe.traced import SeenSpan, read_spans, select
 from tests.support.fork_server import PROGRAMS, Child, ForkServer, fork_server
@@ -33,13 +34,14 @@ def interpreter() -> ForkServer:
 class Shop:
     """The processes of one shop, and what they have exported."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, broker: str) -> None:
         self.folder = folder
+        self.shared = {"SHOP": str(folder), "SHOP_BROKER": broker}
         Onefold(folder / "shop.db").close()
         (folder / "spans.jsonl").touch()
 
     def environment(self, process: str) -> dict[str, str]:
-        return {**os.environ, "SHOP": str(self.folder), "PROCESS": process}
+        return {**os.environ, **self.shared, "PROCESS": process}
 
     @contextmanager
     def serving(self, process: str, port: int) -> Iterator[Child]:
@@ -79,9 +81,17 @@ def _answers(url: str) -> bool:
         return False
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
+@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.soak) for name in ("nats", "valkey"))])
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    match request.param:
+        case "nats":
+            with PrivateNats() as nats:
+                yield Shop(tmp_path, nats.url)
+        case "valkey":
+            with PrivateValkey() as valkey:
+                yield Shop(tmp_path, valkey.url)
+        case local:
+            yield Shop(tmp_path, local)
 
 
 def test_one_query_finds_the_original_its_retries_and_the_replay(shop: Shop) -> None:
@@ -104,10 +114,9 @@ def test_one_query_finds_the_original_its_retries_and_the_replay(shop: Shop) -> 
         assert client.wait(PATIENCE_S) == 0, (shop.folder / "client.log").read_text()
         # The client's process was restarted, and makes its intent once more.
         assert shop.order("client 2", url) == "201 true"
-        environment = {"SHOP": str(shop.folder)}
-        for command in ("relay", "consume"):
+        for command in ("consume", "relay"):
             words = (command, f"{MODULE}:once")
-            processes.enter_context(started(*words, cwd=shop.folder, **environment, PROCESS=command))
+            processes.enter_context(started(*words, cwd=shop.folder, **shop.shared, PROCESS=command))
         until(lambda: (shop.folder / "reserved").exists())
         until(lambda: select(shop.spans(), onefold__outcome="handled"))
     check_query(shop.spans())
@@ -159,7 +168,7 @@ def check_trace(spans: list[SeenSpan]) -> None:
     assert hash_key(f"reserve-{handled['messaging.message.id']}") == reservation["onefold.key.hash"]
 
 
-def test_control_a_consumer_without_the_context_is_not_in_the_trace(shop: Shop) -> None:
+def test_control_a_consumer_without_the_context_is_not_in_the_trace() -> None:
     """The checks above would fail if the context were lost on the way."""
     now = time.time_ns()
 
