@@ -121,6 +121,9 @@ async def show(order: str) -> Order:
 
 @once.consumer("orders", topic=["payment.declined", "order.shipped"], retry_base_s=0.1, lease_s=LEASE_S)
 async def follow(message: Message, tx: Transaction[Any]) -> None:
-    """Each message is handled once: its ledger row and this update are one transaction."""
-    state = "shipped" if message.topic == "order.shipped" else "declined"
-    await execute(tx, "UPDATE orders SET state = $2 WHERE id = $1", message.json()["order"], state)
+    """Each message is handled once: its ledger row and this change of state are one transaction."""
+    order = {"id": message.json()["order"]}
+    if message.topic == "order.shipped":
+        await tx.transition("orders", where=order, state="state", come_from=["placed", "declined"], to="shipped")
+    else:  # one that comes late finds the order shipped, and leaves it so
+        await tx.transition("orders", where=order, state="state", come_from="placed", to="declined")

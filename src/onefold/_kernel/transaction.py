@@ -23,7 +23,7 @@ from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold._kernel.table_writes import WritableTable
-from onefold._kernel.write_results import Entered, Inserted, Transitioned
+from onefold._kernel.write_results import EnteredSoon, InsertedSoon, TransitionedSoon
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
 
 H = TypeVar("H")
@@ -181,12 +181,12 @@ class Transaction(Generic[H]):
     def insert_once(
         self, table: type[M], values: Mapping[str, Any], *,
         on: str | Sequence[str], compare: bool | str | Sequence[str] = False, among: Mapping[str, Any] | None = None,
-    ) -> Inserted[M]: ...  # fmt: skip
+    ) -> InsertedSoon[M]: ...  # fmt: skip
     @overload
     def insert_once(
         self, table: str | TableObject, values: Mapping[str, Any], *,
         on: str | Sequence[str], compare: bool | str | Sequence[str] = False, among: Mapping[str, Any] | None = None,
-    ) -> Inserted[dict[str, Any]]: ...  # fmt: skip
+    ) -> InsertedSoon[dict[str, Any]]: ...  # fmt: skip
     @named_arguments("tx.insert_once")
     def insert_once(
         self,
@@ -211,12 +211,12 @@ class Transaction(Generic[H]):
     def transition(
         self, table: type[M], *, where: Mapping[str, Any], state: str, come_from: object, to: object,
         version: str | None = None, expected_version: int | None = None, also: Mapping[str, Any] | None = None,
-    ) -> Transitioned[M]: ...  # fmt: skip
+    ) -> TransitionedSoon[M]: ...  # fmt: skip
     @overload
     def transition(
         self, table: str | TableObject, *, where: Mapping[str, Any], state: str, come_from: object, to: object,
         version: str | None = None, expected_version: int | None = None, also: Mapping[str, Any] | None = None,
-    ) -> Transitioned[dict[str, Any]]: ...  # fmt: skip
+    ) -> TransitionedSoon[dict[str, Any]]: ...  # fmt: skip
     @named_arguments("tx.transition")
     def transition(
         self,
@@ -253,7 +253,7 @@ class Transaction(Generic[H]):
         where: Mapping[str, Any] | None = None,
         add: Mapping[str, Any] | None = None,
         compare: bool | str | Sequence[str] = True,
-    ) -> Entered[Any]:
+    ) -> EnteredSoon[Any]:
         """Insert an entry once, and add to a balance if this call has inserted it: what `balance = balance + 100` needs
         to be retried. `add`: numbers by column of the row `where` in the table `balance`. Another payload under the
         same id is RowDiffers."""
@@ -263,7 +263,7 @@ class Transaction(Generic[H]):
             entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
             dialect=self._executor.dialect, in_part=self._in_part,
         )  # fmt: skip
-        answer: Entered[Any] = self._perform("tx.ledger_entry(...)", make)
+        answer: EnteredSoon[Any] = self._perform("tx.ledger_entry(...)", make)
         return answer
 
     def exclusive(self, *key: Part, wait_s: float = 5.0) -> Exclusive:

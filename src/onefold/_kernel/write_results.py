@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 R = TypeVar("R")
+
+
+def _give_itself(result: R) -> Generator[Any, Any, R]:
+    """For code of both colours. Hidden from type checkers, which take a result that can be awaited, and is not, for a
+    mistake: also one that was awaited already."""
+    yield from ()
+    return result
 
 
 class InsertOutcome(Enum):
@@ -48,6 +55,13 @@ class Inserted(_RowAndCreated[R]):
 
     def __bool__(self) -> bool:
         return self.created
+
+    if not TYPE_CHECKING:
+        __await__ = _give_itself
+
+
+class InsertedSoon(Inserted[R]):
+    """How a transaction's method is typed: used as it is on threads, awaited on asyncio."""
 
     def __await__(self) -> Generator[Any, Any, Inserted[R]]:
         yield from ()
@@ -94,6 +108,15 @@ class Transitioned(Generic[R]):
     def __bool__(self) -> bool:
         return self.moved
 
+    if not TYPE_CHECKING:
+        __await__ = _give_itself
+
+
+class TransitionedSoon(Transitioned[R]):
+    """How a transaction's method is typed: used as it is on threads, awaited on asyncio."""
+
+    __slots__ = ()
+
     def __await__(self) -> Generator[Any, Any, Transitioned[R]]:
         yield from ()
         return self
@@ -112,6 +135,15 @@ class Entered(Generic[R]):
 
     def __bool__(self) -> bool:
         return self.created
+
+    if not TYPE_CHECKING:
+        __await__ = _give_itself
+
+
+class EnteredSoon(Entered[R]):
+    """How a transaction's method is typed: used as it is on threads, awaited on asyncio."""
+
+    __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, Entered[R]]:
         yield from ()

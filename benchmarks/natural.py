@@ -1,0 +1,139 @@
+"""Natural writes beside the same statements by hand: `python -m benchmarks.natural`.
+
+What is counted is the same on every machine, and fails a build (`tests/benchmarks/test_guards.py`): round trips of a
+transaction, on asyncpg. The times are for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from benchmarks.load import HOST
+from benchmarks.stores import postgres_place, private_postgres
+from benchmarks.wire import counting_proxy
+from onefold import AsyncOnefold
+
+#: How much more than by hand a helper may cost.
+MOST_BY_HAND: Final = 1.05
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS natural_order
+    (id text PRIMARY KEY, total bigint, status text DEFAULT 'new', version bigint DEFAULT 0);
+CREATE TABLE IF NOT EXISTS natural_entry (id text PRIMARY KEY, amount bigint);
+CREATE TABLE IF NOT EXISTS natural_account (id text PRIMARY KEY, balance bigint);
+INSERT INTO natural_account VALUES ('a', 0) ON CONFLICT DO NOTHING
+"""
+
+_INSERT: Final = "INSERT INTO natural_order (id, total) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING RETURNING *"
+_MOVE: Final = (
+    "UPDATE natural_order SET status = 'paid', version = version + 1 WHERE id = $1 AND status = 'new' RETURNING *"
+)
+
+Way = Callable[[Any, str], Awaitable[object]]
+
+
+async def _insert(tx: Any, name: str) -> None:
+    await tx.insert_once("natural_order", {"id": name, "total": 1}, on="id")
+
+
+async def _insert_by_hand(tx: Any, name: str) -> None:
+    if not await tx.connection.fetch(_INSERT, name, 1):
+        await tx.connection.fetch("SELECT * FROM natural_order WHERE id = $1", name)
+
+
+async def _compare(tx: Any, name: str) -> None:
+    await tx.insert_once("natural_order", {"id": name, "total": 1}, on="id", compare=True)
+
+
+async def _compare_by_hand(tx: Any, name: str) -> None:
+    if not await tx.connection.fetch(_INSERT, name, 1):
+        await tx.connection.fetch("SELECT total IS NOT DISTINCT FROM $2, * FROM natural_order WHERE id = $1", name, 1)
+
+
+async def _move(tx: Any, name: str) -> None:
+    where = {"id": name}
+    await tx.transition("natural_order", where=where, state="status", come_from="new", to="paid", version="version")
+
+
+async def _move_by_hand(tx: Any, name: str) -> None:
+    if not await tx.connection.fetch(_MOVE, name):
+        await tx.connection.fetch("SELECT * FROM natural_order WHERE id = $1", name)
+
+
+async def _enter(tx: Any, name: str) -> None:
+    entry, where = {"id": name, "amount": 1}, {"id": "a"}
+    await tx.ledger_entry("natural_entry", entry, on="id", balance="natural_account", where=where, add={"balance": 1})
+
+
+async def _enter_by_hand(tx: Any, name: str) -> None:
+    insert = "INSERT INTO natural_entry VALUES ($1, 1) ON CONFLICT (id) DO NOTHING RETURNING *"
+    if await tx.connection.fetch(insert, name):
+        await tx.connection.fetch("UPDATE natural_account SET balance = balance + 1 WHERE id = 'a' RETURNING *")
+    else:
+        await tx.connection.fetch("SELECT * FROM natural_entry WHERE id = $1", name)
+
+
+async def _lock(tx: Any, name: str) -> None:
+    async with tx.exclusive("order", name):
+        pass
+
+
+async def _lock_by_hand(tx: Any, name: str) -> None:
+    await tx.connection.fetch("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
+
+
+#: A helper, and the same by hand. Each is called twice for a name: the second finds what the first has done.
+WAYS: Final[dict[str, tuple[Way, Way]]] = {
+    "insert_once": (_insert, _insert_by_hand),
+    "insert_once, compared": (_compare, _compare_by_hand),
+    "transition": (_move, _move_by_hand),
+    "ledger_entry": (_enter, _enter_by_hand),
+    "exclusive": (_lock, _lock_by_hand),
+}
+
+
+async def count(dsn: str) -> dict[str, tuple[float, float, float, float]]:
+    """Round trips of a transaction, ours and by hand, and microseconds of each: by the names of WAYS."""
+    found: dict[str, tuple[float, float, float, float]] = {}
+    port = urlsplit(dsn).port or 0
+    async with counting_proxy(HOST, port) as (wire, through):
+        once = AsyncOnefold(dsn.replace(f":{port}/", f":{through}/"))
+        async with once.transaction() as tx:
+            await tx.connection.execute(_TABLES)
+        for name, ways in WAYS.items():
+            trips, times = [], []
+            for kind, way in zip(("ours", "theirs"), ways, strict=True):
+                await _run(once, way, f"{name} {kind} warm", 5)
+                before, began = wire.cycles, time.perf_counter()
+                await _run(once, way, f"{name} {kind}", 20)
+                trips.append((wire.cycles - before) / 40)
+                times.append((time.perf_counter() - began) / 40 * 1e6)
+            found[name] = (trips[0], trips[1], times[0], times[1])
+        await once.close()
+    return found
+
+
+async def _run(once: AsyncOnefold, way: Way, name: str, names: int) -> None:
+    for number in range(names):
+        for _ in range(2):
+            async with once.transaction() as tx:
+                await tx.connection.execute(
+                    "INSERT INTO natural_order (id) VALUES ($1) ON CONFLICT DO NOTHING", f"{name} {number} there"
+                )
+                await way(tx, f"{name} {number}" + " there" * (way in (_move, _move_by_hand)))
+
+
+def main() -> None:
+    """Print a line for each."""
+    with private_postgres() as server:
+        found = asyncio.run(count(postgres_place(server)))
+    for name, (ours, theirs, ours_us, theirs_us) in found.items():
+        print(f"{name:24} {ours:5.2f} round trips, by hand {theirs:5.2f}; {ours_us:6.0f} us, by hand {theirs_us:6.0f}")
+
+
+if __name__ == "__main__":
+    main()
