@@ -21,6 +21,15 @@ from onefold._kernel.dialects import SQLITE_NOW_MS
 POSTGRES_TRACE: Final = """substring(headers, '"correlation-id": ?"([^"]*)"')"""
 SQLITE_TRACE: Final = """json_extract(headers, '$."correlation-id"')"""
 
+#: In the whole order of the list of dead letters: one that is to be sorted may be read to its end for each page.
+_NEWEST_DEAD: Final = tuple(
+    (
+        "DROP INDEX onefold_letter_dead",
+        f"CREATE INDEX onefold_letter_dead ON onefold_letter (consumer, {died}, message_id) WHERE state = 'dead'",
+    )
+    for died in ("died_at", "died_at_ms")
+)
+
 POSTGRES: dict[int, tuple[str, ...]] = {
     3: (
         """
@@ -127,6 +136,7 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         f"""
         CREATE INDEX onefold_letter_trace ON onefold_letter (({POSTGRES_TRACE})) WHERE {POSTGRES_TRACE} IS NOT NULL
         """,
+        *_NEWEST_DEAD[0],
     ),
 }
 
@@ -232,7 +242,10 @@ SQLITE: dict[int, tuple[str, ...]] = {
         ) WITHOUT ROWID
         """,
     ),
-    21: (f"CREATE INDEX onefold_letter_trace ON onefold_letter ({SQLITE_TRACE}) WHERE {SQLITE_TRACE} IS NOT NULL",),
+    21: (
+        f"CREATE INDEX onefold_letter_trace ON onefold_letter ({SQLITE_TRACE}) WHERE {SQLITE_TRACE} IS NOT NULL",
+        *_NEWEST_DEAD[1],
+    ),
 }
 
 MIGRATIONS = {"postgres": POSTGRES, "sqlite": SQLITE}

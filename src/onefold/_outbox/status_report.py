@@ -106,7 +106,7 @@ async def report(dialect: str, *, count_max: int = 100_000, stopped_max: int = 1
         pending = [Pending(topic=topic, waiting=count, destination=aim) for topic, aim, count in rows]
         [(oldest_ms,)] = await Fetch(sql.oldest())
         [(delayed,)] = await Fetch(sql.delayed(count_max))
-        stopped = await Fetch(sql.list_stopped(Chosen().values(), stopped_max))
+        stopped = await Fetch(sql.all_stopped(stopped_max))
         relays = await Fetch(sql.relays_seen())
         return Report(
             pending=tuple(pending),

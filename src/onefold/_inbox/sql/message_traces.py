@@ -11,6 +11,7 @@ from onefold._inbox.sql.sqlite import Sqlite
 from onefold._kernel.effects import Statement
 
 CONSUMERS_MAX: Final = 200
+NAMES_MAX: Final = 10_000
 
 
 class TraceStatements:
@@ -27,15 +28,16 @@ class TraceStatements:
             )
             SELECT consumer FROM found WHERE consumer IS NOT NULL LIMIT {CONSUMERS_MAX}
         """)
+        # With a LIMIT a list is an array on Postgres, each item of which is looked up by the key: see `pg_catalog.py`.
         self._handled = d.text(f"""
             SELECT consumer, message_id, {d.epoch_ms("handled_at")} FROM onefold_inbox
-            WHERE consumer IN (SELECT item FROM {d.items("$1::text")})
-              AND message_id IN (SELECT item FROM {d.items("$2::text")}) LIMIT $3::int
+            WHERE consumer IN (SELECT item FROM {d.items("$1::text")} LIMIT $3::int)
+              AND message_id IN (SELECT item FROM {d.items("$2::text")} LIMIT $3::int) LIMIT $4::int
         """)
         self._failed = d.text(f"""
             SELECT {failed_columns(d)}, consumer FROM onefold_letter
-            WHERE consumer IN (SELECT item FROM {d.items("$1::text")})
-              AND message_id IN (SELECT item FROM {d.items("$2::text")}) LIMIT $3::int
+            WHERE consumer IN (SELECT item FROM {d.items("$1::text")} LIMIT $3::int)
+              AND message_id IN (SELECT item FROM {d.items("$2::text")} LIMIT $3::int) LIMIT $4::int
         """)
         self._correlated = d.text(f"""
             SELECT {failed_columns(d)}, consumer FROM onefold_letter
@@ -48,11 +50,11 @@ class TraceStatements:
 
     def handled(self, consumers: str, names: str, limit: int) -> Statement:
         """Ledger rows of these messages."""
-        return Statement(self._handled, (consumers, names, limit))
+        return Statement(self._handled, (consumers, names, NAMES_MAX, limit))
 
     def failed(self, consumers: str, names: str, limit: int) -> Statement:
         """Failed messages of these names."""
-        return Statement(self._failed, (consumers, names, limit))
+        return Statement(self._failed, (consumers, names, NAMES_MAX, limit))
 
     def correlated(self, correlation: str, limit: int) -> Statement:
         """Failed messages of this correlation id."""

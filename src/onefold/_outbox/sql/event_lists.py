@@ -34,6 +34,8 @@ class _Words:
     never: str
     no_stream: str
     trace: str
+    contains: str
+    """Whether the headers may have it: cheaper than to find the one that does."""
     length: str
     in_bucket: str
 
@@ -49,6 +51,7 @@ _POSTGRES: Final = _Words(
     never="'infinity'",
     no_stream="''::bytea",
     trace=POSTGRES_TRACE,
+    contains="position($1::text IN o.headers) > 0",
     length="octet_length(data)",
     # A range and no equality: what ANALYZE saw of buckets is not kept, see `schema.py`.
     in_bucket="(w.bucket, w.position) > (b.bucket, $1::bigint) AND w.bucket <= b.bucket",
@@ -65,6 +68,7 @@ _SQLITE: Final = _Words(
     never=str(2**62),
     no_stream="x''",
     trace=SQLITE_TRACE,
+    contains="instr(o.headers, $1::text) > 0",
     length="length(data)",
     in_bucket="w.bucket = b.bucket AND w.position > $1::bigint",
 )
@@ -119,9 +123,12 @@ class EventLists:
                 SELECT {self._columns}, 0 FROM onefold_bucket AS b JOIN onefold_outbox AS o ON {found}
                 ORDER BY o.position LIMIT $2::integer
             """
+        # The list becomes an array: a join could be planned as a walk through all positions.
         return f"""
-            SELECT {self._columns}, 0 FROM onefold_bucket AS b CROSS JOIN LATERAL ({some}) AS few
-            JOIN onefold_outbox AS o ON o.position = few.position ORDER BY o.position LIMIT $2::integer
+            SELECT {self._columns}, 0 FROM onefold_outbox AS o WHERE o.position IN (
+                SELECT few.position FROM onefold_bucket AS b CROSS JOIN LATERAL ({some}) AS few
+                ORDER BY few.position LIMIT $2::integer)
+            ORDER BY o.position
         """
 
     def _prepare_stopped(self) -> None:
@@ -131,7 +138,7 @@ class EventLists:
         last = f"SELECT last.{d.due} FROM onefold_outbox AS last WHERE last.position = $1::bigint"
         after = f"coalesce(({last}), {d.first})"
         self._dead = d.text(f"""
-            {listed} AND o.{d.due} = {d.never} AND o.position > $1::bigint
+            {listed} AND (o.{d.due}, o.position) > ({d.never}, $1::bigint)
             ORDER BY o.{d.due}, o.position LIMIT $2::integer
         """)
         self._retrying = d.text(f"""
@@ -145,15 +152,14 @@ class EventLists:
         trace = d.trace.replace("headers", "o.headers").replace(", id)", ", o.id)")
         self._trace = d.text(f"""
             SELECT {self._columns}, 0 FROM onefold_outbox AS o
-            WHERE (o.{d.published} IS NOT NULL OR o.{d.due} IS NOT NULL) AND {trace} = $1::text
-            ORDER BY o.position LIMIT $2::integer
+            WHERE (o.{d.published} IS NOT NULL OR o.{d.due} IS NOT NULL) AND {trace} = $1::text LIMIT $2::integer
         """)
-        ready = f"o.{d.published} IS NULL AND o.{d.due} IS NULL"
         self._trace_waiting = d.text(f"""
             SELECT {self._columns}, 0 FROM (
-                SELECT position FROM onefold_outbox AS o WHERE {ready} LIMIT $3::integer) AS few
-            JOIN onefold_outbox AS o ON o.position = few.position
-            WHERE {trace} = $1::text ORDER BY o.position LIMIT $2::integer
+                SELECT * FROM onefold_outbox AS w WHERE {self._ready}
+                ORDER BY w.bucket, w.position LIMIT $3::integer) AS o
+            WHERE CASE WHEN {d.contains} OR o.id = $1::text THEN {trace} = $1::text ELSE false END
+            ORDER BY o.position LIMIT $2::integer
         """)
 
     def waiting(self, after: int, limit: int) -> Statement:
@@ -184,7 +190,8 @@ class EventLists:
         return Statement(self._retrying, (after, limit))
 
     def trace(self, name: str, limit: int) -> Statement:
-        """What has this correlation id, or this id where it has none, and is not about to leave."""
+        """What has this correlation id, or this id where it has none, and is not about to leave. In no order: one could
+        be had by a walk through all positions."""
         return Statement(self._trace, (name, limit))
 
     def trace_waiting(self, name: str, limit: int, looked_at: int) -> Statement:

@@ -28,6 +28,7 @@ class Statements:
     OLDEST: ClassVar[str]
     DELAYED: ClassVar[str]
     LIST_STOPPED: ClassVar[str]
+    ALL_STOPPED: ClassVar[str]
     RELAYS_SEEN: ClassVar[str]
     RETRY: ClassVar[str]
     RETRY_TOPICS: ClassVar[str]
@@ -142,6 +143,10 @@ class Statements:
     def list_stopped(self, chosen: tuple[Value, ...], limit: int) -> Statement:
         """Of what is stopped, that which fits: see `status_report.Chosen`."""
         return Statement(self.LIST_STOPPED, (*chosen, limit))
+
+    def all_stopped(self, limit: int) -> Statement:
+        """What is stopped, the next to be tried first: by an index, however much there is."""
+        return Statement(self.ALL_STOPPED, (limit,))
 
     def relays_seen(self) -> Statement:
         return Statement(self.RELAYS_SEEN)
