@@ -28,7 +28,7 @@ from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
 from onefold.db._asyncpg_public import VENDOR_ERRORS, AsyncpgQueries, Handle, row_count
 from onefold.db._bound_batches import Binder, has_secrets
-from onefold.db._fork_and_loop import close_quietly
+from onefold.db._opened_elsewhere import close_quietly
 from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
 from onefold.db._postgres_text import qualify_tables, render_item
 from onefold.db._prepared_batches import Preparer, render_unprepared

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
 from onefold._kernel.executors import in_background, runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop, watch_forks
 from onefold.db._asyncpg_public import VENDOR_ERRORS, PublicConnection, PublicPool
-from onefold.db._fork_and_loop import Connections, elsewhere
+from onefold.db._opened_elsewhere import Connections, elsewhere
 from onefold.db._postgres_session import FIND_TABLES, Place, check_dsn, connect_error, none_free
 from onefold.errors import ConfigurationError, OnefoldError
 

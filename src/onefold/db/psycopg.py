@@ -24,7 +24,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from onefold._kernel.executors import runs_a_loop
 from onefold._kernel.fork_and_loop import PerLoop, Process, watch_forks
-from onefold.db._fork_and_loop import Connections, elsewhere, fork_error
+from onefold.db._opened_elsewhere import Connections, elsewhere, fork_error
 from onefold.db._postgres_session import Place, check_dsn, connect_error, none_free
 from onefold.db._psycopg_public import VENDOR_ERRORS, AnyConnection, AsyncPsycopgConnection, PsycopgConnection
 from onefold.errors import ConfigurationError, OnefoldError

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, Pool, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from onefold._kernel.fork_and_loop import Process
-from onefold.db._fork_and_loop import close_quietly
+from onefold.db._opened_elsewhere import close_quietly
 
 
 class PoolOfProcess:
