@@ -47,7 +47,7 @@ def _value(table: str, name: str, kind: str) -> object:
         known = {
             "state": {"onefold_letter": "dead", "onefold_effect": "applied"}.get(table, "told"),
             "details": json.dumps({"why": HOSTILE, HOSTILE: HOSTILE}),
-            "history": json.dumps([{"at": HOSTILE, "error": HOSTILE, "traceback": HOSTILE}]),
+            "history": json.dumps([{"at": "2030-01-01T00:00:00+00:00", "error": HOSTILE, "traceback": HOSTILE}]),
             "envelope": json.dumps(
                 {
                     **dict.fromkeys(("id", "content_type", "time"), HOSTILE),
@@ -100,7 +100,7 @@ async def test_no_page_takes_a_strangers_text_for_anything_but_text(hostile: set
 async def test_the_text_is_on_the_pages(hostile: set[str], actor: Visitor) -> None:
     """The control: what is escaped is there."""
     assert {"onefold_audit", "onefold_letter", "onefold_record", "onefold_work", "onefold_outbox"} <= hostile
-    for address in ("/audit", "/keys", "/dead-letters", "/works"):
+    for address in ("/audit", "/keys", "/dead-letters", "/works", "/outbox"):
         assert "stranger onload" in (await actor.get(address)).text, address
 
 
