@@ -23,6 +23,7 @@ from rich.console import Console
 
 from examples.shop import ledger, parcels
 from examples.shop.clients import Customers
+from examples.shop.invitation import Invitation
 from examples.shop.processes import Process, Processes, free_url
 from examples.shop.settings import API_KEY, LEASE_S
 
@@ -70,6 +71,8 @@ class Shop:
     events: Path
     processes: Processes
     killable: list[Process]
+    invitation: Invitation | None = None
+    """Where the console is, if the shop stays open."""
 
 
 @contextlib.contextmanager
@@ -89,6 +92,9 @@ def opened(plan: Plan) -> Iterator[Shop]:
             "PROCESSOR_FAULTS": str(plan.faults),
             "PROCESSOR_SEED": str(plan.seed),
         }
+        invitation = Invitation.to(url) if plan.stay else None
+        if invitation is not None:
+            environment |= invitation.environment
         processes = stack.enter_context(Processes(directory, environment))
         processes.run(sys.executable, "-m", "examples.shop.migrate", *plan.services.values(), WAREHOUSE)
         # The processor is not ours to kill.
@@ -110,6 +116,7 @@ def opened(plan: Plan) -> Iterator[Shop]:
             events=directory,
             processes=processes,
             killable=killable,
+            invitation=invitation,
         )
 
 
@@ -129,6 +136,9 @@ def _infrastructure(plan: Plan, directory: Path, stack: contextlib.ExitStack) ->
 async def under_fire(plan: Plan, shop: Shop, customers: Customers, wanted: dict[str, int]) -> list[str]:
     """Customers come while processes are killed; then what is under way comes to its end. What did not go well."""
     await shop.processes.wait_until_up()
+    if shop.invitation is not None:  # not before: the warehouse makes the tables of its sagas
+        shop.invitation.open_console(shop.processes, plan.services["orders"], WAREHOUSE)
+        await shop.processes.wait_until_up()
     killing = asyncio.create_task(_kill_now_and_then(plan, shop))
     try:
         async with asyncio.timeout(FIRE_S_MAX):
@@ -180,6 +190,8 @@ def run(plan: Plan, console: Console) -> int:
     """The demonstration; its exit code is the verdict."""
     with opened(plan) as shop:
         console.print(f"The shop opens (seed {plan.seed}): {plan.orders} customers, {plan.kills} times kill -9 ...")
+        if shop.invitation is not None:
+            console.print(f"Watch it: {shop.invitation.address}", soft_wrap=True, markup=False)
         customers = Customers(shop.url, count=plan.orders, seconds=plan.seconds, seed=plan.seed)
         wanted: dict[str, int] = {}
         found = asyncio.run(under_fire(plan, shop, customers, wanted))
@@ -194,22 +206,26 @@ def run(plan: Plan, console: Console) -> int:
             else "Nothing was lost, and nothing happened twice.",
             style="red" if found else "green",
         )
-        if plan.stay:
-            _stay(shop, console)
+        if shop.invitation is not None:
+            shop.invitation.prepare()
+            _stay(shop, shop.invitation, customers, console)
     return 1 if found else 0
 
 
-def _stay(shop: Shop, console: Console) -> None:
+def _stay(shop: Shop, invitation: Invitation, customers: Customers, console: Console) -> None:
+    key = next(intent.key for intent in customers.intents if intent.answers)
     order = (
         f"curl -i {shop.url}/orders -H 'Authorization: Bearer {API_KEY}' -H 'Idempotency-Key: \"mine\"' "
         "-H 'Correlation-Id: 42' "
     )
     console.print(
-        f'\nThe shop stays open. Try, twice:\n\n{order}--json \'{{"card": "good", "amount": 500}}\'\n\n'
+        f"\nThe shop stays open.\n\n{invitation.write(key)}\n\nOrder by yourself, twice:\n\n"
+        f'{order}--json \'{{"card": "good", "amount": 500}}\'\n\n'
         f"and then {shop.url}/orders/ followed by the id. The API: {shop.url}/docs; what it promises: "
         f"{shop.url}/onefold/specification\nThe databases:",
         soft_wrap=True,
         markup=False,
+        highlight=False,
     )
     for service, database in shop.databases.items():
         console.print(f"  {service}: {database}", soft_wrap=True, markup=False)

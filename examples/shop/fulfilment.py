@@ -11,7 +11,9 @@ from onefold import AsyncOnefold, Message, Transaction
 # No UNIQUE (order_id) on purpose: that there is one row per order is onefold's doing.
 TABLES = ["CREATE TABLE IF NOT EXISTS shipments (order_id TEXT, correlation TEXT)"]
 
-once = AsyncOnefold(database("fulfilment"), source="fulfilment", broker=broker(), listener=listeners("fulfilment"))
+once = AsyncOnefold(
+    database("fulfilment"), source="fulfilment", broker=broker(), listener=listeners("fulfilment"), activity=True
+)
 
 
 @once.consumer("fulfilment", topic="payment.captured", retry_base_s=0.1, lease_s=LEASE_S)

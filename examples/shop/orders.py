@@ -13,13 +13,14 @@ from hashlib import sha256
 from typing import Annotated, Any
 from uuid import uuid4
 
+import httpx
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
 from examples.shop.database import execute, fetch
 from examples.shop.settings import ACCOUNTS, LEASE_S, MEASURE_S, broker, database, listeners, serve_metrics
-from onefold import AsyncOnefold, Message, Request, Transaction
-from onefold.fastapi import Tx
+from onefold import AsyncOnefold, Message, Request, StepOptions, Transaction
+from onefold.fastapi import Steps, Tx
 
 TABLES = [
     """
@@ -36,7 +37,12 @@ def account(request: Request) -> str | None:
 
 
 once = AsyncOnefold(
-    database("orders"), source="orders", broker=broker(), principal=account, listener=listeners("orders")
+    database("orders"),
+    source="orders",
+    broker=broker(),
+    principal=account,
+    listener=listeners("orders"),
+    activity=True,
 )
 
 
@@ -107,6 +113,20 @@ async def try_another_card(order: str, another: Card, tx: Tx[Any]) -> Order:
     data = {"order": order, "attempt": attempt, "card": another.card, "amount": amount}
     await tx.publish("order.placed", data, key=order)
     return Order(id=order, state="placed")
+
+
+@app.post("/orders/{order}/voucher", status_code=201)
+@once.idempotent(required=True)
+async def send_voucher(order: str, work: Steps) -> dict[str, str]:
+    """The printer of vouchers knows no keys. Where its answer is lost, a retry could print a second one: so the request
+    is parked, and gets 409, until a person has found out what happened."""
+    code: str = await work.call(StepOptions("print", repeatable=False), print_voucher, order)
+    return {"voucher": code}
+
+
+async def print_voucher(order: str) -> str:
+    """A printer whose answers are always lost."""
+    raise httpx.ReadTimeout(f"the printer did not answer for order {order}")
 
 
 @app.get("/orders/{order}")

@@ -18,7 +18,9 @@ from onefold import AsyncOnefold, Message, RetryPolicy, Transaction, retrying
 # No UNIQUE (order_id) on purpose: that there is one row per order is onefold's doing.
 TABLES = ["CREATE TABLE IF NOT EXISTS payments (order_id TEXT, state TEXT, correlation TEXT)"]
 
-once = AsyncOnefold(database("payments"), source="payments", broker=broker(), listener=listeners("payments"))
+once = AsyncOnefold(
+    database("payments"), source="payments", broker=broker(), listener=listeners("payments"), activity=True
+)
 # The database waits while the processor works, so neither an attempt nor all of them together take long. What is given
 # up here is tried again by the consumer, under the same key.
 patience = RetryPolicy(deadline_s=0.6)

@@ -97,9 +97,9 @@ class Processes:
         options = ["--host", host, "--port", port, "--no-access-log"]
         return self._start(name, sys.executable, "-m", "uvicorn", application, *options, ready="Uvicorn running")
 
-    def start_onefold(self, name: str, *arguments: str) -> Process:
-        """`onefold relay ...` or `onefold consume ...`."""
-        return self._start(name, str(Path(sys.executable).with_name("onefold")), *arguments, ready="ing from ")
+    def start_onefold(self, name: str, *arguments: str, ready: str = "ing from ") -> Process:
+        """`onefold relay ...`, `onefold consume ...` or `onefold console ...`."""
+        return self._start(name, str(Path(sys.executable).with_name("onefold")), *arguments, ready=ready)
 
     def _start(self, name: str, *command: str, ready: str) -> Process:
         log = self._directory / f"{name.replace(' ', '-')}.log"

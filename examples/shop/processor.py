@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from examples.shop.settings import LEASE_S, PROCESSOR_DATABASE, listeners
 from onefold import AsyncOnefold, single_principal
@@ -39,7 +39,7 @@ class Charge(BaseModel):
 
     order: str
     card: str
-    amount: int
+    amount: int = Field(gt=0)
 
 
 @app.post("/charges", status_code=201)

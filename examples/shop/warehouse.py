@@ -36,6 +36,7 @@ once = AsyncOnefold(
     broker=f"local?lease_s={LEASE_S}",
     principal=single_principal,
     listener=listeners("warehouse"),
+    activity=True,
 )
 effects = Effects(once)
 processor = httpx.AsyncClient(

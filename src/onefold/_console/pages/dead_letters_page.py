@@ -289,12 +289,13 @@ def _lines(attempt: FailedAttempt) -> list[str]:
 
 
 def _chosen_pair(visit: Visit, attempts: list[FailedAttempt]) -> tuple[int, int]:
-    """Which attempts are compared: those asked for, or the last two."""
+    """Which attempts are compared: those asked for, or the last one and the last that failed in another way."""
     count = len(attempts)
     first, second = _read_number(visit.query("first")), _read_number(visit.query("second"))
     if 1 <= first <= count and 1 <= second <= count:
         return first, second
-    return max(1, count - 1), max(1, count)
+    others = [each.number for each in attempts if _lines(each) != _lines(attempts[-1])]
+    return others[-1] if others else max(1, count - 1), max(1, count)
 
 
 def _read_filter(visit: Visit, consumer: str) -> Filter:
