@@ -71,6 +71,15 @@ async def migrate(dialect: str, migrations: Migrations) -> list[int]:
     return await with_connection(work)
 
 
+async def missing(dialect: str, migrations: Migrations) -> list[int]:
+    """The versions that are not applied yet."""
+
+    async def work() -> list[int]:
+        return _missing(migrations, await _fetch_applied(dialect))
+
+    return await with_connection(work)
+
+
 async def newer(dialect: str, migrations: Migrations) -> list[int]:
     """The versions a newer onefold has applied, which this one does not know and works beside."""
 

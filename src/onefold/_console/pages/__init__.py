@@ -7,6 +7,7 @@ from typing import Final
 from onefold._console.pages import (
     audit_page,
     dead_letters_page,
+    health_page,
     key_pages,
     outbox_page,
     overview_page,
@@ -23,5 +24,6 @@ SECTIONS: Final[tuple[Section, ...]] = (
     dead_letters_page.SECTION,
     works_page.SECTION,
     sagas_page.SECTION,
+    health_page.SECTION,
     audit_page.SECTION,
 )  # fmt: skip

@@ -1,0 +1,106 @@
+"""What is well and what is not, from what onefold's own tables say: each finding with the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from onefold._app.migrations import MIGRATIONS
+from onefold._inbox.failed_lists import list_failed_consumers
+from onefold._inbox.failed_messages import measure_failed
+from onefold._inbox.pausing import pauses
+from onefold._inbox.registry import EARLIER, list_processes
+from onefold._outbox.status_report import report
+from onefold._steps.unfinished import list_works
+from onefold.db._migrations import missing, newer
+
+#: An event that has waited for longer has no relay, or one that cannot publish it.
+OLD_S: Final = 300.0
+COUNT_MAX: Final = 1001
+CONSUMERS_MAX: Final = 100
+
+Level: TypeAlias = Literal["good", "warn", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFinding:
+    """One thing that was looked at."""
+
+    what: str
+    level: Level
+    said: str
+    way_out: str = ""
+
+
+async def check_health(dialect: str) -> list[HealthFinding]:
+    """All findings, by bounded reads."""
+    tables = await check_tables(dialect)
+    if tables.level == "bad":
+        return [tables]
+    return [
+        tables,
+        await check_relays(dialect),
+        *await check_consumers(dialect),
+        await check_dead_letters(dialect),
+        await check_works(dialect),
+    ]
+
+
+async def check_tables(dialect: str) -> HealthFinding:
+    known = MIGRATIONS[dialect]
+    if lacking := await missing(dialect, known):
+        said = f"Migrations are missing: {', '.join(map(str, lacking))}."
+        return HealthFinding("Tables", "bad", said, "onefold migrate --database ...")
+    if beyond := await newer(dialect, known):
+        said = f"A newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it."
+        return HealthFinding("Tables", "good", said)
+    return HealthFinding("Tables", "good", "Up to date.")
+
+
+async def check_relays(dialect: str) -> HealthFinding:
+    found = await report(dialect, count_max=COUNT_MAX, stopped_max=1)
+    alive = sum(relay.lease_left_s > 0 for relay in found.relays)
+    if found.oldest_s is not None and found.oldest_s > OLD_S:
+        said = f"{alive} at work; the oldest event has waited for {found.oldest_s:.0f} s."
+        return HealthFinding(
+            "Relays", "bad", said, "Is onefold relay running, and does it reach the broker? See its log."
+        )
+    if found.pending and not alive:
+        return HealthFinding("Relays", "warn", "None is at work, and events wait.", "Start onefold relay.")
+    return HealthFinding("Relays", "good", f"{alive} at work." if alive else "None is at work, and nothing waits.")
+
+
+async def check_consumers(dialect: str) -> list[HealthFinding]:
+    processes = [each for each in await list_processes(dialect) if each.process != EARLIER]
+    paused = {each.consumer: each.actor for each in await pauses(dialect)}
+    findings = []
+    for name in sorted({each.consumer for each in processes} | paused.keys())[:CONSUMERS_MAX]:
+        alive = sum(each.alive for each in processes if each.consumer == name)
+        what, said = f"Consumer {name}", f"{alive} processes run."
+        if name in paused:
+            findings.append(
+                HealthFinding(what, "warn", f"{said} It is paused by {paused[name]}.", "onefold consumers resume")
+            )
+        elif not alive:
+            findings.append(HealthFinding(what, "bad", "No process runs.", "Start onefold consume."))
+        else:
+            findings.append(HealthFinding(what, "good", said))
+    return findings
+
+
+async def check_dead_letters(dialect: str) -> HealthFinding:
+    names = (await list_failed_consumers(dialect))[:CONSUMERS_MAX]
+    dead = [name for name in names if (await measure_failed(dialect, name, 1))[2]]
+    if dead:
+        return HealthFinding(
+            "Dead letters", "bad", f"Of {', '.join(dead)}.", "See Dead letters: redrive or discard them."
+        )
+    return HealthFinding("Dead letters", "good", "None.")
+
+
+async def check_works(dialect: str) -> HealthFinding:
+    if await list_works(dialect, parked_only=True, limit=1):
+        return HealthFinding(
+            "Works", "bad", "Some are parked, and wait for a person.", "See Works: say what became of them."
+        )
+    return HealthFinding("Works", "good", "None is parked.")

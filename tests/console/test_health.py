@@ -1,0 +1,44 @@
+"""Health in the console: what is well, what is not, and the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from onefold import AsyncOnefold
+from onefold._app.base_app import run_flow
+from onefold._inbox.pausing import pause
+from onefold._inbox.registry import register
+from tests.console.browsing import Visitor, text_of
+from tests.console.test_dead_letters import Failing
+from tests.console.test_works import begin
+
+
+async def test_an_idle_application_is_well(viewer: Visitor) -> None:
+    text = text_of(await viewer.get("/health"))
+    assert "All is well." in text
+    assert "Tables well Up to date." in text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("dead letter", "Dead letters act Of billing."),
+        ("parked work", "Works act Some are parked"),
+        ("paused consumer", "Consumer ship look 1 processes run. It is paused by ada."),
+        ("missing table", "Tables act Migrations are missing"),
+    ],
+)
+async def test_what_is_not_well_is_named(viewer: Visitor, once: AsyncOnefold, trouble: str, said: str) -> None:
+    failing = Failing(once)
+    if trouble == "dead letter":
+        await failing.bury("m1")
+    elif trouble == "parked work":
+        await begin(once, park="it failed too often")
+    elif trouble == "paused consumer":
+        await run_flow(once, lambda dialect: register(dialect, "ship", "p-1", ["order.placed"]))
+        await run_flow(once, lambda dialect: pause(dialect, "ship", "ada"))
+    else:
+        await failing.backend.change("DELETE FROM onefold_migration WHERE version = 15")
+    text = text_of(await viewer.get("/health"))
+    assert said in text
+    assert "need a look" in text
