@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from onefold import AsyncOnefold
 from onefold._console import live
@@ -21,7 +25,7 @@ from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, F
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
 from onefold._kernel.telemetry.request_events import Claimed
 from onefold._observe.activity.history import TimeWindow, last_week
-from onefold.console import Console, console
+from onefold.console import Console, Role, console
 from tests.console.browsing import ACT, VIEW, Visitor, text_of
 from tests.support.patience import PATIENCE_S
 
@@ -248,3 +252,36 @@ async def test_streams_of_one_address_share_what_is_read() -> None:
 
 def test_a_fragment_of_several_lines_stays_one_event() -> None:
     assert write_fragment("now", "<p>\n1\r\n</p>") == "event: fragment\ndata: now\ndata: <p>\ndata: 1\ndata: </p>\n\n"
+
+
+async def test_an_application_ends_while_a_page_is_updated_live(once: AsyncOnefold) -> None:
+    host = FastAPI()
+    host.mount("/console", console(once, authorize=lambda request: Role.VIEW))
+    server = uvicorn.Server(uvicorn.Config(host, log_level="warning"))
+    listening = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve([listening]))
+    async with asyncio.timeout(PATIENCE_S):
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=None) as browser,
+            browser.stream("GET", "/console/overview/live") as response,
+        ):
+            lines = response.aiter_lines()
+            assert [line async for line in lines if server.should_exit or _stop(server)]
+        await serving
+
+
+def _stop(server: uvicorn.Server) -> bool:
+    """As SIGTERM does."""
+    server.should_exit = True
+    return True
+
+
+async def test_streams_that_come_at_once_are_counted_at_once(
+    viewer: Visitor, app: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "STREAMS_MAX", 3)
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(streaming(viewer, app)) for _ in range(20)]
+        for each in opened:
+            await each.read.get()
+        assert sorted(each.status for each in opened) == [200] * 3 + [503] * 17

@@ -1,8 +1,9 @@
 """Live updates: a stream of fragments of a page, each sent when it has changed (server-sent events).
 
-A stream ends when its operator's session does, when the browser leaves, and after a while by itself: the browser comes
-back, and a server that shuts down is not held up for long. There are at most STREAMS_MAX at once; what they show is
-made once for all that look at the same thing.
+A stream ends when its operator's session does, when the browser leaves, and after STREAM_S by itself: the browser comes
+back. A server that shuts down tells its open streams nothing and waits for them; uvicorn without a limit. So one tab
+with the overview holds up the end of its application for STREAM_S, which is less than the 30 s that Kubernetes and
+gunicorn give. There are at most STREAMS_MAX at once; what they show is made once for all that look at the same thing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from onefold._console.sections import Visit
 from onefold._kernel.clock import monotonic_s
@@ -21,7 +23,7 @@ from onefold.errors import OnefoldError
 
 STREAMS_MAX: Final = 20
 EVERY_S: Final = 5.0
-STREAM_S: Final = 900.0
+STREAM_S: Final = 15.0
 
 Fragments: TypeAlias = Mapping[str, str]
 """HTML, by the id of the element that it is put into."""
@@ -44,25 +46,23 @@ class LiveStreams:
         if self.open >= STREAMS_MAX:
             raise HTTPException(503, f"{STREAMS_MAX} pages are updated live already. Reload this page instead.")
         headers = {"X-Accel-Buffering": "no"}  # proxies that would keep it until it is long enough
-        return StreamingResponse(self._send(visit, make), media_type="text/event-stream", headers=headers)
+        return _LiveResponse(self, self._send(visit, make), media_type="text/event-stream", headers=headers)
 
     async def _send(self, visit: Visit, make: Make) -> AsyncIterator[str]:
-        self.open += 1
-        try:
-            ends_at = monotonic_s() + STREAM_S
-            sent: dict[str, str] = {}
-            yield f"retry: {int(self._every_s * 1000)}\n\n"
-            while monotonic_s() < ends_at:
-                if await visit.is_over():
-                    yield "event: end\ndata:\n\n"
-                    return
-                changed = await self._find_changed(visit, make, sent)
-                sent.update(changed)
-                # A comment where nothing has changed: a connection that is gone is noticed by writing.
-                yield "".join(map(write_fragment, changed, changed.values())) or ": nothing new\n\n"
-                await asyncio.sleep(self._every_s)
-        finally:
-            self.open -= 1
+        ends_at = monotonic_s() + STREAM_S
+        sent: dict[str, str] = {}
+        yield f"retry: {int(self._every_s * 1000)}\n\n"
+        while True:
+            if await visit.is_over():
+                yield "event: end\ndata:\n\n"
+                return
+            changed = await self._find_changed(visit, make, sent)
+            sent.update(changed)
+            # A comment where nothing has changed: a connection that is gone is noticed by writing.
+            yield "".join(map(write_fragment, changed, changed.values())) or ": nothing new\n\n"
+            if monotonic_s() + self._every_s >= ends_at:
+                return  # the browser waits as long as we would, and comes back
+            await asyncio.sleep(self._every_s)
 
     async def _find_changed(self, visit: Visit, make: Make, sent: Mapping[str, str]) -> Fragments:
         try:
@@ -79,6 +79,21 @@ class LiveStreams:
             if address not in self._made:
                 self._made[address] = (now, await make())
             return self._made[address][1]
+
+
+class _LiveResponse(StreamingResponse):
+    """A stream that counts from where its number was looked at: no task runs between the two, however many come."""
+
+    def __init__(self, streams: LiveStreams, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._streams.open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.open -= 1
 
 
 def write_fragment(name: str, html: str) -> str:
