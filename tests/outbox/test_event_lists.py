@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +83,16 @@ def place(request: pytest.FixtureRequest, sqlite_path: Path) -> Iterator[Place]:
 
 def ids_of(page: EventPage) -> list[str]:
     return [event.id for event in page.events]
+
+
+def failed_message(place: Place, name: str, headers: Mapping[str, str]) -> str:
+    """The INSERT of one."""
+    no_data = "''" if place.dialect == "postgres" else "x''"
+    return (
+        "INSERT INTO onefold_letter (consumer, message_id, state, headers, data, envelope, reason, started, "
+        f"failed, history) VALUES ('mailer', '{name}', 'waiting', '{json.dumps(headers)}', {no_data}, "
+        "'{}', 'boom', 1, 1, '[]')"
+    )
 
 
 def walk(place: Place, flow: Callable[..., Flow[EventPage]], limit: int = 2) -> list[str]:
@@ -206,16 +217,26 @@ def test_what_became_of_messages_is_found_under_every_consumer(place: Place) -> 
 
 def test_a_failed_message_is_found_by_its_name_and_by_its_correlation_id(place: Place) -> None:
     """The second where the event has left this outbox, or never was in it."""
-    no_data = "''" if place.dialect == "postgres" else "x''"
     for name, headers in (("m-1", {}), ("m-2", TRACED), ("m-3", {"correlation-id": "c-2"})):
-        rows(
-            place.address,
-            "INSERT INTO onefold_letter (consumer, message_id, state, headers, data, envelope, reason, started, "
-            f"failed, history) VALUES ('mailer', '{name}', 'waiting', '{json.dumps(headers)}', {no_data}, "
-            "'{}', 'boom', 1, 1, '[]')",
-        )
+        rows(place.address, failed_message(place, name, headers))
     found = place.ask(lambda dialect: trace_messages(dialect, [("shop", "m-1")], "c-1"))
     assert {(each.consumer, each.failed.row_id) for each in found.failed} == {("mailer", "m-1"), ("mailer", "m-2")}
+
+
+def test_a_long_correlation_id_keeps_no_event_from_being_stopped_or_kept(place: Place) -> None:
+    """An index of Postgres refuses values of more than 2,704 bytes, and with them the row."""
+    long = secrets.token_hex(2_000)
+    ids = place.publish("orders", "orders", headers={"correlation-id": long})
+    place.publish_and_keep(ids[0])
+    place.stop(ids[1], dead=True)
+    assert [event.id for event in place.ask(lambda dialect: trace_events(dialect, long))] == ids
+
+
+def test_a_failed_message_with_a_long_correlation_id_is_written_and_found(place: Place) -> None:
+    long = secrets.token_hex(5_000)
+    rows(place.address, failed_message(place, "m-1", {"correlation-id": long}))
+    found = place.ask(lambda dialect: trace_messages(dialect, [("shop", "m-2")], long))
+    assert [each.failed.row_id for each in found.failed] == ["m-1"]
 
 
 @pytest.mark.parametrize(("action", "left"), [("retry", "waiting"), ("discard", None)])

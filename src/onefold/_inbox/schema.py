@@ -17,9 +17,12 @@ from typing import Final
 
 from onefold._kernel.dialects import SQLITE_NOW_MS
 
-#: The correlation id among the headers of a failed message.
-POSTGRES_TRACE: Final = """substring(headers, '"correlation-id": ?"([^"]*)"')"""
-SQLITE_TRACE: Final = """json_extract(headers, '$."correlation-id"')"""
+#: The correlation id among the headers of a failed message. Cut, because an index of Postgres refuses
+#: long values, and so the row.
+TRACE_CHARS: Final = 200
+POSTGRES_TRACE: Final = f"""left(substring(headers, '"correlation-id": ?"([^"]*)"'), {TRACE_CHARS})"""
+SQLITE_TRACE: Final = f"""substr(
+    CASE WHEN json_valid(headers) THEN json_extract(headers, '$."correlation-id"') END, 1, {TRACE_CHARS})"""
 
 #: In the whole order of the list of dead letters: one that is to be sorted may be read to its end for each page.
 _NEWEST_DEAD: Final = tuple(

@@ -23,9 +23,14 @@ def bucket_of(event_id: str, stream: bytes | None) -> int:
     return digest[0] % BUCKETS
 
 
-#: What an event is followed by: its correlation id, or else its own id.
-POSTGRES_TRACE: Final = """coalesce(substring(headers, '"correlation-id": ?"([^"]*)"'), id)"""
-SQLITE_TRACE: Final = """coalesce(json_extract(headers, '$."correlation-id"'), id)"""
+#: What an event is followed by: its correlation id, or else its own id. Cut, because an index of Postgres refuses long
+#: values, and so the row; and read only where it can be, because a row that cannot is to be marked as such.
+TRACE_CHARS: Final = 200
+POSTGRES_TRACE: Final = f"""left(coalesce(substring(headers, '"correlation-id": ?"([^"]*)"'), id), {TRACE_CHARS})"""
+SQLITE_TRACE: Final = f"""
+    substr(coalesce(
+        CASE WHEN json_valid(headers) THEN json_extract(headers, '$."correlation-id"') END, id), 1, {TRACE_CHARS})
+"""
 
 #: Recurring events, and when each is due next.
 _SCHEDULES: Final = """

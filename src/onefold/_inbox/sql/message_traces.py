@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onefold._inbox.schema import POSTGRES_TRACE, SQLITE_TRACE
+from onefold._inbox.schema import POSTGRES_TRACE, SQLITE_TRACE, TRACE_CHARS
 from onefold._inbox.sql.dialect import Dialect, failed_columns
 from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.sqlite import Sqlite
@@ -58,7 +58,7 @@ class TraceStatements:
 
     def correlated(self, correlation: str, limit: int) -> Statement:
         """Failed messages of this correlation id."""
-        return Statement(self._correlated, (correlation, limit))
+        return Statement(self._correlated, (correlation[:TRACE_CHARS], limit))
 
 
 TRACES: Final = {

@@ -13,7 +13,7 @@ from typing import Final
 from onefold._kernel.dialects import sqlite_values
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
-from onefold._outbox.schema import POSTGRES_TRACE, SQLITE_TRACE
+from onefold._outbox.schema import POSTGRES_TRACE, SQLITE_TRACE, TRACE_CHARS
 
 #: Events behind a stopped one are counted up to this.
 BEHIND_MAX: Final = 100
@@ -149,16 +149,15 @@ class EventLists:
 
     def _prepare_trace(self) -> None:
         d = self._d
-        trace = d.trace.replace("headers", "o.headers").replace(", id)", ", o.id)")
         self._trace = d.text(f"""
             SELECT {self._columns}, 0 FROM onefold_outbox AS o
-            WHERE (o.{d.published} IS NOT NULL OR o.{d.due} IS NOT NULL) AND {trace} = $1::text LIMIT $2::integer
+            WHERE (o.{d.published} IS NOT NULL OR o.{d.due} IS NOT NULL) AND {d.trace} = $1::text LIMIT $2::integer
         """)
         self._trace_waiting = d.text(f"""
             SELECT {self._columns}, 0 FROM (
                 SELECT * FROM onefold_outbox AS w WHERE {self._ready}
                 ORDER BY w.bucket, w.position LIMIT $3::integer) AS o
-            WHERE CASE WHEN {d.contains} OR o.id = $1::text THEN {trace} = $1::text ELSE false END
+            WHERE CASE WHEN {d.contains} OR o.id = $1::text THEN {d.trace} = $1::text ELSE false END
             ORDER BY o.position LIMIT $2::integer
         """)
 
@@ -192,11 +191,11 @@ class EventLists:
     def trace(self, name: str, limit: int) -> Statement:
         """What has this correlation id, or this id where it has none, and is not about to leave. In no order: one could
         be had by a walk through all positions."""
-        return Statement(self._trace, (name, limit))
+        return Statement(self._trace, (name[:TRACE_CHARS], limit))
 
     def trace_waiting(self, name: str, limit: int, looked_at: int) -> Statement:
         """The same of what is about to leave: among so many rows."""
-        return Statement(self._trace_waiting, (name, limit, looked_at))
+        return Statement(self._trace_waiting, (name[:TRACE_CHARS], limit, looked_at))
 
 
 EVENT_LISTS: Final = {"postgres": EventLists(_POSTGRES), "sqlite": EventLists(_SQLITE)}
