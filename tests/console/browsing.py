@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import unescape
+from html import escape, unescape
 from typing import Any
 from urllib.parse import quote
 
@@ -47,11 +47,19 @@ class Visitor:
 
     async def submit(self, page: str, action: str, **fields: str) -> httpx.Response:
         """A form of a page, sent as a browser does."""
-        return await self.post(action, fields, csrf=await self.csrf_on(page))
+        shown = await self.get(page)
+        return await self.post(action, {**hidden_in(shown, self.root + action), **fields}, csrf=csrf_in(shown))
 
     async def sign_in(self, token: str, *, name: str = "", then: str = "") -> httpx.Response:
         at = f"/login?next={quote(then, safe='')}" if then else "/login"
         return await self.submit(at, at, token=token, name=name)
+
+
+def hidden_in(page: httpx.Response, action: str) -> dict[str, str]:
+    """What a form of a page sends along with what is typed."""
+    form = re.search(rf'action="{re.escape(escape(action))}">(.*?)</form>', page.text, re.DOTALL)
+    found = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form[1]) if form else []
+    return {name: unescape(value) for name, value in found}
 
 
 def csrf_in(page: httpx.Response) -> str:

@@ -17,7 +17,7 @@ from onefold import AsyncOnefold, single_principal
 from onefold._idempotency.model import Scope
 from onefold.console import console
 from onefold.fastapi import Steps, Tx
-from tests.console.browsing import ACT, VIEW, Visitor, text_of
+from tests.console.browsing import ACT, VIEW, Visitor, hidden_in, text_of
 from tests.support.patience import PATIENCE_S
 
 HOSTILE = "<script>alert(1)</script>"
@@ -272,11 +272,23 @@ async def test_without_a_reason_nothing_is_erased(shop: Shop, reason: str) -> No
 async def test_what_was_erased_by_another_operator_meanwhile_is_told(shop: Shop) -> None:
     visitor = await shop.operator()
     address = await erasing(shop, visitor)
-    csrf = await visitor.csrf_on(address)
-    await visitor.post(address, {"reason": "first"}, csrf=csrf)
-    again = await visitor.post(address, {"reason": "second"}, csrf=csrf)
+    form = hidden_in(await visitor.get(address), visitor.root + address)
+    assert (await visitor.post(address, {**form, "reason": "first"})).status_code == 303
+    again = await visitor.post(address, {**form, "reason": "second"})
     assert again.status_code == 409
     assert "nothing was done" in text_of(again)
+
+
+async def test_a_form_that_is_sent_twice_does_not_erase_what_the_retry_has_stored(shop: Shop) -> None:
+    visitor = await shop.operator()
+    address = await erasing(shop, visitor)
+    form = {**hidden_in(await visitor.get(address), visitor.root + address), "reason": "clicked twice"}
+    assert (await visitor.post(address, form)).status_code == 303
+    await shop.post("/orders/7", "k")
+    assert (await visitor.post(address, form)).status_code == 409
+    await shop.post("/orders/7", "k")
+    assert shop.runs == 2
+    assert text_of(await visitor.get("/audit")).count("clicked twice") == 1
 
 
 async def test_the_role_view_is_offered_no_erasure_and_no_answer(shop: Shop) -> None:

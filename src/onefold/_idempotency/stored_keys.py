@@ -8,7 +8,7 @@ all names go together, also one that was not given.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -48,6 +48,13 @@ class KeyView:
     is_sealed: bool
     expires_ms: int
     now_ms: int
+    place: int
+    """Its exact end, by which it is told from what is stored under the same name later."""
+
+    @property
+    def stamp(self) -> str:
+        """What a person who decides about this record has seen."""
+        return f"{self.id}-{self.place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +93,7 @@ async def list_keys(dialect: str, *, after: str | None = None, limit: int = 50) 
     rows = await with_connection(functools.partial(fetch_rows, statement))
     keys = tuple(_view(*row) for row in rows[:limit])
     more = len(rows) > limit
-    return KeyPage(keys=keys, after=f"{rows[limit - 1][7]}-{keys[-1].id}" if more else None)
+    return KeyPage(keys=keys, after=f"{keys[-1].place}-{keys[-1].id}" if more else None)
 
 
 async def find_keys(dialect: str, digests: Sequence[bytes]) -> tuple[KeyView, ...]:
@@ -132,9 +139,13 @@ async def show_answer(dialect: str, digest: bytes, *, actor: str) -> Record | No
     return await with_connection(work)
 
 
-async def erase(dialect: str, digests: Sequence[bytes], *, actor: str, why: str) -> tuple[KeyView, ...]:
+async def erase(
+    dialect: str, digests: Sequence[bytes], *, actor: str, why: str, seen: Collection[str] | None = None
+) -> tuple[KeyView, ...]:
     """Forget what is stored under all names of a request: a retry with its key is a new request, and runs. What was
-    erased; nothing, and no line in the audit, where nothing is stored."""
+    erased; nothing, and no line in the audit, where nothing is stored, or another record than those `seen` (their
+    stamps). A form that is sent twice must not erase what the retry after the first has stored: that would run a third
+    time."""
     if not why.strip():
         raise ConfigurationError("erasing a key needs a reason, for the audit")
     sql, names = STATEMENTS[dialect], digests[:NAMES_MAX]
@@ -143,17 +154,21 @@ async def erase(dialect: str, digests: Sequence[bytes], *, actor: str, why: str)
     async def work() -> tuple[KeyView, ...]:
         await Batch((Boundary.BEGIN,))
         found = tuple([_view(*row) for digest in names for row in await Fetch(sql.one(digest))])
-        if not found:
+        known = seen is None or all(key.stamp in seen for key in found)
+        ends = [(bytes.fromhex(key.id), key.place) for key in found]
+        ends += [(signpost, found[0].place) for signpost in await _find_signpost(sql, found)]
+        # Another operator who is quicker leaves nothing to delete here: only one of them has erased it.
+        gone = [row for digest, place in ends if known for row in await Fetch(sql.erase(digest, place))]
+        if not gone:
             await Batch((Boundary.ROLLBACK,))
             return ()
-        gone = (*names, *await _find_signpost(sql, found))
         details: dict[str, Any] = {
             "keys": [key.id for key in found],
             "operation": next((key.operation for key in found if key.operation), ""),
             "status": next((key.status for key in found if key.state != "elsewhere"), None),
         }
         note = note_of(dialect, actor=actor, action="keys erase", details=details, why=why)
-        await Batch((*sql.erase(gone), note, Boundary.COMMIT))
+        await Batch((note, Boundary.COMMIT))
         return found
 
     return await with_connection(work)
@@ -171,7 +186,7 @@ async def _find_signpost(sql: KeyStatements, found: Sequence[KeyView]) -> tuple[
 
 
 def _view(*row: Any) -> KeyView:
-    digest, operation, status, version, headers_bytes, body_bytes, tag, _, expires_ms, now_ms = row
+    digest, operation, status, version, headers_bytes, body_bytes, tag, place, expires_ms, now_ms = row
     state: KeyState = "elsewhere" if status == SIGNPOST_STATUS else "done"
     return KeyView(
         id=bytes(digest).hex(),
@@ -184,6 +199,7 @@ def _view(*row: Any) -> KeyView:
         is_sealed=bool(tag) and bytes(tag) != _UNSEALED,
         expires_ms=expires_ms,
         now_ms=now_ms,
+        place=place,
     )
 
 

@@ -90,9 +90,11 @@ async def do_erase(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
         return await _render_erase(visit, problem="Say why, in one line of at most 500 characters.", status=400)
-    erased = await visit.ask(functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why))
+    seen = visit.form.get("seen", "").split(" ")
+    question = functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why, seen=seen)
+    erased = await visit.ask(question)
     if not erased:
-        raise HTTPException(409, "Nothing is stored under this key any more, and nothing was done.")
+        raise HTTPException(409, "What was to be erased is not stored any more, and nothing was done. Look again.")
     return visit.redirect(f"/keys/{visit.param('names')}")
 
 

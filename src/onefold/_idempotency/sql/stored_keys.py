@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,8 +63,9 @@ class KeyStatements:
         """What was stored at the very moment of a record: its signpost has the same end."""
         return Statement(self.beside_text, (digest,))
 
-    def erase(self, digests: Sequence[bytes]) -> tuple[Statement, ...]:
-        return tuple(Statement(self.erase_text, (digest,)) for digest in digests)
+    def erase(self, digest: bytes, place: int) -> Statement:
+        """Delete the record with this end, and none that was stored after it; a row for what was deleted."""
+        return Statement(self.erase_text, (digest, place))
 
 
 _BESIDE: Final = """
@@ -92,7 +92,9 @@ def _postgres() -> KeyStatements:
         answer_text=qualified(f"SELECT {_RECORD} FROM onefold_record WHERE digest = $1::bytea"),
         holders_text=qualified(_HOLDERS),
         beside_text=qualified(_BESIDE),
-        erase_text=qualified("DELETE FROM onefold_record WHERE digest = $1::bytea"),
+        erase_text=qualified(
+            f"DELETE FROM onefold_record WHERE digest = $1::bytea AND {_POSTGRES_PLACE} = $2::bigint RETURNING digest"
+        ),
     )
 
 
@@ -111,7 +113,7 @@ def _sqlite() -> KeyStatements:
         answer_text=f"SELECT {_RECORD} FROM onefold_record WHERE digest = ?1",
         holders_text=_SQLITE_HOLDERS,
         beside_text=sqlite_values(_BESIDE).replace("expires_at", "expires_at_ms"),
-        erase_text=sqlite_values("DELETE FROM onefold_record WHERE digest = $1::bytea"),
+        erase_text="DELETE FROM onefold_record WHERE digest = ?1 AND expires_at_ms = ?2 RETURNING digest",
     )
 
 
