@@ -102,6 +102,8 @@ class ActivityCounts:
                 self._merge((span_s, now_s - now_s % span_s))
             self._fresh.clear()
             left_out = self._limit()
+            if left_out:
+                self._forget_spans(now_s)
             found = [
                 Count(span_s, since_s, instrument, labels, amount)
                 for ((span_s, since_s), (instrument, labels)), amount in self._unwritten.items()
@@ -133,10 +135,14 @@ class ActivityCounts:
                 key = ((span_s, since_s), (instrument, labels))
                 if self._unwritten.get(key) == amount:
                     del self._unwritten[key]
-            waiting = {span for span, _ in self._unwritten}
-            for span in list(self._spans):
-                if sum(span) <= now_s and span not in waiting:
-                    del self._spans[span]
+            self._forget_spans(now_s)
+
+    def _forget_spans(self, now_s: int) -> None:
+        """Those that are over, and of which nothing is to be written any more."""
+        waiting = {span for span, _ in self._unwritten}
+        for span in list(self._spans):
+            if sum(span) <= now_s and span not in waiting:
+                del self._spans[span]
 
 
 def _age(key: tuple[_Span, _Series]) -> int:
