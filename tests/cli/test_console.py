@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -63,6 +64,18 @@ def test_tokens_come_from_the_environment_or_from_files_and_are_not_shown(shop: 
         behind = base.removesuffix("/ops")  # the proxy strips it
         assert "/ops/static/console.css" in get(f"{behind}/login").text
         assert TOKEN not in running.said
+
+
+def test_a_file_without_onefolds_tables_is_not_written_to(shop: Shop) -> None:
+    file = shop.folder / "another.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE anything (id INTEGER)")
+    answer = shop.onefold("console", "-d", "another.db", "--host", "192.0.2.7", ONEFOLD_CONSOLE_ACT_TOKEN=TOKEN)
+    assert answer.returncode == 1
+    assert "'another.db' lacks onefold's migrations 1, 2" in answer.stderr
+    assert "run `onefold migrate`" in answer.stderr
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("anything",)]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "console.example.org"])

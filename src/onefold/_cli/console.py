@@ -16,12 +16,16 @@ from urllib.parse import urlencode
 import typer
 
 from onefold._app import AsyncOnefold
+from onefold._app.migrations import MIGRATIONS
 from onefold._cli.options import DATABASE, require_database
 from onefold._cli.output import LOG_FORMAT, LogFormat, log_to_stderr, say
 from onefold._cli.saga import open_engine
+from onefold._cli.session import ask
 from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.extras import missing_extra
+from onefold.db._drivers import dialect_of
+from onefold.db._migrations import missing
 from onefold.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,7 +66,7 @@ def command(
     if made:
         act_token = _make_token(host)
     log_to_stderr(log_format)
-    value = load_target(target) if target else require_database(database)
+    value = load_target(target) if target else _require_tables(require_database(database))
     root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
     sagas_value = load_target(sagas) if sagas else None
     _require_libraries()
@@ -89,6 +93,17 @@ def command(
             await close_onefold(once)
 
     asyncio.run(serve())
+
+
+def _require_tables(database: str) -> str:
+    """A SQLite file that is opened by its path is migrated: not by those who only look, into whatever file they name,
+    or under an application that still runs an older onefold."""
+    if dialect_of(database) == "sqlite" and (lacking := ask(database, lambda it: missing(it, MIGRATIONS[it]))):
+        raise ConfigurationError(
+            f"{database!r} lacks onefold's migrations {', '.join(map(str, lacking))}: run `onefold migrate`, if it is "
+            "the database of the application"
+        )
+    return database
 
 
 async def _serve(app: Console, shown: str, host: str, port: int, root_path: str, *, made_token: str | None) -> None:
