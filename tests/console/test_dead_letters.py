@@ -10,7 +10,8 @@ import pytest
 
 from onefold import AsyncOnefold
 from onefold._app.base_app import run_flow
-from onefold._console.pages.dead_letters_page import PAGE
+from onefold._console.pages.dead_letters_page import PAGE, write_data
+from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
 from tests.console.browsing import Visitor, text_of
@@ -176,3 +177,21 @@ async def test_those_who_may_only_look_change_nothing(viewer: Visitor, failing: 
     fields = {"consumer": "billing", "id": "m1", "rate": "10", "limit": "10", "verb": "skip", "reason": "I want to"}
     assert (await viewer.submit("/dead-letters", path, **fields)).status_code == 403
     assert await states(failing) == {"m1": "dead"}
+
+
+async def test_a_redrive_that_is_not_there_cannot_be_cancelled(actor: Visitor) -> None:
+    answer = await actor.submit("/audit", "/dead-letters/jobs/x", reason="too fast")
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "data", [b'"' + b"x" * 3_000_000 + b'"', b"\xff" * 3_000_000, ("é" * 1_500_000).encode(), b"[1," * 30_000 + b"1"]
+)
+def test_of_large_data_the_beginning_is_shown(data: bytes) -> None:
+    shown = write_data(data)
+    assert len(shown) < BODY_CHARS_MAX + 100
+    assert ("the beginning of 3,000,0" in shown) == (len(data) >= 3_000_000)
+
+
+def test_json_that_grows_when_it_is_written_for_people_is_cut_as_well() -> None:
+    assert "the beginning of 99,999 bytes" in write_data(b"[" + b"1," * 49_998 + b"1]")

@@ -34,3 +34,13 @@ async def test_signing_out_ends_the_session(viewer: Visitor) -> None:
     assert (await viewer.get("/audit")).status_code == 200
     await viewer.submit("/audit", "/logout")
     assert (await viewer.get("/audit")).status_code == 303
+
+
+@pytest.mark.parametrize("address", ["/dead-letters?consumer=a%00b", "/outbox/trace?id=%00", "/dead-letters/jobs/%00"])
+async def test_a_nul_character_is_refused_before_a_database_would(viewer: Visitor, address: str) -> None:
+    assert (await viewer.get(address)).status_code == 400
+
+
+async def test_a_nul_character_in_a_form_is_refused(actor: Visitor) -> None:
+    answer = await actor.submit("/audit", "/dead-letters/redrive", consumer="a\0", rate="1", limit="1", reason="why")
+    assert answer.status_code == 400

@@ -136,6 +136,7 @@ class Console:
             form: Mapping[str, str] = {}
             if page.method == "POST":
                 form = await _read_genuine_form(request, signed_in.session)
+            _refuse_nul(request, form)
             known = csrf.browser_of(request)
             browser = known or csrf.new_browser()
             token = csrf.token_of(browser, signed_in.session)
@@ -225,6 +226,13 @@ async def _read_genuine_form(request: Request, session: str) -> dict[str, str]:
     if not csrf.is_genuine(form.get(csrf.FIELD, ""), csrf.browser_of(request), session):
         raise HTTPException(403, "This form is not of your session, and nothing was done. Open its page again.")
     return form
+
+
+def _refuse_nul(request: Request, form: Mapping[str, str]) -> None:
+    """A database would refuse it as well, as something that has failed."""
+    given = (*map(str, request.path_params.values()), *request.query_params.values(), *form.values())
+    if any("\0" in text for text in given):
+        raise HTTPException(400, "What was asked for has a NUL character: no name has one.")
 
 
 async def _read_form(request: Request) -> dict[str, str]:

@@ -6,15 +6,18 @@ from __future__ import annotations
 import base64
 import difflib
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from onefold._app.operator_actions import discard_fitting, discard_letters
 from onefold._console.roles import Role
 from onefold._console.sections import Page, Section, Visit, missing
+from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.failed_lists import find_failed, list_dead, list_failed_consumers, list_jobs, list_waiting
 from onefold._inbox.failed_messages import measure_failed
@@ -176,7 +179,10 @@ async def cancel_job(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
         return await _render_job(visit, problem=_ASK_WHY)
-    job = await visit.ask(partial(cancel, job_id=visit.param("id"), actor=visit.operator.name, why=why))
+    try:
+        job = await visit.ask(partial(cancel, job_id=visit.param("id"), actor=visit.operator.name, why=why))
+    except FailedMessageNotFit:
+        raise _missing_job(visit) from None
     return visit.redirect(f"/dead-letters/jobs/{job.id}")
 
 
@@ -184,8 +190,12 @@ async def _render_job(visit: Visit, problem: str = "") -> Response:
     try:
         job = await visit.ask(partial(job_of, job_id=visit.param("id")))
     except FailedMessageNotFit:
-        raise missing(f"There is no redrive {visit.param('id')}.") from None
+        raise _missing_job(visit) from None
     return visit.render("redrive.html", job=job, problem=problem, status=400 if problem else 200)
+
+
+def _missing_job(visit: Visit) -> HTTPException:
+    return missing(f"There is no redrive {visit.param('id')}.")
 
 
 async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Response:
@@ -273,15 +283,17 @@ def difference(attempts: list[FailedAttempt], first: int, second: int) -> list[t
 
 
 def write_data(data: bytes) -> str:
-    """The data as what it is: JSON, text, or bytes."""
+    """The data as what it is: JSON, text, or bytes. Of much the beginning: a page of megabytes would hold up the loop
+    that it is made on, and with it the application."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return base64.b64encode(data).decode()
-    try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return text
+        text = base64.b64encode(data[:BODY_CHARS_MAX]).decode()
+    if len(data) <= BODY_CHARS_MAX:
+        with suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    cut = f"\n… the beginning of {len(data):,} bytes" if max(len(data), len(text)) > BODY_CHARS_MAX else ""
+    return text[:BODY_CHARS_MAX] + cut
 
 
 def _lines(attempt: FailedAttempt) -> list[str]:
