@@ -162,9 +162,7 @@ async def test_a_strict_stream_is_let_go_on(actor: Visitor, failing: Failing, on
     assert await audit(once) == [("Anna", "skip", "was paid by hand")]
 
 
-@pytest.mark.parametrize(
-    "path", [letter("m9"), "/dead-letters/letter", "/dead-letters/jobs/m9", "/dead-letters/letter?consumer=x&id=%00"]
-)
+@pytest.mark.parametrize("path", [letter("m9"), "/dead-letters/letter", "/dead-letters/jobs/m9"])
 async def test_what_is_not_there_is_said_to_be_missing(viewer: Visitor, path: str) -> None:
     assert (await viewer.get(path)).status_code == 404
 

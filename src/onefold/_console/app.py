@@ -229,8 +229,9 @@ async def _read_genuine_form(request: Request, session: str) -> dict[str, str]:
 
 
 def _refuse_nul(request: Request, form: Mapping[str, str]) -> None:
-    """A database would refuse it as well, as something that has failed."""
-    given = (*map(str, request.path_params.values()), *request.query_params.values(), *form.values())
+    """A database would refuse it as well, as a failure. A reason is checked where it is asked for."""
+    named = (text for name, text in form.items() if name != "reason")
+    given = (*map(str, request.path_params.values()), *request.query_params.values(), *named)
     if any("\0" in text for text in given):
         raise HTTPException(400, "What was asked for has a NUL character: no name has one.")
 
