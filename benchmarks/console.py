@@ -13,20 +13,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from html import unescape
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from html import escape, unescape
 from pathlib import Path
 from typing import Final
 
 import httpx
 
-from benchmarks.console_rows import statements
+from benchmarks.console_fill import fill
 from onefold import AsyncOnefold
-from onefold._kernel.effects import Statement
-from onefold._kernel.executors import ThreadExecutor
 from onefold.console import Role, console
-from onefold.db._drivers import sync_database
 from onefold.testing.servers import PrivatePostgres
 
 PAGE_S: Final = 0.2
@@ -37,10 +34,13 @@ PAGES: Final = (
     "/keys", "/outbox", "/outbox?after=1000000", "/outbox?topic=topic7", "/outbox/stuck",
     "/outbox/stuck?show=retrying", "/outbox/key?topic=orders&key=probe&source=shop", "/outbox/trace?id=probe",
     "/outbox/trace?id=c1000", "/outbox/trace?id=unknown", "/dead-letters", "/dead-letters?consumer=consumer1",
-    "/works", "/audit",
+    "/works", "/works?parked=1", "/audit", "/health",
 )  # fmt: skip
 #: Of these the first link in a list is followed, too.
-FOLLOWED: Final = ("/keys/", "/works/", "/dead-letters/letter", "/dead-letters?after", "/keys?after", "/audit?after")
+FOLLOWED: Final = (
+    "/keys/", "/keys?after", "/works/", "/works?after", "/works?parked=1&after", "/dead-letters/letter",
+    "/dead-letters?after", "/audit?after",
+)  # fmt: skip
 
 
 async def probe(once: AsyncOnefold) -> None:
@@ -75,29 +75,16 @@ def find_followed(page: str, known: set[str]) -> Iterator[str]:
     for prefix in FOLLOWED:
         if any(path.startswith(prefix) for path in known):
             continue
-        found = re.search(rf'href="({re.escape(prefix)}[^"]*)"', page)
+        found = re.search(rf'href="({re.escape(escape(prefix))}[^"]*)"', page)
         if found is not None:
             yield unescape(found[1])
-
-
-def fill(address: str, rows: int) -> None:
-    """Rows in each table, and what a server knows of them after a while."""
-    database = sync_database(address)
-    executor = ThreadExecutor(database)
-    executor.acquire()
-    for sql in statements(database.dialect, rows):
-        began = time.perf_counter()
-        executor.batch((Statement(sql),))
-        print(f"  {sql.split()[2]}: {time.perf_counter() - began:.0f} s", flush=True)
-    executor.batch((Statement("ANALYZE"),))
-    executor.release()
-    database.close()
 
 
 @contextmanager
 def a_database(dialect: str) -> Iterator[str]:
     if dialect == "postgres":
-        with PrivatePostgres(version=18) as server:
+        settings = {"shared_buffers": "512MB", "max_wal_size": "4GB", "autovacuum": "off"}
+        with PrivatePostgres(version=18, settings=settings) as server:
             yield server.fresh_database()
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -106,15 +93,23 @@ def a_database(dialect: str) -> Iterator[str]:
 
 async def measure(dialect: str, rows: int) -> dict[str, float]:
     with a_database(dialect) as address:
-        once = AsyncOnefold(address, source="shop")
-        try:
-            await once.migrate()
-            print(f"{dialect}, {rows:,} rows in each table", flush=True)
-            await asyncio.to_thread(fill, address, rows)
+        async with opened(address) as empty:
+            await empty.migrate()
+        print(f"{dialect}, {rows:,} rows in each table", flush=True)
+        fill(address, rows, tell=lambda line: print(f"  {line}", flush=True))
+        async with opened(address) as once:
             await probe(once)
             return await visit_pages(once)
-        finally:
-            await once.close()
+
+
+@asynccontextmanager
+async def opened(address: str) -> AsyncIterator[AsyncOnefold]:
+    """Closed before the tables are filled, which takes the whole file."""
+    once = AsyncOnefold(address, source="shop")
+    try:
+        yield once
+    finally:
+        await once.close()
 
 
 def main() -> None:

@@ -41,6 +41,14 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         )
         """,
     ),
+    # For people who look for what is stuck, page by page. A lease that is renewed changes none of these columns.
+    22: (
+        "CREATE INDEX onefold_work_unfinished ON onefold_work (created_at, digest) WHERE finished_at IS NULL",
+        """
+        CREATE INDEX onefold_work_parked ON onefold_work (created_at, digest)
+        WHERE finished_at IS NULL AND parked IS NOT NULL
+        """,
+    ),
 }
 
 SQLITE: dict[int, tuple[str, ...]] = {
@@ -76,6 +84,13 @@ SQLITE: dict[int, tuple[str, ...]] = {
             recorded_at_ms INTEGER NOT NULL,
             PRIMARY KEY (digest, position)
         ) WITHOUT ROWID
+        """,
+    ),
+    22: (
+        "CREATE INDEX onefold_work_unfinished ON onefold_work (created_at_ms, digest) WHERE finished_at_ms IS NULL",
+        """
+        CREATE INDEX onefold_work_parked ON onefold_work (created_at_ms, digest)
+        WHERE finished_at_ms IS NULL AND parked IS NOT NULL
         """,
     ),
 }

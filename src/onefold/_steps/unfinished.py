@@ -36,7 +36,8 @@ class WorkNotFit(OnefoldError):
 class WorkPlace(NamedTuple):
     """Where a work stands in the list of them."""
 
-    created_ms: int
+    created: int
+    """To the microsecond where the database keeps it so."""
     digest: bytes
 
 
@@ -63,10 +64,7 @@ class WorkView:
     now_ms: int
     is_sealed: bool
     """Whether its request is."""
-
-    @property
-    def place(self) -> WorkPlace:
-        return WorkPlace(self.created_ms, bytes.fromhex(self.id))
+    place: WorkPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +233,7 @@ async def _find(
 
 
 def _view(*row: Any) -> WorkView:
-    digest, kind, operation, attempts, parked, live, *moments, steps, started, head = row
+    digest, kind, operation, attempts, parked, live, *moments, steps, started, head, created = row
     lease_ends_ms, created_ms, due_ms, now_ms = moments
     state: WorkState = "parked" if parked is not None else "running" if live else "left"
     return WorkView(
@@ -252,6 +250,7 @@ def _view(*row: Any) -> WorkView:
         due_ms=due_ms,
         now_ms=now_ms,
         is_sealed=head is not None and is_sealed(bytes(head)),
+        place=WorkPlace(created, bytes(digest)),
     )
 
 

@@ -36,7 +36,7 @@ async def show_list(visit: Visit) -> Response:
     place = _read_place(visit.query("after"))
     found = await visit.ask(partial(list_works, parked_only=parked_only, after=place, limit=PAGE + 1))
     works = found[:PAGE]
-    following = f"{works[-1].created_ms}-{works[-1].id}" if len(found) > PAGE else None
+    following = f"{works[-1].place.created}-{works[-1].id}" if len(found) > PAGE else None
     return visit.render("works.html", works=works, parked_only=parked_only, following=following)
 
 
@@ -126,7 +126,7 @@ def _sealing_of(visit: Visit) -> Sealing | None:
 
 def _read_place(after: str) -> WorkPlace | None:
     created, _, work_id = after.partition("-")
-    if not created.isdecimal() or len(created) > 15:
+    if not created.isdecimal() or len(created) > 18:
         return None
     try:
         return WorkPlace(int(created), bytes.fromhex(work_id))

@@ -15,20 +15,22 @@ _THIS: Final = "digest = $1::bytea"
 class UnfinishedStatements:
     """The statements behind `onefold keys`, of one dialect."""
 
-    def __init__(self, d: Dialect, *, epoch_ms: str) -> None:
-        """`epoch_ms`: a moment {} in milliseconds since 1970."""
+    def __init__(self, d: Dialect, *, epoch_ms: str, exact: str, at: str) -> None:
+        """`epoch_ms`: a moment {} in milliseconds since 1970. `exact`: as a number that loses nothing of it, the place
+        of a row in the list; `at`: and back."""
         created, due, ends = (epoch_ms.format(f"{name}_at") for name in ("created", "due", "lease_ends"))
         steps = "SELECT count(*) FROM onefold_step WHERE onefold_step.digest = onefold_work.digest"
         columns = f"""
             digest, kind, operation, attempts, parked, lease_ends_at > {d.now}, {ends}, {created}, {due},
-            {epoch_ms.format(d.now)}, ({steps}), ({steps} AND state = 'started'), substr(request, 1, 1)
+            {epoch_ms.format(d.now)}, ({steps}), ({steps} AND state = 'started'), substr(request, 1, 1),
+            {exact.format("created_at")}
         """
-        unfinished = "finished_at IS NULL AND ($1::int = 0 OR parked IS NOT NULL)"
-        after = f"({created} > $2::bigint OR ({created} = $2::bigint AND digest > $3::bytea))"
-        self._page = d.text(f"""
-            SELECT {columns} FROM onefold_work WHERE {unfinished} AND {after}
-            ORDER BY {created}, digest LIMIT $4::int
-        """)
+        # Each has an index of its own, for which the plain conditions stand here: see `schema.py`.
+        unfinished = f"finished_at IS NULL AND (created_at, digest) > ({at.format('$1::bigint')}, $2::bytea)"
+        self._page, self._parked_page = (
+            d.text(f"SELECT {columns} FROM onefold_work WHERE {which} ORDER BY created_at, digest LIMIT $3::int")
+            for which in (unfinished, f"{unfinished} AND parked IS NOT NULL")
+        )
         self._look = d.text(f"SELECT {columns} FROM onefold_work WHERE {_THIS} AND finished_at IS NULL")
         self._one = d.text(f"SELECT {columns} FROM onefold_work WHERE {_THIS} AND finished_at IS NULL {d.lock}")
         self._steps = d.text(f"""
@@ -56,7 +58,7 @@ class UnfinishedStatements:
         self._audit = d.text(AUDIT)
 
     def page(self, *, parked_only: bool, after: tuple[int, bytes], limit: int) -> Statement:
-        return Statement(self._page, (int(parked_only), *after, limit))
+        return Statement(self._parked_page if parked_only else self._page, (*after, limit))
 
     def look(self, digest: bytes) -> Statement:
         return Statement(self._look, (digest,))
@@ -94,13 +96,18 @@ class UnfinishedStatements:
 def _postgres() -> UnfinishedStatements:
     from onefold._steps.sql.postgres import Postgres
 
-    return UnfinishedStatements(Postgres(), epoch_ms="(extract(epoch FROM {}) * 1000)::bigint")
+    return UnfinishedStatements(
+        Postgres(),
+        epoch_ms="(extract(epoch FROM {}) * 1000)::bigint",
+        exact="(extract(epoch FROM {}) * 1000000)::bigint",
+        at="('epoch'::timestamptz + ({} * interval '1 microsecond'))",
+    )
 
 
 def _sqlite() -> UnfinishedStatements:
     from onefold._steps.sql.sqlite import Sqlite
 
-    return UnfinishedStatements(Sqlite(), epoch_ms="{}")
+    return UnfinishedStatements(Sqlite(), epoch_ms="{}", exact="{}", at="{}")
 
 
 STATEMENTS: Final = PerDialect(postgres=_postgres, sqlite=_sqlite)
