@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from onefold._inbox.failed_lists import find_failed, list_dead, list_failed_consumers, list_jobs
+from onefold._inbox.failed_lists import (
+    ConsumerTally,
+    find_failed,
+    list_dead,
+    list_failed_consumers,
+    list_jobs,
+    tally_failed,
+)
+from onefold._inbox.failed_messages import measure_failed
 from onefold._inbox.redrive import Filter, cancel, discard, preview, redrive
 from onefold._kernel.messages import Message
 from onefold.errors import ConfigurationError
@@ -73,6 +81,19 @@ async def test_the_consumers_that_have_failed_messages_are_named_once(buried: Ba
     assert await buried.flow(list_failed_consumers(buried.dialect)) == ["archive", "billing", "zoo"]
     await buried.change("DELETE FROM onefold_letter")
     assert await buried.flow(list_failed_consumers(buried.dialect)) == []
+
+
+async def test_all_consumers_are_tallied_at_once_each_up_to_a_limit(buried: Backend) -> None:
+    await buried.change("UPDATE onefold_letter SET consumer = 'zoo' WHERE message_id IN ('m1', 'm2')")
+    due = "due_at_ms = 7" if buried.dialect == "sqlite" else "due_at = now()"
+    await buried.change(f"UPDATE onefold_letter SET state = 'waiting', {due} WHERE message_id = 'm1'")
+    await buried.change(f"UPDATE onefold_letter SET state = 'waiting', {due.split()[0]} = NULL WHERE message_id = 'm3'")
+    found = await buried.flow(tally_failed(buried.dialect, count_max=3, consumers_max=2))
+    assert found == [ConsumerTally("billing", 0, 1, 3), ConsumerTally("zoo", 1, 0, 1)]
+    assert len(await buried.flow(tally_failed(buried.dialect, count_max=3, consumers_max=1))) == 1
+    for tally in found:
+        one = await buried.flow(measure_failed(buried.dialect, tally.consumer, 3))
+        assert one == (tally.waiting, tally.parked, tally.dead)
 
 
 async def test_one_is_found_with_its_data_and_history(buried: Backend) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from onefold._app.migrations import MIGRATIONS
-from onefold._inbox.failed_lists import list_failed_consumers
-from onefold._inbox.failed_messages import measure_failed
+from onefold._inbox.failed_lists import tally_failed
 from onefold._inbox.pausing import pauses
 from onefold._inbox.registry import EARLIER, list_processes
 from onefold._outbox.status_report import report
@@ -89,8 +88,8 @@ async def check_consumers(dialect: str) -> list[HealthFinding]:
 
 
 async def check_dead_letters(dialect: str) -> HealthFinding:
-    names = (await list_failed_consumers(dialect))[:CONSUMERS_MAX]
-    dead = [name for name in names if (await measure_failed(dialect, name, 1))[2]]
+    tallies = await tally_failed(dialect, count_max=1, consumers_max=CONSUMERS_MAX)
+    dead = [tally.consumer for tally in tallies if tally.dead]
     if dead:
         return HealthFinding(
             "Dead letters", "bad", f"Of {', '.join(dead)}.", "See Dead letters: redrive or discard them."

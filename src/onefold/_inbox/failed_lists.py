@@ -34,10 +34,26 @@ class ListedJob:
     started_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerTally:
+    """How many failed messages a consumer has; each is counted up to a limit."""
+
+    consumer: str
+    waiting: int
+    parked: int
+    dead: int
+
+
 async def list_failed_consumers(dialect: str) -> list[str]:
     """The consumers that have failed messages, by name."""
     rows = await with_connection(functools.partial(fetch_rows, STATEMENTS[dialect].consumers_with_failed()))
     return [name for (name,) in rows]
+
+
+async def tally_failed(dialect: str, *, count_max: int, consumers_max: int) -> list[ConsumerTally]:
+    """The consumers that have failed messages, by name, in one round trip."""
+    rows = await with_connection(functools.partial(fetch_rows, STATEMENTS[dialect].tallies(count_max, consumers_max)))
+    return [ConsumerTally(*row) for row in rows]
 
 
 async def list_dead(dialect: str, chosen: Filter, *, after: str | None = None, limit: int = 50) -> DeadPage:

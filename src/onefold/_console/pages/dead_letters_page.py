@@ -19,8 +19,14 @@ from onefold._console.roles import Role
 from onefold._console.sections import Page, Section, Visit, missing
 from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._inbox.consumer import DAY_S
-from onefold._inbox.failed_lists import find_failed, list_dead, list_failed_consumers, list_jobs, list_waiting
-from onefold._inbox.failed_messages import measure_failed
+from onefold._inbox.failed_lists import (
+    find_failed,
+    list_dead,
+    list_failed_consumers,
+    list_jobs,
+    list_waiting,
+    tally_failed,
+)
 from onefold._inbox.redrive import (
     REDRIVE_MAX,
     FailedMessageNotFit,
@@ -45,16 +51,6 @@ _ASK_WHY: Final = "Say why, in at most 500 characters."
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerTally:
-    """How many failed messages a consumer has, each counted up to COUNT_MAX."""
-
-    consumer: str
-    waiting: int
-    parked: int
-    dead: int
-
-
-@dataclass(frozen=True, slots=True)
 class FailedAttempt:
     """One failure of a message."""
 
@@ -69,10 +65,7 @@ class FailedAttempt:
 async def show_list(visit: Visit) -> Response:
     """All consumers, and the dead letters of the one that is chosen."""
     names = await visit.ask(list_failed_consumers)
-    tallies = [
-        ConsumerTally(name, *await visit.ask(partial(measure_failed, consumer=name, count_max=COUNT_MAX)))
-        for name in names[:CONSUMERS_MAX]
-    ]
+    tallies = await visit.ask(partial(tally_failed, count_max=COUNT_MAX, consumers_max=CONSUMERS_MAX))
     with_dead = [tally.consumer for tally in tallies if tally.dead] or names
     consumer = visit.query("consumer") or (with_dead[0] if with_dead else "")
     chosen = _read_filter(visit, consumer)

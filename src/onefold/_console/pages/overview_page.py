@@ -11,8 +11,7 @@ from starlette.responses import Response
 from onefold._console.live import Fragments
 from onefold._console.plots import Plot, level, stack
 from onefold._console.sections import Page, Section, Visit
-from onefold._inbox.failed_lists import list_failed_consumers
-from onefold._inbox.failed_messages import measure_failed
+from onefold._inbox.failed_lists import tally_failed
 from onefold._kernel.effects import Flow
 from onefold._observe import instrument_table as table
 from onefold._observe.activity.history import Activity, TimeWindow, last_day, last_hour, last_week, read_activity
@@ -72,10 +71,12 @@ def look_at_outbox(dialect: str) -> Flow[Report]:
 
 async def measure_all_failed(dialect: str) -> FailedNow:
     """Over all consumers that have any."""
-    consumers = await list_failed_consumers(dialect)
-    counts = [await measure_failed(dialect, consumer, COUNT_MAX) for consumer in consumers[:CONSUMERS_MAX]]
-    waiting, parked, dead = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0, 0)
-    return FailedNow(waiting=waiting, parked=parked, dead=dead)
+    tallies = await tally_failed(dialect, count_max=COUNT_MAX, consumers_max=CONSUMERS_MAX)
+    return FailedNow(
+        waiting=sum(tally.waiting for tally in tallies),
+        parked=sum(tally.parked for tally in tallies),
+        dead=sum(tally.dead for tally in tallies),
+    )
 
 
 def draw(activity: Activity) -> tuple[Plot, ...]:

@@ -136,25 +136,31 @@ class OperatorStatements:
         """)
         self._find = d.text(f"SELECT {failed_columns(d)} FROM onefold_letter WHERE {THIS}")
         # From one name to the next by the index: DISTINCT would walk through all rows.
-        self._consumers = d.text("""
+        # From name to name by an index, and not through all that each has.
+        consumers = """
             WITH RECURSIVE found AS (
                 SELECT min(consumer) AS consumer FROM onefold_letter
                 UNION ALL
                 SELECT (SELECT min(consumer) FROM onefold_letter WHERE onefold_letter.consumer > found.consumer)
                 FROM found WHERE found.consumer IS NOT NULL
             )
-            SELECT consumer FROM found WHERE consumer IS NOT NULL LIMIT 1000
-        """)
+        """
+        self._consumers = d.text(f"{consumers} SELECT consumer FROM found WHERE consumer IS NOT NULL LIMIT 1000")
         self._counts = d.text(f"""
             SELECT consumer, topic, state, count(*), {d.epoch_ms("min(created_at)")} FROM onefold_letter
             GROUP BY consumer, topic, state ORDER BY consumer, topic, state LIMIT 1000
         """)
         # Each by an index of its own, and no further than asked for.
-        some = "SELECT 1 FROM onefold_letter WHERE consumer = $1::text AND state ="
-        self._count_some = d.text(f"""
-            SELECT (SELECT count(*) FROM ({some} 'waiting' AND due_at IS NOT NULL LIMIT $2::int) AS due),
-                   (SELECT count(*) FROM ({some} 'waiting' AND due_at IS NULL LIMIT $2::int) AS parked),
-                   (SELECT count(*) FROM ({some} 'dead' LIMIT $2::int) AS dead)
+        of = "SELECT 1 FROM onefold_letter WHERE onefold_letter.consumer = {consumer} AND state ="
+        some = f"""
+            (SELECT count(*) FROM ({of} 'waiting' AND due_at IS NOT NULL LIMIT $1::int) AS due),
+            (SELECT count(*) FROM ({of} 'waiting' AND due_at IS NULL LIMIT $1::int) AS parked),
+            (SELECT count(*) FROM ({of} 'dead' LIMIT $1::int) AS dead)
+        """
+        self._count_some = d.text(f"SELECT {some.format(consumer='$2::text')}")
+        self._tallies = d.text(f"""
+            {consumers} SELECT consumer, {some.format(consumer="found.consumer")} FROM found
+            WHERE consumer IS NOT NULL ORDER BY consumer LIMIT $2::int
         """)
 
     def _prepare_pauses(self, d: Dialect) -> None:
@@ -244,7 +250,11 @@ class OperatorStatements:
 
     def count_some(self, consumer: str, limit: int) -> Statement:
         """Waiting, parked and dead, each at most so many."""
-        return Statement(self._count_some, (consumer, limit))
+        return Statement(self._count_some, (limit, consumer))
+
+    def tallies(self, limit: int, consumers_max: int) -> Statement:
+        """The same of all consumers that have any, by name."""
+        return Statement(self._tallies, (limit, consumers_max))
 
     def counts(self) -> Statement:
         return Statement(self._counts)
