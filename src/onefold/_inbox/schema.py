@@ -20,7 +20,11 @@ from onefold._kernel.dialects import SQLITE_NOW_MS
 #: The correlation id among the headers of a failed message. Cut, because an index of Postgres refuses
 #: long values, and so the row.
 TRACE_CHARS: Final = 200
-POSTGRES_TRACE: Final = f"""left(substring(headers, '"correlation-id": ?"([^"]*)"'), {TRACE_CHARS})"""
+#: By splitting: a regular expression takes ten times as long for each row that is written.
+POSTGRES_TRACE: Final = f"""
+    left(CASE WHEN position('"correlation-id":' IN headers) > 0
+        THEN split_part(split_part(headers, '"correlation-id":', 2), '"', 2) END, {TRACE_CHARS})
+"""
 SQLITE_TRACE: Final = f"""substr(
     CASE WHEN json_valid(headers) THEN json_extract(headers, '$."correlation-id"') END, 1, {TRACE_CHARS})"""
 

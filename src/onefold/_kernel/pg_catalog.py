@@ -49,7 +49,7 @@ FUNCTIONS: Final = _words(
     """
     array_agg array_to_json ceil clock_timestamp count current_database current_setting decode generate_series
     json_array_elements_text json_each_text json_to_recordset max min now octet_length pg_advisory_xact_lock pg_notify
-    pg_table_is_visible pg_try_advisory_xact_lock row_number set_config split_part substr substring sum to_char
+    pg_table_is_visible pg_try_advisory_xact_lock row_number set_config split_part substr sum to_char
     to_regclass to_timestamp width_bucket
     """
 )

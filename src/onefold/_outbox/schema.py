@@ -26,7 +26,11 @@ def bucket_of(event_id: str, stream: bytes | None) -> int:
 #: What an event is followed by: its correlation id, or else its own id. Cut, because an index of Postgres refuses long
 #: values, and so the row; and read only where it can be, because a row that cannot is to be marked as such.
 TRACE_CHARS: Final = 200
-POSTGRES_TRACE: Final = f"""left(coalesce(substring(headers, '"correlation-id": ?"([^"]*)"'), id), {TRACE_CHARS})"""
+#: By splitting: a regular expression takes ten times as long for each row that is written.
+POSTGRES_TRACE: Final = f"""
+    left(coalesce(CASE WHEN position('"correlation-id":' IN headers) > 0
+        THEN split_part(split_part(headers, '"correlation-id":', 2), '"', 2) END, id), {TRACE_CHARS})
+"""
 SQLITE_TRACE: Final = f"""
     substr(coalesce(
         CASE WHEN json_valid(headers) THEN json_extract(headers, '$."correlation-id"') END, id), 1, {TRACE_CHARS})
