@@ -46,6 +46,16 @@ def test_published_events_are_kept_when_asked_for(shop: Shop) -> None:
     assert shop.rows("SELECT count(*) FROM onefold_outbox WHERE published_at_ms IS NOT NULL") == [(1,)]
 
 
+def test_a_relay_of_an_address_counts_for_the_console_when_asked_for(shop: Shop) -> None:
+    shop.place("a")
+    kept = "SELECT amount FROM onefold_activity WHERE span_s = 60 AND instrument LIKE 'onefold.outbox%'"
+    shop.onefold("relay", "-d", "shop.db", "--until-empty")
+    assert shop.rows(kept) == []
+    shop.place("c")
+    shop.onefold("relay", "-d", "shop.db", "--until-empty", "--activity")
+    assert shop.rows(kept) != []
+
+
 def test_until_empty_fails_where_events_are_stopped_and_others_wait_behind_them(shop: Shop) -> None:
     shop.put("refuse")
     shop.place("a", "b", key="one")
@@ -162,6 +172,7 @@ def test_a_missing_driver_is_named_with_what_to_install(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["relay"], "give a target, or --database"),
+        (["relay", "depot:once", "--activity"], "brings its own activity"),
         (["relay", "-d", "typo.db"], "there is no SQLite file 'typo.db'"),
         (["relay", "-d", "postgresql://127.0.0.1:1/x"], "give --broker or set ONEFOLD_BROKER"),
         (["relay", "-d", "shop.db", "-b", "nats://ann:[secret@host"], "--broker is no address"),

@@ -43,6 +43,9 @@ def command(
         typer.Option("--keep-published", help="Seconds to keep published events, to look at them. 0: not at all."),
     ] = 0,
     attempts: Annotated[int, typer.Option(help="An event that was refused so often is a dead letter.")] = 25,
+    activity: Annotated[
+        bool, typer.Option("--activity", help="Keep counts per minute for the console. A target says so itself.")
+    ] = False,
     until_empty: Annotated[
         bool,
         typer.Option("--until-empty", help="Stop when nothing is left to send; exit code 1 if events are stopped."),
@@ -60,7 +63,7 @@ def command(
         )
     settings = RelaySettings(lease_s=lease_s, batch_max=batch, keep_published_s=keep_published_s, attempts_max=attempts)
     log_to_stderr(log_format)
-    make = from_target_or_addresses(context, target, database, broker)
+    make = from_target_or_addresses(context, target, database, broker, activity=activity)
     whose = target or redact(database)
     log_to_stderr(log_format)
     health = HealthPage(health_host, health_port, health_stale_s)

@@ -84,10 +84,10 @@ async def open_target(target: str, value: object) -> AnyOnefold:
 
 
 def from_target_or_addresses(
-    context: typer.Context, target: str, database: str, broker: str
+    context: typer.Context, target: str, database: str, broker: str, *, activity: bool = False
 ) -> Callable[[], Awaitable[AnyOnefold]]:
     """What makes the Onefold that a command works on: a target, or one of the addresses that were given."""
-    return _from_target(context, target) if target else _from_addresses(database, broker)
+    return _from_target(context, target) if target else _from_addresses(database, broker, activity=activity)
 
 
 async def refuse_missing_tables(once: AnyOnefold, *questions: Callable[[str], Flow[Any]]) -> None:
@@ -109,7 +109,7 @@ async def close_onefold(once: AnyOnefold) -> None:
 
 
 def _from_target(context: typer.Context, target: str) -> Callable[[], Awaitable[AnyOnefold]]:
-    for name in ("database", "broker"):
+    for name in ("database", "broker", "activity"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"{target} brings its own {name}: leave out --{name}, or the target")
@@ -117,7 +117,7 @@ def _from_target(context: typer.Context, target: str) -> Callable[[], Awaitable[
     return lambda: open_target(target, value)
 
 
-def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOnefold]]:
+def _from_addresses(database: str, broker: str, *, activity: bool) -> Callable[[], Awaitable[AnyOnefold]]:
     if not database:
         raise typer.BadParameter("give a target, or --database (or set ONEFOLD_DATABASE)")
     if not broker and dialect_of(database) != "sqlite":
@@ -132,7 +132,7 @@ def _from_addresses(database: str, broker: str) -> Callable[[], Awaitable[AnyOne
         raise typer.BadParameter("--broker is no address: is there a '[' in its password? Write it as %5B") from None
 
     async def make() -> AnyOnefold:
-        return AsyncOnefold(database, broker=broker or None)
+        return AsyncOnefold(database, broker=broker or None, activity=activity)
 
     return make
 
