@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from onefold._observe.activity.counts import SPANS_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
@@ -59,7 +61,7 @@ _SPREAD_S: Final = 600_000
 
 
 def statements(dialect: str, rows: int, *, counts_per_span: int = 1600, consumers: int = 20) -> Iterator[str]:
-    """What fills each table. `counts_per_span`: rows of the activity history for one minute, or one hour."""
+    """What fills each table. `counts_per_span`: rows of the activity history for one span."""
     d = _POSTGRES if dialect == "postgres" else _SQLITE
     n, at = d.numbers(rows), d.moment
     ago, text, digest = d.ago(f"n % {_SPREAD_S}"), d.text("n"), d.digest("n")
@@ -103,17 +105,17 @@ def statements(dialect: str, rows: int, *, counts_per_span: int = 1600, consumer
     """
     yield f"""
         INSERT INTO onefold_work (digest, kind, operation, fingerprint, fence, lease_ends_{at}, attempts, parked,
-            created_{at}, due_{at}, expires_{at})
-        SELECT {digest}, 'request', 'POST /orders', {digest}, 1, {ago}, 3, CASE n % 2 WHEN 0 THEN 'boom' END, {ago},
-            {ago}, {d.ago("-n")}
+            finished_{at}, created_{at}, due_{at}, expires_{at})
+        SELECT {digest}, 'request', 'POST /orders', {digest}, 1, {ago}, 3, CASE n % 3 WHEN 0 THEN 'boom' END,
+            CASE n % 3 WHEN 1 THEN {ago} END, {ago}, {ago}, {d.ago("-n")}
         FROM {n}
     """
     series = f"n % {counts_per_span}"
-    for span_s in (60, 3600):
+    for span_s in SPANS_S:
         yield f"""
             INSERT INTO onefold_activity (span_s, since_s, instrument, labels, process, amount)
             SELECT {span_s}, ({d.now_s} / {span_s} - n / {counts_per_span}) * {span_s}, 'onefold.requests',
                 '["POST /route' || {d.text(f"({series}) / 20")} || '", "run"]',
                 'process' || {d.text(f"({series}) % 20")}, n
-            FROM {d.numbers(rows // 2)}
+            FROM {d.numbers(rows // len(SPANS_S))}
         """

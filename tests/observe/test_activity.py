@@ -33,7 +33,7 @@ from onefold._kernel.telemetry.request_events import Claimed
 from onefold._observe import instrument_table as table
 from onefold._observe.activity import counts as counting
 from onefold._observe.activity import writing
-from onefold._observe.activity.counts import HOUR_S, MINUTE_S, SERIES_MAX, ActivityCounts
+from onefold._observe.activity.counts import HOUR_S, MINUTE_S, QUARTER_DAY_S, SERIES_MAX, SPANS_S, ActivityCounts
 from onefold._observe.activity.history import Activity, TimeWindow, last_day, last_hour, last_week, read_activity
 from onefold._observe.activity.writing import KEPT_S, TaskActivity, ThreadActivity, forget_activity
 from onefold._observe.recorder import OTHER, Recorder
@@ -46,7 +46,7 @@ from tests.worker.consuming import until
 
 PAY = "POST /payments"
 #: A minute that is over, and a minute after it.
-NOON_S = 1_780_000_000 // HOUR_S * HOUR_S
+NOON_S = 1_780_000_000 // QUARTER_DAY_S * QUARTER_DAY_S
 
 
 @pytest.fixture(params=["postgres", "sqlite"])
@@ -86,27 +86,28 @@ def test_a_span_is_taken_whole_and_again_until_it_is_written() -> None:
     count_into(counts, Claimed(PAY, "run"), Claimed(PAY, "replay"), Claimed(PAY, "replay"))
     first = counts.take(NOON_S)
     assert {(count.instrument, count.span_s, count.amount) for count in first} == {
-        ("onefold.requests", MINUTE_S, 1), ("onefold.requests", HOUR_S, 1),
-        ("onefold.requests", MINUTE_S, 2), ("onefold.requests", HOUR_S, 2),
-        ("onefold.duplicates", MINUTE_S, 2), ("onefold.duplicates", HOUR_S, 2),
-    }  # fmt: skip
+        (instrument, span_s, amount)
+        for instrument, amount in (("onefold.requests", 1), ("onefold.requests", 2), ("onefold.duplicates", 2))
+        for span_s in SPANS_S
+    }
     count_into(counts, Claimed(PAY, "run"))
     again = counts.take(NOON_S + 10)
     assert len(again) == len(first), "what was not written is there again"
-    assert sum(count.amount for count in again) == sum(count.amount for count in first) + 2
+    assert sum(count.amount for count in again) == sum(count.amount for count in first) + 3
     counts.written(again, NOON_S + 10)
     assert counts.take(NOON_S + 20) == []
     count_into(counts, Claimed(PAY, "run"))
-    [minute, hour] = counts.take(NOON_S + MINUTE_S)
+    [minute, hour, quarter] = counts.take(NOON_S + MINUTE_S)
     assert (minute.since_s, minute.amount) == (NOON_S + MINUTE_S, 1)
     assert (hour.since_s, hour.amount) == (NOON_S, 3), "the hour goes on"
+    assert (quarter.since_s, quarter.amount) == (NOON_S, 3)
 
 
 def test_of_a_gauge_the_greatest_value_is_kept_and_nothing_of_0() -> None:
     counts = ActivityCounts()
     for oldest_s in (0.0, 2.5, 7.2, 1.0, 0.0):
         count_into(counts, OutboxMeasured(pending={}, oldest_s=oldest_s, delayed=0, retrying=0, dead=0, relays=1))
-    assert [(count.instrument, count.amount) for count in counts.take(NOON_S)] == [("onefold.outbox.oldest.age", 8)] * 2
+    assert [(count.instrument, count.amount) for count in counts.take(NOON_S)] == [("onefold.outbox.oldest.age", 8)] * 3
 
 
 def test_what_has_many_series_is_counted_as_other() -> None:
@@ -128,8 +129,9 @@ def test_a_database_that_stays_away_costs_the_oldest_counts_and_no_memory(
         count_into(counts, Claimed(PAY, "run"))
         taken = counts.take(NOON_S + minute * MINUTE_S)
     assert len(taken) == 10
-    assert min(count.since_s for count in taken if count.span_s == MINUTE_S) == NOON_S + 11 * MINUTE_S
+    assert min(count.since_s for count in taken if count.span_s == MINUTE_S) == NOON_S + 12 * MINUTE_S
     assert [count.amount for count in taken if count.span_s == HOUR_S] == [20], "the hour has them all"
+    assert [count.amount for count in taken if count.span_s == QUARTER_DAY_S] == [20]
     assert "1 counts that the database did not take are left out" in caplog.text
     assert sum(map(len, counts._spans.values())) <= 10, "nor is kept what such a count had come to"
 
@@ -178,7 +180,7 @@ def test_spans_past_their_time_are_deleted_and_no_others(address: str) -> None:
     now_s = int(time.time())
     with closing(sync_database(address)) as database:
         activity = ThreadActivity(database)
-        ages = [0, *(keep_s + age_s for keep_s in KEPT_S.values() for age_s in (-2 * HOUR_S, 2 * HOUR_S))]
+        ages = [0, *(keep_s + age_s for keep_s in {*KEPT_S.values()} for age_s in (-7 * HOUR_S, 7 * HOUR_S))]
         for age_s in ages:
             count_into(activity.counts, RetryPlanned("bank", "POST", 1, 0.1, throttled=False))
             activity.counts.take(now_s - age_s)
@@ -188,9 +190,9 @@ def test_spans_past_their_time_are_deleted_and_no_others(address: str) -> None:
         executor.release()
         gone = run(forget_activity(database.dialect, limit=2), ThreadExecutor(database))
     kept = rows(address, "SELECT span_s, since_s FROM onefold_activity ORDER BY span_s, since_s")
-    assert gone == 3 + 1
+    assert gone == 3 + 3 + 1
     assert all(now_s - since_s < KEPT_S[span_s] for span_s, since_s in kept)
-    assert len(kept) == 2 * len(ages) - gone
+    assert len(kept) == len(SPANS_S) * len(ages) - gone
 
 
 class Away:
@@ -442,7 +444,7 @@ def test_each_loop_has_a_timer_and_one_only(sqlite_path: Path) -> None:
     [
         (last_hour(NOON_S + 61), 60, MINUTE_S),
         (last_day(NOON_S + 61), 24, HOUR_S),
-        (last_week(NOON_S + 61), 168, HOUR_S),
+        (last_week(NOON_S + 61), 28, QUARTER_DAY_S),
     ],
 )
 def test_a_window_ends_with_the_span_that_it_is_now(window: TimeWindow, spans: int, span_s: int) -> None:

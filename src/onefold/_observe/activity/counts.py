@@ -1,8 +1,8 @@
 """Counting in memory: what happened since the last write, and what each span that is not written yet has come to.
 
 Theory of operation. An event costs a look-up and an addition under a lock. `take` moves what was counted into the
-minute and the hour that it is now, so that a count may be some seconds late; what a span has come to is written whole,
-and what could not be written stays here until it is, or until it is too much.
+minute, the hour and the quarter of a day that it is now, so that a count may be some seconds late; what a span has come
+to is written whole, and what could not be written stays here until it is, or until it is too much.
 
 Invariant: bounded, whatever is counted and however long the database is away. What is left out is logged.
 """
@@ -25,6 +25,9 @@ from onefold._observe.recorder import OTHER, Record
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600
+QUARTER_DAY_S: Final = 6 * HOUR_S
+#: Each count is kept in spans of each of these lengths. A plot of any time reads about as many spans as another.
+SPANS_S: Final = (MINUTE_S, HOUR_S, QUARTER_DAY_S)
 
 #: Histograms are not kept, nor what a look at the tables tells by itself.
 KEPT: Final = (
@@ -38,7 +41,7 @@ VALUES_MAX: Final = 50
 SERIES_MAX: Final = 500
 #: Rows that wait for a database that is away: about an hour of the most that can be counted in a minute, a day of the
 #: usual.
-UNWRITTEN_MAX: Final = 2 * SERIES_MAX * 20
+UNWRITTEN_MAX: Final = 20 * SERIES_MAX * len(SPANS_S)
 
 _Series: TypeAlias = tuple[str, str]
 _Span: TypeAlias = tuple[int, int]
@@ -98,7 +101,7 @@ class ActivityCounts:
     def take(self, now_s: int) -> list[Count]:
         """What is to be written now. It stays until it is said to be `written`."""
         with self._lock:
-            for span_s in (MINUTE_S, HOUR_S):
+            for span_s in SPANS_S:
                 self._merge((span_s, now_s - now_s % span_s))
             self._fresh.clear()
             left_out = self._limit()

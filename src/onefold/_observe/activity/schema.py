@@ -1,8 +1,8 @@
 """onefold's table of the activity history, as a numbered migration per dialect. A number, once released, never changes.
 
 A row is what one process has counted of one series in one span, from `since_s` (seconds since 1970) on. Each span is
-there twice: as a minute, for the last hours, and as a part of its hour, for the last days. A process writes what it has
-counted in a span so far, and never a difference: to write it again is harmless.
+there three times: as a minute, for the last hours, and as a part of its hour and of its quarter of a day, for the last
+days. A process writes what it has counted in a span so far, and never a difference: to write it again is harmless.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from onefold._kernel.fork_and_loop import watch_forks
 from onefold._kernel.ports import AsyncDatabase, Database
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.telemetry.every_event import Event
-from onefold._observe.activity.counts import HOUR_S, MINUTE_S, VALUES_MAX, ActivityCounts
+from onefold._observe.activity.counts import HOUR_S, MINUTE_S, QUARTER_DAY_S, VALUES_MAX, ActivityCounts
 from onefold._observe.activity.statements import STATEMENTS, Count
 from onefold._observe.recorder import Recorder
 
@@ -37,7 +37,7 @@ EVERY_S: Final = 10.0
 CLOSE_S: Final = 5.0
 
 #: For how long spans are kept, by their length.
-KEPT_S: Final = {MINUTE_S: 2 * 86_400, HOUR_S: 8 * 86_400}
+KEPT_S: Final = {MINUTE_S: 2 * 86_400, HOUR_S: 2 * 86_400, QUARTER_DAY_S: 8 * 86_400}
 FORGET_EVERY_S: Final = 600.0
 #: Rows in one statement, and statements in one turn.
 AT_ONCE: Final = 1000
