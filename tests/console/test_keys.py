@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
 from onefold import AsyncOnefold, single_principal
 from onefold._idempotency.model import Scope
@@ -44,6 +44,11 @@ class Shop:
             self.entered.set()
             await self.go_on.wait()
             return "done"
+
+        @app.post("/refused")
+        @once.idempotent()
+        async def refused(tx: Tx[Any]) -> None:
+            raise HTTPException(409)
 
         @app.post("/steps")
         @once.idempotent(required=True, lease_s=600)
@@ -140,6 +145,18 @@ async def test_a_running_request_is_why_a_client_gets_409(shop: Shop) -> None:
         assert "A request with this key has been running" in said
         assert "Why 409 409 key-in-flight" in said
     assert "Done: answered 200" in text_of(await find(visitor, "POST /slow"))
+
+
+async def test_how_a_running_request_ends_is_said_as_its_database_does_it(shop: Shop) -> None:
+    visitor = await shop.operator(VIEW)
+    async with in_flight(shop, "/slow"):
+        said = text_of(await find(visitor, "POST /slow"))
+    if shop.once._database.dialect == "postgres":
+        assert "Running since 20" in said
+        assert "or it takes longer than the route's lease_s" in said
+    else:
+        assert "lease_s, the database" not in said
+        assert "SQLite has no lease" in said
 
 
 async def test_a_request_in_steps_is_why_a_client_gets_409_for_as_long_as_its_lease(shop: Shop) -> None:
@@ -256,6 +273,16 @@ async def test_a_key_is_erased_with_a_reason_after_a_page_that_shows_what_will_h
     assert "Anna keys erase customer 4711 asked for it" in audit
     await shop.post("/orders/7", "k")
     assert shop.runs == 2
+
+
+async def test_before_a_4xx_is_erased_the_page_says_that_its_rows_were_undone(shop: Shop) -> None:
+    await shop.post("/refused", "k")
+    visitor = await shop.operator()
+    page = await find(visitor, "POST /refused")
+    [address] = re.findall(r'href="/console(/keys/[^"]+/erase)"', page.text)
+    asked = text_of(await visitor.get(address))
+    assert "was answered 409, and what its handler had written here was undone" in asked
+    assert "What the first request has written stays" not in asked
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 501, "bad\x00"])

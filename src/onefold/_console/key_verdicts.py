@@ -86,8 +86,14 @@ def _judge_holder(holder: KeyHolder) -> KeyVerdict:
         tone="neutral",
         what=f"A request with this key has been running{since}{of}{called}. It has committed nothing yet.",
         gets="409 key-in-flight, after the route's wait_s, with Retry-After. With another payload: 422 key-reused.",
-        way_out="It ends with the handler: its answer is then replayed. If its process dies, or it takes longer than "
-        "the route's lease_s, the database rolls it back, and the next retry runs.",
+        way_out="It ends with the handler: its answer is then replayed. "
+        + (
+            "If its process dies, or it takes longer than the route's lease_s, the database rolls it back, and the "
+            "next retry runs."
+            if holder.has_lease
+            else "If its process dies, it is rolled back, and the next retry runs. SQLite has no lease, and does not "
+            "know since when it runs: where the handler hangs, end its process."
+        ),
         conflict=True,
     )
 

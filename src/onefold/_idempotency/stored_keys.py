@@ -66,6 +66,8 @@ class KeyHolder:
     since_ms: int | None
     application: str | None
     now_ms: int
+    has_lease: bool
+    """Whether the database ends it after the route's lease_s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,13 @@ async def find_holder(dialect: str, digests: Sequence[bytes]) -> KeyHolder | Non
     async def work() -> KeyHolder | None:
         for digest in digests[:NAMES_MAX]:
             for pid, since_ms, application, now_ms in await Fetch(sql.holders(digest)):
-                return KeyHolder(pid=pid, since_ms=since_ms, application=application or None, now_ms=now_ms)
+                return KeyHolder(
+                    pid=pid,
+                    since_ms=since_ms,
+                    application=application or None,
+                    now_ms=now_ms,
+                    has_lease=sql.has_lease,
+                )
         return None
 
     return await with_connection(work)

@@ -66,7 +66,13 @@ async def show_one(visit: Visit) -> Response:
     work = await _find_work(visit, names)
     verdict = judge_key(keys, holder, work)
     return visit.render(
-        "key.html", names=visit.param("names"), keys=keys, work=work, verdict=verdict, id=names[0].hex()
+        "key.html",
+        names=visit.param("names"),
+        keys=keys,
+        holder=holder,
+        work=work,
+        verdict=verdict,
+        id=names[0].hex(),
     )
 
 

@@ -43,6 +43,8 @@ class KeyStatements:
     holders_text: str
     beside_text: str
     erase_text: str
+    has_lease: bool
+    """Whether a request that runs in one transaction ends with its lease."""
 
     def page(self, after: tuple[int, bytes] | None, limit: int) -> Statement:
         """Records that are kept, those that are kept longest first."""
@@ -95,6 +97,7 @@ def _postgres() -> KeyStatements:
         erase_text=qualified(
             f"DELETE FROM onefold_record WHERE digest = $1::bytea AND {_POSTGRES_PLACE} = $2::bigint RETURNING digest"
         ),
+        has_lease=True,
     )
 
 
@@ -114,6 +117,7 @@ def _sqlite() -> KeyStatements:
         holders_text=_SQLITE_HOLDERS,
         beside_text=sqlite_values(_BESIDE).replace("expires_at", "expires_at_ms"),
         erase_text="DELETE FROM onefold_record WHERE digest = ?1 AND expires_at_ms = ?2 RETURNING digest",
+        has_lease=False,
     )
 
 
