@@ -80,6 +80,20 @@ def test_a_connection_that_goes_frees_what_it_has_locked(database: Any, leave: s
     second.release()
 
 
+async def test_what_a_connection_has_locked_is_free_when_it_was_given_back_also_where_its_thread_must_close_it(
+    sqlite_path: Path,
+) -> None:
+    """Its next claim, on another connection, would be refused by itself."""
+    database = async_sqlite(sqlite_path)
+    connection: Any = await database.acquire()
+    await connection.fetch(Statement("SELECT onefold_lock(1, ?1, ?2)", (1, 2)))
+    kept = connection._connection._file.connection  # as a traceback keeps it: it is not used again
+    await connection.release()
+    assert not lock_file(str(sqlite_path)).is_locked(2)
+    del kept
+    await database.close()
+
+
 def test_the_end_of_a_transaction_frees_nothing(database: Any) -> None:
     """A stored refusal rolls back and then writes its record: nobody may come in between."""
     first, second = database.acquire(), database.acquire()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
-from onefold import Keyring
+from onefold import AsyncOnefold, Keyring, single_principal
+from onefold.db.sqlite._connection import SqliteConnection
+from onefold.fastapi import Steps
 from onefold.policies import Quota
 from tests.steps.places import Place, effects
 from tests.steps.rides import FRAMEWORKS, Application, breaks
@@ -166,3 +171,27 @@ def test_a_request_that_the_application_no_longer_knows_is_explained_to_its_clie
     assert (answer.status_code, answer.json()["type"]) == (500, "urn:onefold:problem:work-changed")
     assert_for_strangers(answer.json())
     assert "has recorded phase 'begin' there" in caplog.text
+
+
+async def test_a_retry_on_sqlite_closes_no_connection(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claim is refused by the work that is there: the traceback of that must not keep the connection."""
+    closed: list[object] = []
+    monkeypatch.setattr(SqliteConnection, "_close", lambda _, file: closed.append(file))
+    app, once = FastAPI(), AsyncOnefold(sqlite_path, principal=single_principal)
+    once.install(app)
+
+    async def fail() -> str:
+        raise TimeoutError
+
+    @app.post("/print")
+    @once.idempotent(required=True)
+    async def print_it(work: Steps) -> str:
+        printed: str = await work.call("print", fail)
+        return printed
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        told = [await client.post("/print", headers={"Idempotency-Key": '"k"'}) for _ in range(2)]
+    await once.close()
+    assert [each.status_code for each in told] == [500, 500]
+    assert closed == []

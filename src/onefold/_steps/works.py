@@ -69,10 +69,13 @@ class Works:
         try:
             await Batch((*opened, *self.sql.light, self.sql.insert(ask, fence), *unless, Boundary.COMMIT))
         except (UniqueViolated, RequiredValueMissing):
-            await rollback_and_release()
-            return None
-        await Release()
-        return Held(ask.digest, fence, ask.operation, ask.lease_s)
+            pass
+        else:
+            await Release()
+            return Held(ask.digest, fence, ask.operation, ask.lease_s)
+        # Not while the error is handled: its traceback refers to SQLite's connection, which would be closed for that.
+        await rollback_and_release()
+        return None
 
     async def take(
         self, ask: WorkAsk, opened: tuple[BatchItem, ...], unless: tuple[BatchItem, ...] = ()

@@ -352,19 +352,22 @@ class ThreadedConnection(Generic[H, A]):
         return self._glance(self._connection, items)
 
     async def release(self) -> None:
-        at_rest = self._at_rest
-        if at_rest is not None and self._thread.is_idle and at_rest(self._connection):
+        at_rest, is_idle = self._at_rest, self._thread.is_idle
+        if at_rest is not None and is_idle and at_rest(self._connection):
             _release(self._connection)
             self._leave()
             return
         gone = self._thread.run(partial(_release, self._connection))
         if at_rest is not None:
             self._leave()  # its next user stands behind this on the same thread
+            if not is_idle:
+                return  # a task that the handler left is in front of us, and may have no end
         else:
-            # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its
-            # own then. A task that is cancelled here stops waiting; the connection goes back all the same.
             gone.add_done_callback(lambda _: self._leave())
-            await gone
+        # The answer must not be out before it is gone: user code that kept the handle may use it on a thread of its own
+        # then, and a retry, or the next claim of this very request, would find its key locked. A task that is cancelled
+        # here stops waiting; the connection goes back all the same.
+        await gone
 
     async def discard(self) -> None:
         """The thread is free when it is: it may be in the middle of an abandoned statement."""
