@@ -16,9 +16,10 @@ DOCS = SOURCE.parents[1] / "docs"
 
 def test_pages_are_listed_and_printed() -> None:
     listed = [line.split()[0] for line in onefold("docs").stdout.splitlines()]
-    assert listed == sorted(path.stem for path in DOCS.glob("*.md"))
+    assert listed == sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md"))
+    assert "why/why-409" in listed
     assert onefold("docs", "metrics").stdout == (DOCS / "metrics.md").read_text()
-    assert onefold("docs", "docs/metrics.md").stdout == (DOCS / "metrics.md").read_text()
+    assert onefold("docs", "docs/Metrics.md").stdout == (DOCS / "metrics.md").read_text()
 
 
 def test_a_section_ends_where_the_next_one_begins_and_comments_of_programs_are_no_headings() -> None:

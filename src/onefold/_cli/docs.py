@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,9 +23,9 @@ def command(
     if page is None:
         for each, kept in pages.items():
             title = kept.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-            typer.echo(f"{each:<16} {title}")
+            typer.echo(f"{each:<24} {title}")
         return
-    name = page.removeprefix("docs/").removesuffix(".md")
+    name = page.casefold().removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         raise typer.BadParameter(f"there is no page {page!r}; there are {', '.join(pages)}")
     text = pages[name].read_text(encoding="utf-8")
@@ -38,8 +39,15 @@ def find_pages() -> dict[str, Traversable]:
     folder = files("onefold") / "_docs"
     if not folder.is_dir():
         folder = Path(onefold.__file__).parents[2] / "docs"
-    found = {each.name.removesuffix(".md"): each for each in folder.iterdir() if each.name.endswith(".md")}
-    return dict(sorted(found.items()))
+    return dict(sorted(_pages_below(folder, "")))
+
+
+def _pages_below(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _pages_below(each, f"{path}{each.name}/")
+        elif each.name.endswith(".md"):
+            yield path + each.name.removesuffix(".md"), each
 
 
 def find_section(text: str, wanted: str) -> str:
