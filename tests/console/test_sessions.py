@@ -212,3 +212,17 @@ async def test_signing_in_leads_to_the_page_that_was_asked_for(app: Console) -> 
     """The control of the one above."""
     answer = await Visitor(app).sign_in(ACT, then="/dead-letters?consumer=billing&after=1-a%2Fb")
     assert answer.headers["location"] == "/dead-letters?consumer=billing&after=1-a%2Fb"
+
+
+async def test_two_consoles_on_one_host_leave_each_others_sessions_alone(once: AsyncOnefold) -> None:
+    first, second = (
+        Visitor(console(once, act_token=f"{ACT}{port}"), origin=f"http://console.test:{port}") for port in (8787, 8788)
+    )
+    second.client._cookies = first.client._cookies  # of one browser, which does not look at ports
+    for visitor, port in ((first, 8787), (second, 8788)):
+        assert (await visitor.sign_in(f"{ACT}{port}")).status_code == 303
+    assert [(await each.get("/audit")).status_code for each in (first, second)] == [200, 200]
+
+
+async def test_a_host_that_is_none_is_no_session(actor: Visitor) -> None:
+    assert (await actor.get("/audit", host="console.test:port")).status_code < 500

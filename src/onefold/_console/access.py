@@ -94,7 +94,7 @@ class TokenAccess:
             )
 
     async def identify(self, request: Request, now: float) -> SignedIn | None:
-        return self.read(request.cookies.get(COOKIE, ""), now)
+        return self.read(request.cookies.get(cookie_of(request), ""), now)
 
     def role_of(self, token: str) -> Role | None:
         """The role that a token is for. All are compared, each in constant time."""
@@ -136,6 +136,16 @@ class TokenAccess:
 
 
 Access: TypeAlias = HostAccess | TokenAccess
+
+
+def cookie_of(request: Request) -> str:
+    """The name of the session's cookie at this address. Browsers send a cookie to every port of its host: two consoles
+    on one machine would end each other's sessions."""
+    try:
+        port = request.url.port
+    except ValueError:  # a Host that is none
+        port = None
+    return COOKIE if port is None else f"{COOKIE}_{port}"
 
 
 def access_of(authorize: Authorize | None, view_token: str | None, act_token: str | None) -> Access:

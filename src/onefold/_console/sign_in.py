@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from onefold._console import csrf
-from onefold._console.access import COOKIE, SESSION_S, TokenAccess
+from onefold._console.access import SESSION_S, TokenAccess, cookie_of
 from onefold._console.roles import Operator, Role
 from onefold._console.sections import ConsoleParts
 from onefold._kernel.readable import harmless
@@ -56,13 +56,13 @@ class SignIn:
         log.info("console: %s signed in from %s with role %s", operator.name, harmless(address), role.value)
         response = RedirectResponse(_root(request) + _below(request), 303)
         cookie = self._access.begin(operator, self._parts.now())
-        set_cookie(response, request, COOKIE, cookie, max_age=SESSION_S)
+        set_cookie(response, request, cookie_of(request), cookie, max_age=SESSION_S)
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        self._access.end(request.cookies.get(COOKIE, ""), self._parts.now())
+        self._access.end(request.cookies.get(cookie_of(request), ""), self._parts.now())
         response = RedirectResponse(f"{_root(request)}/login", 303)
-        set_cookie(response, request, COOKIE, "", max_age=0)
+        set_cookie(response, request, cookie_of(request), "", max_age=0)
         return response
 
     def _form(self, request: Request, *, token: str = "", problem: str = "", status: int = 200) -> Response:
