@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from onefold.errors import ProgrammerError, RowDiffers, StatementRefused, TransactionMisused
+from onefold.errors import OnefoldError, ProgrammerError, RowDiffers, StatementRefused, TransactionMisused
 from tests.natural.stages import WAYS, Stage, address_for, opened, refused
 
 
@@ -18,14 +20,14 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         yield stage
 
 
-def pay(stage: Stage, tx: Any, id_: str, amount: int, account: str = "a") -> Any:
+def pay(stage: Stage, tx: Any, id_: str, amount: int, account: str = "a", add: object = None) -> Any:
     return tx.ledger_entry(
         stage.table("entries"),
         {"id": id_, "account": account, "amount": amount},
         on="id",
         balance=stage.table("accounts"),
         where={"id": account},
-        add={"balance": amount},
+        add={"balance": amount if add is None else add},
     )
 
 
@@ -91,3 +93,37 @@ async def test_half_of_a_movement_is_refused(request: pytest.FixtureRequest) -> 
         for how, words in wrong:
             with refused(ProgrammerError, words):
                 tx.ledger_entry("entries", entry, on="id", **how)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "asyncpg", "sqlite", "psycopg2 engine"])
+async def test_an_addition_that_the_driver_refuses_leaves_no_entry(request: pytest.FixtureRequest, driver: str) -> None:
+    """The server has not seen it, and so aborted nothing."""
+    async with opened(driver, address_for(request, driver)) as stage:
+        with contextlib.suppress(OnefoldError):
+            async with stage.transaction() as tx:
+                with pytest.raises(OnefoldError):
+                    await pay(stage, tx, "e1", 1, add=object())
+        assert committed(stage) == ([], [("a", 100), ("b", 0)])
+        async with stage.transaction() as tx:
+            assert (await pay(stage, tx, "e1", 1)).created
+
+
+@pytest.mark.parametrize("driver", ["psycopg-async", "asyncpg", "sqlite-async", "aiosqlite engine", "asyncpg engine"])
+async def test_a_call_that_is_cancelled_on_its_way_leaves_no_entry(request: pytest.FixtureRequest, driver: str) -> None:
+    """At every point where it gives way to others; its user goes on, and commits."""
+    async with opened(driver, address_for(request, driver)) as stage:
+        for steps in range(1, 40):
+            with contextlib.suppress(OnefoldError):
+                async with stage.transaction() as tx:
+                    paying = asyncio.ensure_future(_await(pay(stage, tx, f"e{steps:02}", 1)))
+                    for _ in range(steps):
+                        await asyncio.sleep(0 if steps < 20 else 0.0002)
+                    paying.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await paying
+        entries, [(_, balance), _] = committed(stage)
+        assert balance == 100 + len(entries)
+
+
+async def _await(call: Any) -> Any:
+    return await call

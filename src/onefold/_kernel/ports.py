@@ -216,6 +216,7 @@ class NaturalWrites(Protocol):
         on: str | Sequence[str], compare: bool | str | Sequence[str], balance: WritableTable | None,
         where: Mapping[str, Any] | None, add: Mapping[str, Any] | None, dialect: str,
         in_part: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
+        or_nothing: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
     ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
     def exclusive(
         self, dialect: str, parts: tuple[Any, ...], *, wait_s: float, part: int, writing: bool

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.derive import Part
-from onefold._kernel.effects import Batch, BatchItem, Call, Fetch, Flow, Statement
+from onefold._kernel.effects import Batch, BatchItem, Call, Fetch, Flow, HandlerStatement, Query, Statement
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.inside_calls import Exclusive, InsideCalls
@@ -24,7 +24,14 @@ from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold._kernel.table_writes import WritableTable
 from onefold._kernel.write_results import EnteredSoon, InsertedSoon, TransitionedSoon
-from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
+from onefold.errors import (
+    ConfigurationError,
+    MessageInvalid,
+    ProgrammerError,
+    RowDiffers,
+    StoreUnavailable,
+    TransactionMisused,
+)
 
 H = TypeVar("H")
 M = TypeVar("M")
@@ -46,6 +53,12 @@ NOT_GIVEN = (
 _PLAIN_DEF = (
     "the handler is a plain `def`, and {} of AsyncOnefold has to be awaited: nothing would be executed. Write `async "
     "def`, or use Onefold, whose transactions a def can use; tx.publish(...) works in both"
+)
+
+
+_HALF_DONE = (
+    "tx.ledger_entry failed on its way ({why}), so that its entry may be there without its addition. Nothing of the "
+    "transaction is kept: a retry does both"
 )
 
 
@@ -261,7 +274,7 @@ class Transaction(Generic[H]):
         balances = None if balance is None else self._table(balance)
         make = natural.ledger_entry(
             entries, values, on=on, compare=compare, balance=balances, where=where, add=add,
-            dialect=self._executor.dialect, in_part=self._in_part,
+            dialect=self._executor.dialect, in_part=self._in_part, or_nothing=self._or_nothing,
         )  # fmt: skip
         answer: EnteredSoon[Any] = self._perform("tx.ledger_entry(...)", make)
         return answer
@@ -329,6 +342,25 @@ class Transaction(Generic[H]):
             raise
         self._begun = self._begun or begins
         return answer
+
+    async def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Any:
+        """A flow that is done as a whole, or the transaction is not committed. The server has aborted it where it
+        refused a statement. What a driver refuses, the server has not seen, and what is interrupted (a time-out, a
+        cancellation) may be half done: then the transaction is doomed."""
+        try:
+            return await make()
+        except RowDiffers:  # nothing was written
+            raise
+        except Exception as error:
+            try:
+                await Query(HandlerStatement("SELECT 1"))
+            except Exception:
+                raise error from None
+            self._all_savepoints().doom(_HALF_DONE.format(why=error))
+            raise
+        except BaseException:
+            self._all_savepoints().doom(_HALF_DONE.format(why="it was interrupted"))
+            raise
 
     async def _in_part(self, make: Callable[[], Flow[Any]]) -> Any:
         """A flow as a part that is undone alone where it fails."""

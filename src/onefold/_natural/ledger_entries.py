@@ -5,8 +5,9 @@ first. An entry with a unique id does. The entry is inserted first: of two calle
 unique index, and finds the entry there when the first has committed. The balance is moved by the one who made the
 entry, in the same transaction, by a statement that reads and writes it at once.
 
-Invariant: an entry without its movement is never committed. On Postgres a movement that fails has aborted the
-transaction; elsewhere both are one part, which is undone together.
+Invariant: an entry without its movement is never committed, whatever its user goes on with. On Postgres a movement that
+the server refuses has aborted the transaction, and one that never came there (a value that the driver cannot send, a
+cancellation between the two) dooms it; elsewhere both are one part, which is undone together.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from onefold._kernel.write_results import Entered
 from onefold._natural.inserting import Comparison, insert_once
 from onefold.errors import TransactionMisused
 
-#: Runs a flow as a part of the transaction that is undone alone where it fails.
-InPart: TypeAlias = Callable[[Callable[[], Flow[Any]]], Flow[Any]]
+#: Runs a flow that must not stay half done.
+Whole: TypeAlias = Callable[[Callable[[], Flow[Any]]], Flow[Any]]
 
 
 async def enter(

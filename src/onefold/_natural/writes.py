@@ -13,7 +13,7 @@ from onefold._kernel.table_writes import AddTo, InsertUnlessThere, MoveState, Wr
 from onefold._natural.argument_checks import check_among, check_columns, check_key, check_values
 from onefold._natural.exclusive import lock, lock_number
 from onefold._natural.inserting import Comparison, insert_once
-from onefold._natural.ledger_entries import InPart, enter
+from onefold._natural.ledger_entries import Whole, enter
 from onefold._natural.plain_table import PlainTable
 from onefold._natural.sql.natural_dialect import NaturalDialect
 from onefold._natural.transitions import transition
@@ -108,7 +108,8 @@ class TableWriter:
         where: Mapping[str, Any] | None,
         add: Mapping[str, Any] | None,
         dialect: str,
-        in_part: InPart,
+        in_part: Whole,
+        or_nothing: Whole,
     ) -> Callable[[], Flow[Any]]:
         call = "tx.ledger_entry"
         insert, comparison = _read_insert(call, table, values, on, compare, None)
@@ -123,8 +124,10 @@ class TableWriter:
             balance.check_columns((*key, *numbers))
             addition = AddTo(key=key, add=numbers)
         make = functools.partial(enter, table, insert, comparison, balance, addition)
-        # Where a failed statement aborts the transaction, nothing half done can stay: no savepoint is needed.
-        return make if addition is None or _DIALECTS[dialect].ABORTS else lambda: in_part(make)
+        if addition is None:
+            return make
+        # Where a statement that the server refuses aborts the transaction, no savepoint is needed.
+        return functools.partial(or_nothing if _DIALECTS[dialect].ABORTS else in_part, make)
 
     def exclusive(
         self, dialect: str, parts: tuple[Part, ...], *, wait_s: float, part: int, writing: bool
