@@ -84,12 +84,11 @@ class AsyncpgQueries:
 
     __slots__ = ()
 
-    async def query(self, statement: HandlerStatement) -> NamedRows:
-        connection: Any = self
+    async def query(self: Any, statement: HandlerStatement) -> NamedRows:
         try:
-            records = await connection.handle.fetch(statement.sql, *statement.values, record_class=asyncpg.Record)
+            records = await self.handle.fetch(statement.sql, *statement.values, record_class=asyncpg.Record)
         except VENDOR_ERRORS as error:
-            translated = connection._translate_error(error)
+            translated = self._translate_error(error)
             raise (await translated if inspect.isawaitable(translated) else translated) from error
         return NamedRows(tuple(records[0].keys()) if records else (), [tuple(record) for record in records])
 

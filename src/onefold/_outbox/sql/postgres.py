@@ -86,10 +86,8 @@ AND ($6::integer = 0 OR due_at = 'infinity')
 """
 
 _STOPPED_COLUMNS = """
-SELECT id, topic, key, started, error,
-       CASE WHEN due_at < 'infinity' THEN (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint END,
-       destination
-FROM onefold_outbox
+id, topic, key, started, error,
+CASE WHEN due_at < 'infinity' THEN (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint END, destination
 """
 
 _CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER BY due_at LIMIT $7::integer)"
@@ -164,9 +162,13 @@ SELECT count(*) FROM (
     LIMIT $1::integer) AS counted
 """)
 
-    LIST_STOPPED = qualified(f"{_STOPPED_COLUMNS} WHERE {_FITS} ORDER BY due_at LIMIT $7::integer")
+    LIST_STOPPED = qualified(
+        f"SELECT {_STOPPED_COLUMNS} FROM onefold_outbox WHERE {_FITS} ORDER BY due_at LIMIT $7::integer"
+    )
 
-    ALL_STOPPED = qualified(f"{_STOPPED_COLUMNS} WHERE {_STOPPED} ORDER BY due_at, position LIMIT $1::integer")
+    ALL_STOPPED = qualified(
+        f"SELECT {_STOPPED_COLUMNS} FROM onefold_outbox WHERE {_STOPPED} ORDER BY due_at, position LIMIT $1::integer"
+    )
 
     RELAYS_SEEN = qualified("""
 SELECT relay, (SELECT count(*) FROM onefold_bucket AS b WHERE b.relay = r.relay),
