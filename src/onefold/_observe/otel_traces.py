@@ -5,14 +5,19 @@ events and records are W3C's in any case: the process that reads them may have c
 
 What comes from outside is data. A context that cannot be read is none, and a header that is longer than any that is
 allowed is not looked at.
+
+Invariant: what a sampler, a processor or a propagator raises stays here. The SDK lets it through, into the handler
+whose span begins or ends; a request must not fail, and nothing be rolled back, because it could not be watched.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from onefold._kernel.extras import missing_extra
@@ -32,6 +37,10 @@ from onefold._kernel.telemetry.client_events import RetryPlanned
 from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.tracing import Attribute, Attributes, Carrier
 
+_log = logging.getLogger("onefold.telemetry")
+
+M = TypeVar("M", bound=Callable[..., None])
+
 #: Of a header that may hold a context. W3C allows baggage this much, which is the most of all.
 _HEADER_CHARS_MAX: Final = 8192
 
@@ -48,17 +57,52 @@ _NOWHERE: Final = Context()
 _NO_ATTRIBUTES: Final[Attributes] = {}
 
 
+class Failures:
+    """What OpenTelemetry has raised: the first of a kind is logged, for it may come with every span."""
+
+    __slots__ = ("_logged",)
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, type[Exception]]] = set()
+
+    def report(self, doing: str, error: Exception) -> None:
+        if (doing, type(error)) not in self._logged:
+            self._logged.add((doing, type(error)))
+            _log.warning(
+                "OpenTelemetry raised %r at a span's %s: the work goes on, and its span may be missing. Logged once",
+                error,
+                doing,
+                exc_info=error,
+            )
+
+
+def _reporting(method: M) -> M:
+    """What the method raises is reported, and nothing else."""
+
+    @functools.wraps(method)
+    def guarded(span: OtelSpan, *args: Any) -> None:
+        try:
+            method(span, *args)
+        except Exception as error:
+            span.failures.report(method.__name__, error)
+
+    return cast("M", guarded)
+
+
 class OtelSpan:
     """A span of OpenTelemetry."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_span", "failures")
 
-    def __init__(self, span: trace.Span) -> None:
+    def __init__(self, span: trace.Span, failures: Failures) -> None:
         self._span = span
+        self.failures = failures
 
+    @_reporting
     def set(self, name: str, value: Attribute) -> None:
         self._span.set_attribute(name, value)
 
+    @_reporting
     def link(self, carrier: Carrier) -> None:
         if (found := _read(carrier)) is not None:
             self._span.add_link(found)
@@ -70,7 +114,10 @@ class OtelSpan:
 
     def inject(self, set_header: Callable[[str, str], None]) -> None:
         written: dict[str, str] = {}
-        inject(written, trace.set_span_in_context(self._span))
+        try:
+            inject(written, trace.set_span_in_context(self._span))
+        except Exception as error:
+            self.failures.report("inject", error)
         for name, value in written.items():
             set_header(name, value)
 
@@ -82,11 +129,13 @@ class OtelSpan:
         finally:
             detach(token)
 
+    @_reporting
     def fail(self, error: BaseException | str) -> None:
         told = error if isinstance(error, str) else type(error).__name__
         self._span.set_attribute("error.type", told)
         self._span.set_status(Status(StatusCode.ERROR))
 
+    @_reporting
     def end(self) -> None:
         self._span.end()
 
@@ -96,6 +145,7 @@ class OtelTraces:
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("onefold")
+        self._failures = Failures()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RetryPlanned):
@@ -119,7 +169,13 @@ class OtelTraces:
             context = _extract(parent)
         found = [link for each in links if (link := _read(each)) is not None]
         linked = [Link(each) for each in found] or None
-        return OtelSpan(self._tracer.start_span(name, context, _KINDS[kind], dict(attributes), linked))
+        try:
+            span = self._tracer.start_span(name, context, _KINDS[kind], dict(attributes), linked)
+        except Exception as error:
+            self._failures.report("begin", error)
+            # Its parent's context flows on through it.
+            span = trace.NonRecordingSpan(trace.get_current_span(context).get_span_context())
+        return OtelSpan(span, self._failures)
 
     def is_inside(self) -> bool:
         return trace.get_current_span().get_span_context().is_valid
