@@ -14,7 +14,7 @@ from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.derive import Part
-from onefold._kernel.effects import Batch, BatchItem, Call, Fetch, Flow, HandlerStatement, Query, Statement
+from onefold._kernel.effects import Batch, BatchItem, Fetch, Flow, Statement
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.inside_calls import Exclusive, InsideCalls
@@ -23,15 +23,9 @@ from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
 from onefold._kernel.table_writes import WritableTable
+from onefold._kernel.whole_flows import run_in_part, run_or_doom
 from onefold._kernel.write_results import EnteredSoon, InsertedSoon, TransitionedSoon
-from onefold.errors import (
-    ConfigurationError,
-    MessageInvalid,
-    ProgrammerError,
-    RowDiffers,
-    StoreUnavailable,
-    TransactionMisused,
-)
+from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
 
 H = TypeVar("H")
 M = TypeVar("M")
@@ -53,12 +47,6 @@ NOT_GIVEN = (
 _PLAIN_DEF = (
     "the handler is a plain `def`, and {} of AsyncOnefold has to be awaited: nothing would be executed. Write `async "
     "def`, or use Onefold, whose transactions a def can use; tx.publish(...) works in both"
-)
-
-
-_HALF_DONE = (
-    "tx.ledger_entry failed on its way ({why}), so that its entry may be there without its addition. Nothing of the "
-    "transaction is kept: a retry does both"
 )
 
 
@@ -344,37 +332,10 @@ class Transaction(Generic[H]):
         return answer
 
     async def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Any:
-        """A flow that is done as a whole, or the transaction is not committed. The server has aborted it where it
-        refused a statement. What a driver refuses, the server has not seen, and what is interrupted (a time-out, a
-        cancellation) may be half done: then the transaction is doomed."""
-        try:
-            return await make()
-        except RowDiffers:  # nothing was written
-            raise
-        except Exception as error:
-            try:
-                await Query(HandlerStatement("SELECT 1"))
-            except Exception:
-                raise error from None
-            self._all_savepoints().doom(_HALF_DONE.format(why=error))
-            raise
-        except BaseException:
-            self._all_savepoints().doom(_HALF_DONE.format(why="it was interrupted"))
-            raise
+        return await run_or_doom(self._all_savepoints(), make)
 
     async def _in_part(self, make: Callable[[], Flow[Any]]) -> Any:
-        """A flow as a part that is undone alone where it fails."""
-        part, executor = self.savepoint(), self._executor
-        here = isinstance(executor, ThreadExecutor) or executor.on_this_thread() is not None
-        leave: Callable[..., Any] = part.__exit__ if here else part.__aexit__
-        await Call(part.__enter__ if here else part.__aenter__)
-        try:
-            answer = await make()
-        except Exception as error:
-            await Call(functools.partial(leave, type(error), error, None))
-            raise
-        await Call(functools.partial(leave, None, None, None))
-        return answer
+        return await run_in_part(self.savepoint(), self._executor, make)
 
     def _all_savepoints(self) -> Savepoints:
         if self._savepoints is None:

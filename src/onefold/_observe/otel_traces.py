@@ -57,7 +57,7 @@ _NOWHERE: Final = Context()
 _NO_ATTRIBUTES: Final[Attributes] = {}
 
 
-class Failures:
+class SpanFailures:
     """What OpenTelemetry has raised: the first of a kind is logged, for it may come with every span."""
 
     __slots__ = ("_logged",)
@@ -94,7 +94,7 @@ class OtelSpan:
 
     __slots__ = ("_span", "failures")
 
-    def __init__(self, span: trace.Span, failures: Failures) -> None:
+    def __init__(self, span: trace.Span, failures: SpanFailures) -> None:
         self._span = span
         self.failures = failures
 
@@ -145,7 +145,7 @@ class OtelTraces:
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("onefold")
-        self._failures = Failures()
+        self._failures = SpanFailures()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RetryPlanned):
