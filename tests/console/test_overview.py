@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from onefold._console.plots import HEIGHT, SERIES_MAX, WIDTH, level, stack
 from onefold._kernel.telemetry.client_events import RetryPlanned
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
-from onefold._kernel.telemetry.request_events import Claimed
-from onefold._observe.activity.history import TimeWindow, last_week
+from onefold._kernel.telemetry.request_events import Claimed, Released
+from onefold._observe.activity.history import TimeWindow, last_day, last_hour, last_week
 from onefold.console import Console, Role, console
 from tests.console.browsing import ACT, VIEW, Visitor, text_of
 from tests.support.patience import PATIENCE_S
 
-WINDOW = TimeWindow(60, 1_780_000_020 // 60 * 60, 4)
+WINDOW = TimeWindow(60, 1_780_000_020 // 60 * 60, 4, 1_780_000_020 // 60 * 60 + 200)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ async def count(once: AsyncOnefold, *events: Any) -> None:
 
 
 def test_bars_stand_on_each_other_and_the_highest_column_fills_the_plot() -> None:
-    plot = stack("Requests", "requests", {"run": [1, 0, 3, 0], "replay": [1, 0, 1, 0]}, WINDOW)
+    plot = stack("Requests", "request", {"run": [1, 0, 3, 0], "replay": [1, 0, 1, 0]}, WINDOW)
     assert plot.legend == (("run", "4"), ("replay", "2"))
-    assert plot.highest == 4
+    assert (plot.total, plot.top) == ("6 requests", "top: 4 in a minute")
     [first, third] = plot.columns
     assert [bar.height for bar in first.bars] == [HEIGHT / 4, HEIGHT / 4]
     assert [bar.y for bar in third.bars] == [HEIGHT / 4, 0]
@@ -62,21 +62,30 @@ def test_bars_stand_on_each_other_and_the_highest_column_fills_the_plot() -> Non
 
 
 def test_what_has_more_series_than_colours_is_summed_up() -> None:
-    plot = stack("Retries", "attempts", {f"host {number}": [number, 0, 0, 0] for number in range(1, 20)}, WINDOW)
+    plot = stack("Retries", "attempt", {f"host {number}": [number, 0, 0, 0] for number in range(1, 20)}, WINDOW)
     assert len(plot.legend) == SERIES_MAX
     assert plot.legend[-1] == ("others", str(sum(range(1, 20 - SERIES_MAX + 1))))
-    assert plot.highest == sum(range(1, 20)), "nothing is left out"
+    assert plot.total == f"{sum(range(1, 20))} attempts", "nothing is left out"
 
 
 def test_a_level_says_its_greatest_value_and_nothing_is_no_plot() -> None:
-    assert level("Age", "s", [0, 90, 30, 0], WINDOW).legend == (("greatest", "90 s"),)
+    plot = level("Age", "s", [0, 90, 30, 0], WINDOW)
+    assert (plot.legend, plot.total, plot.top) == ((("greatest", "90 s"),), "", "top: 90 s")
     assert level("Age", "s", [0, 0, 0, 0], WINDOW).columns == ()
-    assert "nothing" in stack("Requests", "requests", {}, WINDOW).summary
+    assert "nothing" in stack("Requests", "request", {}, WINDOW).summary
 
 
-def test_a_week_says_the_day() -> None:
-    plot = level("Age", "s", [1] * 28, last_week(1_780_000_000))
+@pytest.mark.parametrize("make", [last_day, last_week])
+def test_a_day_and_a_week_say_the_date_and_end_now(make: Callable[[int], TimeWindow]) -> None:
+    window = make(1_780_000_000)
+    plot = level("Age", "s", [1] * window.spans, window)
     assert re.fullmatch(r"\w{3} \d\d \w{3} \d\d:00", plot.begins)
+    assert plot.ends == "Thu 28 May 20:26", "no hour that is to come"
+
+
+def test_an_hour_says_the_time_and_ends_now() -> None:
+    plot = level("Age", "s", [1] * 60, last_hour(1_780_000_000))
+    assert (plot.begins, plot.ends) == ("19:27", "20:26")
 
 
 # --- the page -------------------------------------------------------------------------------------------------
@@ -98,8 +107,11 @@ async def test_what_was_absorbed_is_told_by_hop_and_by_where(viewer: Visitor, on
     await count(
         once,
         *[Claimed("POST /orders", "replay")] * 3,
-        Claimed("POST /orders", "run"),
+        *[Claimed("POST /orders", "run")] * 3,
         Claimed("POST /orders", "in_flight"),
+        *[Released("POST /orders", "status 503")] * 2,
+        Claimed("POST /orders", "run"),
+        Released("POST /orders", "waits for its turn"),
         Duplicate("mailer", "orders"),
         RetryPlanned("bank", "POST", 1, 0.1, throttled=True),
         Failed("mailer", "orders", "boom", 1),
@@ -108,7 +120,9 @@ async def test_what_was_absorbed_is_told_by_hop_and_by_where(viewer: Visitor, on
     )
     for window in ("hour", "day", "week", "nonsense"):
         page = text_of(await viewer.get(f"/overview?window={window}"))
-        assert "run 1 replay 3 in_flight 1" in page
+        assert "Requests by outcome 7 requests top: 7 in" in page
+        assert "run 1 replay 3 in_flight 1 released 2" in page
+        assert "Dead letters 1 dead letter top" in page
         assert "consumer 1 http 3" in page
         assert "POST /orders 3" in page
         assert "consumer mailer, topic orders 1" in page

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from onefold._kernel.readable import counted
+from onefold._observe.activity.counts import HOUR_S
 from onefold._observe.activity.history import TimeWindow
 
 WIDTH: Final = 600
@@ -18,6 +20,8 @@ HEIGHT: Final = 120
 #: Colours that there are; what comes after them is summed up.
 SERIES_MAX: Final = 8
 _GAP: Final = 0.15
+#: A longer window says the day of each time.
+_CLOCK_ALONE_S: Final = 6 * HOUR_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,10 @@ class Plot:
     legend: tuple[tuple[str, str], ...]
     """Each series with what it has come to, as text."""
     columns: tuple[Column, ...]
-    highest: int
+    total: str
+    """Of the whole window; empty for a level, which has none."""
+    top: str
+    """What the upper end of the axis stands for: the highest column."""
     begins: str
     ends: str
 
@@ -65,14 +72,17 @@ def stack(title: str, unit: str, series: Mapping[str, Sequence[int]], window: Ti
     few = _limit(series, window)
     highest = max((sum(amounts) for amounts in zip(*few.values(), strict=True)), default=0)
     legend = tuple((name, f"{sum(amounts):,}") for name, amounts in few.items())
-    return _draw(title, unit, few, window, highest, legend)
+    total = counted(sum(map(sum, few.values())), unit)
+    top = f"top: {highest:,} in {_name_span(window.span_s)}"
+    return _draw(title, unit, few, window, highest, legend=legend, total=total, top=top)
 
 
 def level(title: str, unit: str, amounts: Sequence[int], window: TimeWindow) -> Plot:
     """The greatest value of each span."""
     highest = max(amounts, default=0)
     legend = (("greatest", f"{highest:,} {unit}"),) if highest else ()
-    return _draw(title, unit, {"": list(amounts)}, window, highest, legend)
+    top = f"top: {highest:,} {unit}"
+    return _draw(title, unit, {"": list(amounts)}, window, highest, legend=legend, total="", top=top)
 
 
 def _limit(series: Mapping[str, Sequence[int]], window: TimeWindow) -> dict[str, list[int]]:
@@ -91,7 +101,10 @@ def _draw(
     series: Mapping[str, list[int]],
     window: TimeWindow,
     highest: int,
+    *,
     legend: tuple[tuple[str, str], ...],
+    total: str,
+    top: str,
 ) -> Plot:
     width = WIDTH / window.spans
     columns = []
@@ -111,13 +124,20 @@ def _draw(
         unit=unit,
         legend=legend,
         columns=tuple(columns),
-        highest=highest,
+        total=total,
+        top=top,
         begins=clock(window, 0),
         ends=clock(window, window.spans),
     )
 
 
+def _name_span(span_s: int) -> str:
+    if span_s <= HOUR_S:
+        return "an hour" if span_s == HOUR_S else "a minute"
+    return f"{span_s // HOUR_S} hours"
+
+
 def clock(window: TimeWindow, span: int) -> str:
-    """When a span of the window begins, in UTC."""
-    at = datetime.fromtimestamp(window.since_s + span * window.span_s, tz=UTC)
-    return at.strftime("%H:%M" if window.span_s * window.spans <= 86_400 else "%a %d %b %H:%M")
+    """When a span of the window begins, in UTC; of one that is to come: now."""
+    at = datetime.fromtimestamp(min(window.since_s + span * window.span_s, window.now_s), tz=UTC)
+    return at.strftime("%H:%M" if window.span_s * window.spans <= _CLOCK_ALONE_S else "%a %d %b %H:%M")

@@ -38,6 +38,7 @@ from onefold._kernel.current_transaction import request_at_hand
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.handler_errors import failure_of, refusal_not_stored, success_not_stored
 from onefold._kernel.owned_transaction import OwnedTransaction, close_sessions, commit, undo
+from onefold._kernel.telemetry.request_events import STEPPED_ASIDE
 from onefold._policy.quota import QuotaSlot
 from onefold.errors import (
     ConnectionLost,
@@ -242,7 +243,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             return False
         self._run = None
         await undo(self.tx, functools.partial(self._store.release, ask, run))
-        self._emit_released("waits for its turn")
+        self._emit_released(STEPPED_ASIDE)
         return True
 
     async def step_back(self) -> Response | None:

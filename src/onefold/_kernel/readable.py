@@ -20,6 +20,11 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
+def counted(count: int, thing: str) -> str:
+    """How many of something, in words: "1 event", "2,000 events"."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def moment(ms: int | None) -> str | None:
     """A time as it is written in JSON and in tables."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, tz=UTC).isoformat(timespec="milliseconds")

@@ -13,6 +13,7 @@ from onefold._console.plots import Plot, level, stack
 from onefold._console.sections import Page, Section, Visit
 from onefold._inbox.failed_lists import tally_failed
 from onefold._kernel.effects import Flow
+from onefold._kernel.telemetry.request_events import STEPPED_ASIDE
 from onefold._observe import instrument_table as table
 from onefold._observe.activity.history import Activity, TimeWindow, last_day, last_hour, last_week, read_activity
 from onefold._observe.instruments import Labels
@@ -82,7 +83,7 @@ async def measure_all_failed(dialect: str) -> FailedNow:
 def draw(activity: Activity) -> tuple[Plot, ...]:
     """The plots of a window."""
     window = activity.window
-    outcomes = activity.by(table.REQUESTS, "outcome")
+    outcomes = split_outcomes(activity)
     retried = {
         **{f"calls, {cause}": amounts for cause, amounts in activity.by(table.RETRIES, "cause").items()},
         "messages": activity.by(table.MESSAGES, "outcome").get("failed", []),
@@ -94,15 +95,37 @@ def draw(activity: Activity) -> tuple[Plot, ...]:
     }
     ordered = {name: outcomes[name] for name in sorted(outcomes, key=_outcome_order)}
     return (
-        stack("Requests by outcome", "requests", ordered, window),
-        stack("Duplicates absorbed", "duplicates", activity.by(table.DUPLICATES, "hop"), window),
+        stack("Requests by outcome", "request", ordered, window),
+        stack("Duplicates absorbed", "duplicate", activity.by(table.DUPLICATES, "hop"), window),
         level("Age of the outbox", "s", activity.by(table.OUTBOX_OLDEST).get("", [0] * window.spans), window),
-        stack("Retries", "attempts", _filled(retried), window),
-        stack("Dead letters", "letters", _filled(dead), window),
+        stack("Retries", "attempt", _filled(retried), window),
+        stack("Dead letters", "dead letter", _filled(dead), window),
     )
 
 
-_ORDER: Final = ("run", "replay", "in_flight", "mismatch", "expired", "limited", "unavailable", "unprotected")
+_ORDER: Final = (
+    "run",
+    "replay",
+    "in_flight",
+    "mismatch",
+    "expired",
+    "limited",
+    "unavailable",
+    "unprotected",
+    "released",
+)
+
+
+def split_outcomes(activity: Activity) -> dict[str, list[int]]:
+    """Requests by what became of them: of those that were run, `released` left nothing behind, because they raised or
+    answered 5xx. A request that waited for its turn is run twice, and counts once."""
+    outcomes = activity.by(table.REQUESTS, "outcome")
+    reasons = activity.by(table.RELEASED, "reason")
+    released = _sum(reasons.values())
+    if released and "run" in outcomes:  # one may have been released in another span than it was run in: never below 0
+        outcomes["run"] = [max(0, run - gone) for run, gone in zip(outcomes["run"], released, strict=True)]
+    reasons.pop(STEPPED_ASIDE, None)
+    return _filled({**outcomes, "released": _sum(reasons.values())})
 
 
 def _outcome_order(outcome: str) -> tuple[int, str]:

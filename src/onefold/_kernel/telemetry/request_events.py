@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Outcome: TypeAlias = Literal[
     "run", "replay", "in_flight", "mismatch", "expired", "unprotected", "unavailable", "limited"
 ]
 StepKind: TypeAlias = Literal["phase", "call", "finish"]
 StepOutcome: TypeAlias = Literal["done", "failed", "recorded"]
+
+#: Why a request was released that has not failed: it waits for its turn, and claims its key once more.
+STEPPED_ASIDE: Final = "waits for its turn"
 
 
 @dataclass(frozen=True, slots=True)

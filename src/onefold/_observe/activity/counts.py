@@ -31,7 +31,8 @@ SPANS_S: Final = (MINUTE_S, HOUR_S, QUARTER_DAY_S)
 
 #: Histograms are not kept, nor what a look at the tables tells by itself.
 KEPT: Final = (
-    table.REQUESTS, table.DUPLICATES, table.COMPLETIONS, table.MESSAGES, table.REDRIVES, table.FAILED_MESSAGES,
+    table.REQUESTS, table.RELEASED, table.DUPLICATES, table.COMPLETIONS,
+    table.MESSAGES, table.REDRIVES, table.FAILED_MESSAGES,
     table.PUBLISHED, table.PUBLISH_FAILURES, table.OUTBOX_DEAD_LETTERS, table.OUTBOX_OLDEST, table.OUTBOX_STOPPED,
     table.RETRIES, table.SHED,
 )  # fmt: skip

@@ -28,6 +28,7 @@ class TimeWindow:
     span_s: int
     since_s: int
     spans: int
+    now_s: int
 
     @property
     def until_s(self) -> int:
@@ -49,7 +50,7 @@ def last_week(now_s: int) -> TimeWindow:
 
 
 def _window(now_s: int, span_s: int, spans: int) -> TimeWindow:
-    return TimeWindow(span_s, now_s - now_s % span_s - (spans - 1) * span_s, spans)
+    return TimeWindow(span_s, now_s - now_s % span_s - (spans - 1) * span_s, spans, now_s)
 
 
 @dataclass(frozen=True, slots=True)
