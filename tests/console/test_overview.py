@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,16 @@ import uvicorn
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold
+from onefold._app.base_app import run_flow, with_broker
 from onefold._console import live
+from onefold._console.consumers_now import CONSUMERS_MAX
 from onefold._console.live import LiveStreams, write_fragment
+from onefold._console.pages.overview_page import look_at_outbox
 from onefold._console.plots import HEIGHT, SERIES_MAX, WIDTH, level, stack
+from onefold._inbox.pausing import pause
+from onefold._inbox.registry import leave, register
+from onefold._kernel.messages import Message
+from onefold._kernel.ports import AsyncDatabase, Broker
 from onefold._kernel.telemetry.client_events import RetryPlanned
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed
 from onefold._kernel.telemetry.relay_events import OutboxMeasured
@@ -137,6 +145,50 @@ async def test_what_waits_is_told(viewer: Visitor, once: AsyncOnefold) -> None:
     page = text_of(await viewer.get("/overview"))
     assert "Events that wait 3" in page
     assert "nothing is published" in page
+
+
+async def test_an_event_that_is_tried_again_is_one_click_away(viewer: Visitor, once: AsyncOnefold) -> None:
+    async with once.transaction() as tx:
+        _ = tx.publish("orders", {"n": 1}, key="7")
+    stop = asyncio.Event()
+    relaying = asyncio.create_task(once.relay(stop))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await run_flow(once, look_at_outbox)).stopped:
+                pass
+    finally:
+        stop.set()
+        await relaying
+    page = await viewer.get("/overview")
+    assert 'href="/outbox/stuck?show=retrying"' in page.text
+    assert "1 tried again, 0 dead refused, tried again" in text_of(page)
+
+
+async def test_a_consumer_for_which_messages_wait_and_none_runs_is_told(viewer: Visitor, once: AsyncOnefold) -> None:
+    await run_flow(once, lambda dialect: register(dialect, "mailer", "p-1", ["orders"]))
+    await run_flow(once, lambda dialect: register(dialect, "far", "p-3", ["payments"]))
+    await with_broker(once, _leave_one_waiting)
+    assert "mailer orders 1 1 running" in text_of(await viewer.get("/overview"))
+    await run_flow(once, lambda dialect: leave(dialect, "mailer", "p-1"))
+    page = text_of(await viewer.get("/overview"))
+    assert re.search(r"Consumers .* mailer orders 1 0 messages wait, none runs last seen \S+ s ago", page)
+    assert "far payments its broker knows 1 running" in page
+    await run_flow(once, lambda dialect: pause(dialect, "far", "ada"))
+    assert "far payments its broker knows 1 paused by ada" in text_of(await viewer.get("/overview"))
+
+
+async def _leave_one_waiting(_: AsyncDatabase[Any], broker: Broker) -> None:
+    subscription = await broker.subscribe("mailer", ["orders"])
+    await broker.publish([Message(id="m1", source="shop", topic="orders", data=b"1")])
+    await subscription.close()
+
+
+async def test_only_so_many_consumers_are_shown(viewer: Visitor, once: AsyncOnefold) -> None:
+    for number in range(CONSUMERS_MAX + 2):
+        await run_flow(once, partial(register, consumer=f"c{number}", process="p", topics=["orders"]))
+    page = text_of(await viewer.get("/overview"))
+    assert page.count("orders its broker knows 1 running") == CONSUMERS_MAX
+    assert "And 2 more" in page
 
 
 async def test_a_label_that_was_written_by_a_stranger_is_escaped(viewer: Visitor, once: AsyncOnefold) -> None:

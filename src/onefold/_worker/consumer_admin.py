@@ -54,7 +54,7 @@ async def survey(database: AsyncDatabase[Any], broker: Broker, also: Sequence[st
     there = kept | at_broker.keys()
     return [
         replace(
-            _describe(name, [member for member in known if member.consumer == name], at_broker.get(name)),
+            describe(name, [member for member in known if member.consumer == name], at_broker.get(name)),
             paused_by=paused_by.get(name),
         )
         for name in sorted(there)
@@ -77,7 +77,8 @@ async def remove(database: AsyncDatabase[Any], broker: Broker, name: str, actor:
     return Removed(waiting=waiting, handled=ended.handled, failed_messages=ended.failed_messages)
 
 
-def _describe(name: str, processes: Sequence[RunningProcess], at_broker: SubscriptionSeen | None) -> ConsumerSeen:
+def describe(name: str, processes: Sequence[RunningProcess], at_broker: SubscriptionSeen | None) -> ConsumerSeen:
+    """A consumer, from its processes and what a broker keeps for it."""
     listed = None if at_broker is None else at_broker.topics
     topics = judge(processes).wanted if listed is None else listed
     processes = [member for member in processes if member.process != EARLIER]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from onefold._console.consumers_now import ConsumersNow, look_at_consumers
 from onefold._console.live import Fragments
 from onefold._console.plots import Plot, level, stack
 from onefold._console.sections import Page, Section, Visit
@@ -44,6 +45,7 @@ class Overview:
 
     outbox: Report
     failed: FailedNow
+    consumers: ConsumersNow
     activity: Activity
     plots: tuple[Plot, ...]
     absorbed: tuple[tuple[str, int], ...]
@@ -171,6 +173,7 @@ async def look(visit: Visit) -> Overview:
     return Overview(
         outbox=await visit.ask(look_at_outbox),
         failed=await visit.ask(measure_all_failed),
+        consumers=await visit.ask(lambda dialect: look_at_consumers(dialect, count_max=COUNT_MAX)),
         activity=activity,
         plots=draw(activity),
         absorbed=list_absorbed(activity),

@@ -64,6 +64,18 @@ class Statements:
     def count(self, consumer: str) -> Statement:
         return self._statement("SELECT count(*) FROM onefold_delivery WHERE consumer = $1::text", consumer)
 
+    def count_some(self, limit: int, consumers_max: int) -> Statement:
+        """The consumers that have subscribed, by name, each with how many messages it has: at most so many."""
+        sql = """
+        SELECT known.consumer, (
+            SELECT count(*) FROM (
+                SELECT 1 FROM onefold_delivery AS waiting WHERE waiting.consumer = known.consumer LIMIT $1::bigint
+            ) AS counted
+        )
+        FROM (SELECT DISTINCT consumer FROM onefold_subscription ORDER BY consumer LIMIT $2::bigint) AS known
+        """
+        return self._statement(sql, limit, consumers_max)
+
     def remove_subscription(self, consumer: str) -> Statement:
         return self._statement("DELETE FROM onefold_subscription WHERE consumer = $1::text", consumer)
 
