@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 import onefold
-from onefold._console.health_findings import check_health
+from onefold._app.health_findings import check_health
 from onefold._console.sections import Page, Section, Visit
 
 

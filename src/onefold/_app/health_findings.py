@@ -1,4 +1,5 @@
-"""What is well and what is not, from what onefold's own tables say: each finding with the way out."""
+"""What is well and what is not, from what onefold's own tables say: each finding with the way out. For `onefold doctor`
+and for the console."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from onefold._app.migrations import MIGRATIONS
 from onefold._inbox.failed_lists import tally_failed
 from onefold._inbox.pausing import pauses
 from onefold._inbox.registry import EARLIER, list_processes
+from onefold._outbox.event_lists import list_dead_events
 from onefold._outbox.status_report import report
 from onefold._steps.unfinished import list_works
 from onefold.db._migrations import missing, newer
@@ -39,6 +41,7 @@ async def check_health(dialect: str) -> list[HealthFinding]:
     return [
         tables,
         await check_relays(dialect),
+        await check_refused_events(dialect),
         *await check_consumers(dialect),
         await check_dead_letters(dialect),
         await check_works(dialect),
@@ -49,7 +52,7 @@ async def check_tables(dialect: str) -> HealthFinding:
     known = MIGRATIONS[dialect]
     if lacking := await missing(dialect, known):
         said = f"Migrations are missing: {', '.join(map(str, lacking))}."
-        return HealthFinding("Tables", "bad", said, "onefold migrate --database ...")
+        return HealthFinding("Tables", "bad", said, "onefold migrate.")
     if beyond := await newer(dialect, known):
         said = f"A newer onefold has applied {', '.join(map(str, beyond))}; this one works beside it."
         return HealthFinding("Tables", "good", said)
@@ -69,6 +72,13 @@ async def check_relays(dialect: str) -> HealthFinding:
     return HealthFinding("Relays", "good", f"{alive} at work." if alive else "None is at work, and nothing waits.")
 
 
+async def check_refused_events(dialect: str) -> HealthFinding:
+    if (await list_dead_events(dialect, limit=1)).events:
+        said = "Some are dead letters of the outbox, and what has their key waits behind them."
+        return HealthFinding("Refused events", "bad", said, "onefold outbox retry or discard.")
+    return HealthFinding("Refused events", "good", "None.")
+
+
 async def check_consumers(dialect: str) -> list[HealthFinding]:
     processes = [each for each in await list_processes(dialect) if each.process != EARLIER]
     paused = {each.consumer: each.actor for each in await pauses(dialect)}
@@ -78,7 +88,9 @@ async def check_consumers(dialect: str) -> list[HealthFinding]:
         what, said = f"Consumer {name}", f"{alive} processes run."
         if name in paused:
             findings.append(
-                HealthFinding(what, "warn", f"{said} It is paused by {paused[name]}.", "onefold consumers resume")
+                HealthFinding(
+                    what, "warn", f"{said} It is paused by {paused[name]}.", f"onefold consumers resume {name}"
+                )
             )
         elif not alive:
             findings.append(HealthFinding(what, "bad", "No process runs.", "Start onefold consume."))
@@ -91,15 +103,13 @@ async def check_dead_letters(dialect: str) -> HealthFinding:
     tallies = await tally_failed(dialect, count_max=1, consumers_max=CONSUMERS_MAX)
     dead = [tally.consumer for tally in tallies if tally.dead]
     if dead:
-        return HealthFinding(
-            "Dead letters", "bad", f"Of {', '.join(dead)}.", "See Dead letters: redrive or discard them."
-        )
+        return HealthFinding("Dead letters", "bad", f"Of {', '.join(dead)}.", "onefold dlq redrive or discard.")
     return HealthFinding("Dead letters", "good", "None.")
 
 
 async def check_works(dialect: str) -> HealthFinding:
     if await list_works(dialect, parked_only=True, limit=1):
         return HealthFinding(
-            "Works", "bad", "Some are parked, and wait for a person.", "See Works: say what became of them."
+            "Works", "bad", "Some are parked, and wait for a person.", "onefold keys list, then resume or release."
         )
     return HealthFinding("Works", "good", "None is parked.")
