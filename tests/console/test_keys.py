@@ -17,6 +17,7 @@ from onefold import AsyncOnefold, single_principal
 from onefold._idempotency.model import Scope
 from onefold.console import console
 from onefold.fastapi import Steps, Tx
+from onefold.telemetry import hash_key
 from tests.console.browsing import ACT, VIEW, Visitor, hidden_in, text_of
 from tests.support.patience import PATIENCE_S
 
@@ -122,7 +123,9 @@ async def test_a_key_is_found_by_what_the_operator_knows(shop: Shop, route: str)
 async def test_neither_the_key_nor_its_principal_is_in_an_address(shop: Shop) -> None:
     visitor = await shop.operator(VIEW)
     sent = await visitor.submit("/keys", "/keys/find", principal="account-4711", route="POST /orders/{}", key="my-key")
-    assert re.fullmatch(r"/console/keys/[0-9a-f]{32}(\.[0-9a-f]{32})*", sent.headers["location"])
+    names, _, query = sent.headers["location"].partition("?")
+    assert re.fullmatch(r"/console/keys/[0-9a-f]{32}(\.[0-9a-f]{32})*", names)
+    assert query == f"route=known&hash={hash_key('my-key')}"
 
 
 async def test_a_key_that_was_never_seen_is_told_with_what_may_be_the_reason(shop: Shop) -> None:
@@ -135,6 +138,52 @@ async def test_another_principals_key_is_another_key(shop: Shop) -> None:
     await shop.post("/orders/7", "k")
     page = await find(await shop.operator(VIEW), "POST /orders/{}", principal="another")
     assert "Nothing is stored" in text_of(page)
+
+
+async def test_a_path_as_an_access_log_has_it_is_matched_to_its_route(shop: Shop) -> None:
+    await shop.post("/orders/7", "k")
+    assert "Done: answered 201" in text_of(await find(await shop.operator(VIEW), "POST /orders/7"))
+
+
+async def test_that_a_retry_runs_is_not_promised_of_a_route_that_is_unknown(shop: Shop) -> None:
+    said = text_of(await find(await shop.operator(VIEW), "POST /order/7"))
+    assert "It runs" not in said
+    assert "the route is unknown" in said
+
+
+async def test_a_console_without_the_application_promises_no_retry(actor: Visitor) -> None:
+    said = text_of(await find(actor, "POST /orders/7"))
+    assert "A retry gets This cannot be told" in said
+
+
+async def test_a_key_hash_of_a_log_is_told_from_a_key_that_is_not_stored(shop: Shop) -> None:
+    await shop.post("/orders/7", "k")
+    visitor = await shop.operator(VIEW)
+    said = text_of(await visitor.get(f"/keys/{hash_key('k')}"))
+    assert "It may be a key_hash" in said
+    assert "It runs" not in said
+    assert f"Key hash {hash_key('k')}" in text_of(await find(visitor, "POST /orders/{}"))
+
+
+async def test_the_trace_that_a_request_ran_in_is_shown(shop: Shop) -> None:
+    await shop.post("/orders/7", "k")
+    line = f":traceparent:00-{'ab' * 16}-{'cd' * 8}-01".encode().hex()
+    async with shop.once.transaction() as tx:
+        value = f"'\\x00{line}'::bytea" if shop.once._database.dialect == "postgres" else f"x'00{line}'"
+        await tx.connection.execute(f"UPDATE onefold_record SET headers = {value} WHERE status > 0")
+    assert f"Trace {'ab' * 16}" in text_of(await find(await shop.operator(VIEW), "POST /orders/{}"))
+
+
+async def test_when_a_request_was_stored_is_shown_as_far_as_it_is_known(shop: Shop) -> None:
+    await shop.post("/orders/7", "k")
+    visitor = await shop.operator(VIEW)
+    assert re.search(r"Stored about \d+\.\d s ago \( ?20", text_of(await find(visitor, "POST /orders/{}")))
+    assert "Stored, about" in text_of(await visitor.get("/keys"))
+
+
+async def test_the_name_of_the_only_principal_is_offered_where_there_is_only_one(shop: Shop, actor: Visitor) -> None:
+    assert 'placeholder="single"' in (await (await shop.operator(VIEW)).get("/keys")).text
+    assert 'placeholder="single"' not in (await actor.get("/keys")).text
 
 
 async def test_a_running_request_is_why_a_client_gets_409(shop: Shop) -> None:
@@ -268,7 +317,11 @@ async def test_a_key_is_erased_with_a_reason_after_a_page_that_shows_what_will_h
     assert "happens a second time" in asked
     done = await visitor.submit(address, address, reason="customer 4711 asked for it")
     assert done.status_code == 303
-    assert "Nothing is stored" in text_of(await visitor.client.get(done.headers["location"]))
+    after = await visitor.client.get(done.headers["location"])
+    assert "It is erased" in text_of(after)
+    assert re.search(r"Erased 20\S+ \S+ UTC by Anna: customer 4711 asked for it", text_of(after))
+    [line] = set(re.findall(r'href="/console(/audit\?after=\d+)#line-\d+"', after.text))
+    assert re.search(r'href="/console/keys/[0-9a-f]{32}', (await visitor.get(line)).text)
     audit = text_of(await visitor.get("/audit"))
     assert "Anna keys erase customer 4711 asked for it" in audit
     await shop.post("/orders/7", "k")

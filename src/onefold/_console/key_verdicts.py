@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from onefold._idempotency.stored_keys import KeyHolder, KeyView
+from onefold._kernel.audit import AuditLine
 from onefold._kernel.readable import age
 from onefold._steps.unfinished import WorkView
+
+#: Of a search: whether the application has such a route. Unchecked: its routes are not known here. Digest: there was no
+#: search, only an address.
+RouteKnown: TypeAlias = Literal["known", "unknown", "unchecked", "digest"]
 
 Tone: TypeAlias = Literal["good", "warn", "bad", "neutral"]
 
@@ -34,7 +39,14 @@ class KeyVerdict:
     """The record that is meant, if it is one."""
 
 
-def judge_key(keys: Sequence[KeyView], holder: KeyHolder | None, work: WorkView | None) -> KeyVerdict:
+def judge_key(
+    keys: Sequence[KeyView],
+    holder: KeyHolder | None,
+    work: WorkView | None,
+    *,
+    route: RouteKnown = "known",
+    erased: AuditLine | None = None,
+) -> KeyVerdict:
     """From what is there: the answer before what runs, and what runs before what is left."""
     if (done := next((key for key in keys if key.state == "done"), None)) is not None:
         return _judge_done(done)
@@ -54,7 +66,7 @@ def judge_key(keys: Sequence[KeyView], holder: KeyHolder | None, work: WorkView 
             conflict=True,
             key=elsewhere,
         )
-    return _judge_absent(keys)
+    return _judge_absent(keys, route, erased)
 
 
 def _judge_done(done: KeyView) -> KeyVerdict:
@@ -134,7 +146,7 @@ def _judge_work(work: WorkView) -> KeyVerdict:
             )
 
 
-def _judge_absent(keys: Sequence[KeyView]) -> KeyVerdict:
+def _judge_absent(keys: Sequence[KeyView], route: RouteKnown, erased: AuditLine | None) -> KeyVerdict:
     if keys:
         return KeyVerdict(
             state="Expired",
@@ -144,10 +156,32 @@ def _judge_absent(keys: Sequence[KeyView]) -> KeyVerdict:
             gets="It runs anew; or 410 key-expired, where the route refuses late retries (expiry='refuse').",
             key=keys[0],
         )
-    return KeyVerdict(
-        state="Nothing is stored",
-        tone="neutral",
-        what="No request with this principal, route and key has been stored, and none is running.",
-        gets="It runs, as a new request.",
-        way_out="",
-    )
+    if erased is not None:
+        return KeyVerdict(
+            state="Erased",
+            tone="warn",
+            what=f"A stored answer was erased by {erased.actor}. Nothing is stored now, and no request is running.",
+            gets="It runs, as a new request.",
+        )
+    match route:
+        case "known":
+            what = "Nothing is stored under this principal, route and key, and no request with them is running."
+            gets, way_out = "It runs, as a new request.", ""
+        case "unknown":
+            what = (
+                "The application has no route with keys that fits: a request may be stored under the name of another."
+            )
+            gets, way_out = "This cannot be told: the route is unknown.", "Search with a route from the list."
+        case "unchecked":
+            what = "Nothing is stored under this principal, route and key. Whether the application has such a route is "
+            what += "unknown: this console was not given the application (--app)."
+            gets = "This cannot be told. If the route is right, it runs, as a new request."
+            way_out = "Search with the route as the application declares it: POST /orders/{id}, not POST /orders/7."
+        case "digest":
+            what = (
+                "Nothing is stored under this digest. It may be a key_hash (onefold.key.hash) from a log or a trace: "
+            )
+            what += "that is made of the key alone, and no record is found by it."
+            gets = "This cannot be told from a digest."
+            way_out = "Search with principal, route and Idempotency-Key: the page of the key then shows its key hash."
+    return KeyVerdict(state="Nothing is stored", tone="neutral", what=what, gets=gets, way_out=way_out)

@@ -127,6 +127,12 @@ async def find_holder(dialect: str, digests: Sequence[bytes]) -> KeyHolder | Non
     return await with_connection(work)
 
 
+async def find_head(dialect: str, digest: bytes) -> Record | None:
+    """The record without its body: what it was made in, and no word of its answer, is shown of it."""
+    rows = await with_connection(functools.partial(fetch_rows, STATEMENTS[dialect].head(digest)))
+    return record_of(rows[0]) if rows else None
+
+
 async def show_answer(dialect: str, digest: bytes, *, actor: str) -> Record | None:
     """The record with the stored answer. That it was looked at is written into the audit."""
     sql = STATEMENTS[dialect]

@@ -27,10 +27,25 @@ _PAGE: Final = """
     WHERE id < $1::bigint ORDER BY id DESC LIMIT $2::int
 """
 
+#: The newest lines only, by the primary key: what an operator did today is found, and a long audit is not read.
+_FIND: Final = """
+    SELECT id, at_ms, actor, action, consumer, details FROM (
+        SELECT id, {at_ms} AS at_ms, actor, action, consumer, details FROM onefold_audit ORDER BY id DESC LIMIT $3::int
+    ) newest
+    WHERE action = $1::text AND {contains} > 0 ORDER BY id DESC LIMIT 1
+"""
+
 _NOTE: Final = {"postgres": qualified(AUDIT), "sqlite": sqlite_values(AUDIT)}
 _LINES: Final = {
     "postgres": qualified(_PAGE.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint")),
     "sqlite": sqlite_values(_PAGE.format(at_ms="audit_at_ms")),
+}
+
+_FOUND: Final = {
+    "postgres": qualified(
+        _FIND.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint", contains="position($2::text IN details)")
+    ),
+    "sqlite": sqlite_values(_FIND.format(at_ms="audit_at_ms", contains="instr(details, $2::text)")),
 }
 
 _FIRST: Final = 2**63 - 1
@@ -57,12 +72,18 @@ async def list_audit(dialect: str, *, after: int | None = None, limit: int = 100
     if not 1 <= limit <= LINES_MAX:
         raise ConfigurationError(f"limit={limit} must be between 1 and {LINES_MAX}")
     statement = Statement(_LINES[dialect], (_FIRST if after is None else after, limit))
-    return [
-        AuditLine(id=line, at_ms=at_ms, actor=actor, action=action, consumer=consumer, details=json.loads(details))
-        for line, at_ms, actor, action, consumer, details in await with_connection(
-            functools.partial(fetch_rows, statement)
-        )
-    ]
+    return [_line(*row) for row in await with_connection(functools.partial(fetch_rows, statement))]
+
+
+async def find_audit(dialect: str, *, action: str, about: str, among: int = 1000) -> AuditLine | None:
+    """The newest line of this action that has the id `about` in its details, among the newest lines."""
+    statement = Statement(_FOUND[dialect], (action, about, among))
+    rows = await with_connection(functools.partial(fetch_rows, statement))
+    return _line(*rows[0]) if rows else None
+
+
+def _line(line: int, at_ms: int, actor: str, action: str, consumer: str, details: str) -> AuditLine:
+    return AuditLine(id=line, at_ms=at_ms, actor=actor, action=action, consumer=consumer, details=json.loads(details))
 
 
 async def write_audit(

@@ -7,29 +7,35 @@ address, a log or a history.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from onefold._console.key_verdicts import judge_key
+from onefold._console.key_verdicts import RouteKnown, judge_key
+from onefold._console.known_routes import match_route, retentions_of
 from onefold._console.roles import Role
 from onefold._console.sections import Page, Section, Visit, missing
 from onefold._console.stored_answers import read_answer
 from onefold._http.keys import MalformedKey, parse_key
 from onefold._http.request_identity import names_of
-from onefold._http.route_policy import METHODS, Policy
+from onefold._http.route_policy import METHODS, Policy, single_principal
+from onefold._http.stored_response import read_span
+from onefold._idempotency.encryption import UnreadableAnswer
 from onefold._idempotency.stored_keys import (
     NAMES_MAX,
     KeyView,
     erase,
+    find_head,
     find_holder,
     find_keys,
     list_keys,
     read_digest,
     show_answer,
 )
+from onefold._kernel.audit import AuditLine, find_audit
+from onefold._kernel.key_hash import hash_key
 from onefold._steps.unfinished import WorkNotFit, WorkView, show_work
 
 _PRINCIPAL_CHARS_MAX: Final = 1000
@@ -55,8 +61,12 @@ async def find(visit: Visit) -> Response:
             problem = f"This is no Idempotency-Key: {error.reason}"
     if problem:
         return await _render_list(visit, problem=problem, typed=visit.form, status=400)
-    names = names_of(principal, f"{method} {template.strip()}", read, _operations(visit))
-    return visit.redirect(f"/keys/{'.'.join(name.hex() for name in names[:NAMES_MAX])}")
+    operations = _operations(visit)
+    meant = match_route(method, template.strip(), operations)
+    known: RouteKnown = "known" if meant is not None else "unknown" if operations else "unchecked"
+    names = names_of(principal, meant or f"{method} {template.strip()}", read, operations)
+    address = ".".join(name.hex() for name in names[:NAMES_MAX])
+    return visit.redirect(f"/keys/{address}", route=known, hash=hash_key(read))
 
 
 async def show_one(visit: Visit) -> Response:
@@ -64,7 +74,9 @@ async def show_one(visit: Visit) -> Response:
     keys = await visit.ask(functools.partial(find_keys, digests=names))
     holder = await visit.ask(functools.partial(find_holder, digests=names))
     work = await _find_work(visit, names)
-    verdict = judge_key(keys, holder, work)
+    erased = None if keys or holder or work else await _find_erasure(visit, names)
+    verdict = judge_key(keys, holder, work, route=_read_route(visit), erased=erased)
+    key_hash = visit.query("hash")
     return visit.render(
         "key.html",
         names=visit.param("names"),
@@ -73,6 +85,10 @@ async def show_one(visit: Visit) -> Response:
         work=work,
         verdict=verdict,
         id=names[0].hex(),
+        erased=erased,
+        key_hash=key_hash if read_digest(key_hash) else "",
+        trace=await _find_trace(visit, verdict.key),
+        stored=_stored_ms(visit, keys),
     )
 
 
@@ -101,7 +117,7 @@ async def do_erase(visit: Visit) -> Response:
     erased = await visit.ask(question)
     if not erased:
         raise HTTPException(409, "What was to be erased is not stored any more, and nothing was done. Look again.")
-    return visit.redirect(f"/keys/{visit.param('names')}")
+    return visit.redirect(f"/keys/{visit.param('names')}", erased=1)
 
 
 async def _render_list(
@@ -111,7 +127,15 @@ async def _render_list(
     page = await visit.ask(functools.partial(list_keys, after=after))
     routes = sorted({*_operations(visit), *(key.operation for key in page.keys)})
     return visit.render(
-        "keys.html", status=status, page=page, routes=routes, problem=problem, typed=typed or {}, after=after
+        "keys.html",
+        status=status,
+        page=page,
+        routes=routes,
+        problem=problem,
+        typed=typed or {},
+        after=after,
+        stored=_stored_ms(visit, page.keys),
+        is_single=_is_single(visit),
     )
 
 
@@ -133,6 +157,51 @@ async def _find_work(visit: Visit, names: tuple[bytes, ...]) -> WorkView | None:
             continue
         return work
     return None
+
+
+async def _find_erasure(visit: Visit, names: tuple[bytes, ...]) -> AuditLine | None:
+    for name in names:
+        line = await visit.ask(functools.partial(find_audit, action="keys erase", about=name.hex()))
+        if line is not None:
+            return line
+    return None
+
+
+async def _find_trace(visit: Visit, key: KeyView | None) -> str:
+    """The id of the trace that a request ran in, where its record has it and can be opened here."""
+    record = None
+    if key is not None and key.state != "elsewhere":
+        record = await visit.ask(functools.partial(find_head, digest=bytes.fromhex(key.id)))
+    if record is None:
+        return ""
+    try:
+        parts = read_span(record, visit.once._layer.reading).get("traceparent", "").split("-")
+    except UnreadableAnswer:
+        return ""
+    return parts[1] if len(parts) >= 4 else ""
+
+
+def _stored_ms(visit: Visit, keys: Sequence[KeyView]) -> dict[str, int]:
+    """When each was stored, as its end and what the route keeps answers for say. A deploy before may have kept them for
+    another time: it is about then. Not of those whose route is not known."""
+    retentions = retentions_of(_operations(visit))
+    known = [(key, retentions[key.operation]) for key in keys if key.operation in retentions]
+    found = {key.id: key.expires_ms - round(retention_s * 1000) for key, retention_s in known}
+    return {key.id: min(found[key.id], key.now_ms) for key, _ in known}
+
+
+def _is_single(visit: Visit) -> bool:
+    """Whether all callers of the application are one principal."""
+    policies = _operations(visit).values()
+    return bool(policies) and all(policy.principal is single_principal for policy in policies)
+
+
+def _read_route(visit: Visit) -> RouteKnown:
+    match visit.query("route"):
+        case "known" | "unknown" | "unchecked" as route:
+            return route
+        case _:
+            return "digest"
 
 
 def _main(keys: tuple[KeyView, ...]) -> KeyView:

@@ -40,6 +40,7 @@ class KeyStatements:
     page_text: str
     one_text: str
     answer_text: str
+    head_text: str
     holders_text: str
     beside_text: str
     erase_text: str
@@ -57,6 +58,10 @@ class KeyStatements:
     def answer(self, digest: bytes) -> Statement:
         """The record with the stored headers and body."""
         return Statement(self.answer_text, (digest,))
+
+    def head(self, digest: bytes) -> Statement:
+        """The same with an empty body where there is one."""
+        return Statement(self.head_text, (digest,))
 
     def holders(self, digest: bytes) -> Statement:
         return Statement(self.holders_text, (key_lock(digest),))
@@ -76,6 +81,7 @@ _BESIDE: Final = """
 """
 
 _RECORD: Final = "digest, fingerprint, operation, schema_version, status, headers, body"
+_HEAD: Final = _RECORD.replace("body", "substr(body, 1, 0)")
 
 
 def _postgres() -> KeyStatements:
@@ -92,6 +98,7 @@ def _postgres() -> KeyStatements:
         """),
         one_text=qualified(f"SELECT {columns} FROM onefold_record WHERE digest = $1::bytea"),
         answer_text=qualified(f"SELECT {_RECORD} FROM onefold_record WHERE digest = $1::bytea"),
+        head_text=qualified(f"SELECT {_HEAD} FROM onefold_record WHERE digest = $1::bytea"),
         holders_text=qualified(_HOLDERS),
         beside_text=qualified(_BESIDE),
         erase_text=qualified(
@@ -114,6 +121,7 @@ def _sqlite() -> KeyStatements:
         """,
         one_text=f"SELECT {columns} FROM onefold_record WHERE digest = ?1",
         answer_text=f"SELECT {_RECORD} FROM onefold_record WHERE digest = ?1",
+        head_text=f"SELECT {_HEAD} FROM onefold_record WHERE digest = ?1",
         holders_text=_SQLITE_HOLDERS,
         beside_text=sqlite_values(_BESIDE).replace("expires_at", "expires_at_ms"),
         erase_text="DELETE FROM onefold_record WHERE digest = ?1 AND expires_at_ms = ?2 RETURNING digest",
