@@ -57,6 +57,7 @@ def _value(table: str, name: str, kind: str) -> object:
                 }
             ),
             "headers": json.dumps({HOSTILE: HOSTILE}),
+            "topics": json.dumps([HOSTILE]),
             "kind": "request",
         }
         return known.get(name, HOSTILE)
