@@ -1,8 +1,9 @@
-"""FastAPI: the request's transaction, principal and SQLAlchemy session as dependencies."""
+"""FastAPI: the request's transaction, condition, principal and SQLAlchemy session as dependencies."""
 
 from typing import TYPE_CHECKING, Any
 
-from onefold._http.fastapi import Tx, authorize_from, principal_from
+from onefold._http.condition_errors import ConditionFailed
+from onefold._http.fastapi import Condition, Tx, authorize_from, principal_from
 from onefold._http.starlette import stored_principal
 from onefold._steps.step_order import StepOptions
 from onefold._steps.steps import Steps
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncRequestSession",
     "AsyncSessionTx",
+    "Condition",
+    "ConditionFailed",
     "RequestSession",
     "SessionTx",
     "StepOptions",

@@ -136,6 +136,9 @@ def take_turns(
         while alive := [caller for caller in callers if not caller.ended]:
             writer = None if is_postgres else next((caller for caller in alive if caller.writes), None)
             ready = [writer] if writer is not None else [caller for caller in alive if caller not in waiting]
+            if not ready:  # what they wait for has ended, and pg_stat_activity did not know it yet
+                waiting = [caller for caller in waiting if not caller.has_arrived(outside)]
+                continue
             chosen = ready[choices.choose(len(ready))]
             went += chosen.name
             chosen.go()

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 from onefold._app.activity_history import ActivityHistory, writes_activity
 from onefold._app.described import Described, list_topics, name_of, show_given
 from onefold._app.recurring_events import RecurringEvents
+from onefold._app.route_marks import RouteMarks
 from onefold._app.work_blocks import WorkBlocks
 from onefold._http.guarded_request import current_request
 from onefold._http.install import Layer
 from onefold._http.reaper import EVERY_S
-from onefold._http.route_policy import Authorize, Policy, Principal, Settings
+from onefold._http.route_policy import Authorize, Principal, Settings
 from onefold._idempotency.encryption import Sealer
 from onefold._kernel.arguments import named_arguments
 from onefold._kernel.current_transaction import handling
@@ -66,7 +67,7 @@ def _migrate_embedded(database: object) -> None:
         migrate_embedded(database)
 
 
-class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Generic[D]):
+class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHistory, Generic[D]):
     """What both apps share: they are made alike, and their routes are declared alike."""
 
     #: Whether handlers are awaited.
@@ -171,19 +172,6 @@ class BaseOnefold(RecurringEvents, Described, WorkBlocks, ActivityHistory, Gener
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._shown})"
-
-    def idempotent(self, *without_parentheses: Never, **settings: Unpack[Settings]) -> Callable[[F], F]:
-        """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
-        if without_parentheses:
-            raise ConfigurationError(
-                "@once.idempotent is missing its parentheses: write @once.idempotent(), or with settings, as in "
-                "@once.idempotent(required=True)"
-            )
-        return self._layer.marker(settings)
-
-    def policy(self, **settings: Unpack[Settings]) -> Policy:
-        """The policy the same settings give, for routes that are written down instead of decorated."""
-        return self._layer.policy(settings)
 
     @named_arguments("once.consumer")
     def consumer(

@@ -14,12 +14,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onefold._http.background import AnswerReplaced, is_only_replaced, run_held_back
+from onefold._http.conditional_reads import serve_asgi
+from onefold._http.etags import READS
 from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
 from onefold._http.request import Request, Response
 from onefold._http.request_guard import RequestGuard
 from onefold._http.route_policy import Policy, Route
+from onefold._http.scope_keys import CONDITION as CONDITION
 from onefold._http.scope_keys import SESSIONS
 from onefold._http.scope_keys import TRANSACTION as TRANSACTION  # where an application without a framework looks
 from onefold._idempotency.retention import REAP_LIMIT, reap
@@ -88,6 +91,8 @@ class IdempotencyMiddleware:
             return await send_whole(await run_async(page(), TaskExecutor(self._database)), send)
         route = self._resolve(request)
         if route is None:
+            if self._guard.conditional.used and request.method in READS:
+                return await serve_asgi(self._app, scope, receive, send, request, self._guard.refusal)
             return await self._app(scope, receive, send)
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
         guarded = self._guard.screen(request, route, executor)
@@ -248,8 +253,11 @@ class _HeldResponse:
 
     async def _settle(self, start: Message, *, kept: bool, more: bool) -> None:
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
-        response = Response(start["status"], headers, b"".join(self._parts))
         guarded = self._guarded
+        if guarded.condition is not None:
+            added = guarded.condition.headers_for(start["status"], headers)
+            start, headers = {**start, "headers": [*start.get("headers", ()), *added]}, headers + added
+        response = Response(start["status"], headers, b"".join(self._parts))
         instead = await run_async(guarded.finish(response, kept=kept), guarded.executor)
         self._received.settle()
         if guarded.trace is not None:

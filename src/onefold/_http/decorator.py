@@ -18,12 +18,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from onefold._http.background import PARAMETER, ask_for_background, hold_back
+from onefold._http.conditional import RequestCondition
+from onefold._http.conditional_reads import current_read
 from onefold._http.guarded_request import GuardedRequest, current_request
+from onefold._http.problems import problem
+from onefold._http.request import Response
 from onefold._http.route_policy import Policy
 from onefold._http.steps_parameter import find_steps, without
 from onefold._kernel.executors import is_async
 from onefold._kernel.handler_errors import late_isolation
-from onefold.errors import ConfigurationError, ProgrammerError
+from onefold.errors import ConfigurationError, OnefoldError, ProgrammerError
 
 if TYPE_CHECKING:
     from onefold._steps.steps import Steps
@@ -71,6 +75,9 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
         @functools.wraps(function)
         async def call_handler(*args: Any, **kwargs: Any) -> Any:
+            if (read := _read_of(found)) is not None:
+                kwargs.pop(PARAMETER, None)
+                return _note_result(read, await function(*args, **kwargs))
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             if steps is not None:
@@ -81,6 +88,7 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
                     for joined in guarded.tx.joined:
                         if inspect.isawaitable(written := joined.write()):
                             await written
+                    _note_result(guarded.condition, result)
             except BaseException as error:
                 _note(guarded, error)
                 raise
@@ -90,6 +98,9 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
         @functools.wraps(function)
         def call_handler(*args: Any, **kwargs: Any) -> Any:
+            if (read := _read_of(found)) is not None:
+                kwargs.pop(PARAMETER, None)
+                return _note_result(read, function(*args, **kwargs))
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             if steps is not None:
@@ -99,6 +110,7 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
                 if guarded is not None:
                     for joined in guarded.tx.joined:
                         joined.write()
+                    _note_result(guarded.condition, result)
             except BaseException as error:
                 _note(guarded, error)
                 raise
@@ -172,6 +184,21 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
     return guarded
 
 
+def _read_of(found: IdempotentHandler) -> RequestCondition | None:
+    """The condition of the read that a conditional handler is called for; None for a write."""
+    read, guarded = current_read.get(), current_request.get()
+    if read is None or found.policy.conditional is None or (guarded is not None and not guarded.over):
+        return None
+    read.rules = found.policy.conditional
+    return read
+
+
+def _note_result(condition: RequestCondition | None, result: Any) -> Any:
+    if condition is not None:
+        condition.note_result(result)
+    return result
+
+
 def _steps_of(guarded: GuardedRequest[Any] | None, found: IdempotentHandler, *, asynchronous: bool) -> Steps:
     if guarded is None or guarded.steps is None:
         raise ProgrammerError(
@@ -187,6 +214,12 @@ def note_exception(error: Exception) -> None:
     guarded = current_request.get()
     if guarded is not None and guarded.entered and not guarded.over and guarded.raised is None:
         guarded.raised = error
+
+
+def refusal_of(error: OnefoldError) -> Response:
+    """An error as the response of the request at hand."""
+    guarded = current_request.get()
+    return problem(error) if guarded is None else guarded.shared.refusal(error, guarded.request)
 
 
 def _note(guarded: GuardedRequest[Any] | None, error: BaseException) -> None:

@@ -23,8 +23,9 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from onefold._http.authentication import NAMED, TEMPLATE
+from onefold._http.conditional import RequestCondition
 from onefold._http.route_policy import METHODS
-from onefold._http.starlette import find_transaction
+from onefold._http.starlette import condition_of, find_transaction
 from onefold._http.steps_parameter import GIVES_TRANSACTION
 from onefold._kernel.transaction import Transaction
 
@@ -40,6 +41,15 @@ setattr(transaction_of, GIVES_TRANSACTION, True)
 
 Tx: TypeAlias = Annotated[Transaction[H], Depends(transaction_of)]
 """The request's transaction: `Tx[asyncpg.Connection]`, `Tx[sqlite3.Connection]`, ..."""
+
+
+async def request_condition(connection: HTTPConnection) -> RequestCondition:
+    """The condition of the request, for `Depends`."""
+    return condition_of(connection)
+
+
+Condition: TypeAlias = Annotated[RequestCondition, Depends(request_condition)]
+"""What the request depends on (If-Match, If-None-Match), for handlers that are marked with @once.conditional(...)."""
 
 
 def principal_from(

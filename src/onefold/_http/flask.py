@@ -21,12 +21,14 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect, Rule
 
 from onefold._http.authentication import of_werkzeug, with_body
-from onefold._http.decorator import note_exception, policy_of
+from onefold._http.condition_errors import ConditionFailed
+from onefold._http.conditional import RequestCondition
+from onefold._http.decorator import note_exception, policy_of, refusal_of
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response, principal_in
 from onefold._http.route_policy import METHODS, Policy, Route
-from onefold._http.scope_keys import SESSIONS, TRANSACTION, is_between_steps
+from onefold._http.scope_keys import CONDITION, SESSIONS, TRANSACTION, is_between_steps
 from onefold._kernel.transaction import Transaction
 from onefold.errors import ProgrammerError
 
@@ -195,6 +197,31 @@ def current_transaction() -> Transaction[Any]:
         f"{request.method} {request.path} has no transaction: mark the view with @once.idempotent(...), below "
         "@app.post(...), and call once.install(app)"
     )
+
+
+def current_condition() -> RequestCondition:
+    """The condition of the request a Flask view is serving."""
+    from flask import request
+
+    found = request.environ.get(CONDITION)
+    if isinstance(found, RequestCondition):
+        return found
+    raise ProgrammerError(
+        f"{request.method} {request.path} has no condition: mark the view with @once.conditional(etag=...), below "
+        "@app.put(...), and call once.install(app)"
+    )
+
+
+def answer_failed_conditions(app: Flask) -> None:
+    """A condition that does not hold is an answer and no failure: logs see a 412."""
+
+    def answer(error: ConditionFailed) -> FlaskResponse:
+        found = refusal_of(error)
+        headers = [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in found.headers]
+        return FlaskResponse(found.body, found.status, headers)
+
+    if ConditionFailed not in app.error_handler_spec[None][None]:
+        app.register_error_handler(ConditionFailed, answer)
 
 
 def current_session() -> Any:

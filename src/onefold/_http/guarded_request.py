@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from onefold._http.authentication import ApplicationRefusal, authenticate, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
+from onefold._http.condition_errors import ConditionFailed
+from onefold._http.conditional import condition_of
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
-from onefold._http.refusals import refuse
-from onefold._http.reported_request import ReportedRequest
+from onefold._http.refusals import RefusedRequest, refuse
 from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
 from onefold._http.route_policy import Route
-from onefold._http.scope_keys import GUARDED, TRANSACTION
+from onefold._http.scope_keys import CONDITION, GUARDED, TRANSACTION
 from onefold._http.steps_parameter import begin_work
 from onefold._http.stored_response import NOT_STORED, make_answer, make_replay
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
@@ -64,12 +65,12 @@ E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
 _log = logging.getLogger("onefold.requests")
 
 
-class GuardedRequest(ReportedRequest, Generic[E]):
+class GuardedRequest(RefusedRequest, Generic[E]):
     """One request to an idempotent route, from its admission to its end."""
 
     __slots__ = (
-        "_ask", "_body", "_key_ms", "_run", "_store", "_token", "entered", "executor", "followed_by", "over", "policy",
-        "quota_slot", "raised", "sent", "steps", "stream_error", "tx", "work",
+        "_ask", "_body", "_key_ms", "_run", "_store", "_token", "condition", "entered", "executor", "followed_by",
+        "over", "policy", "quota_slot", "raised", "sent", "steps", "stream_error", "tx", "work",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +99,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         self.tx.carry(functools.partial(pick_carried_headers, request.headers))
+        self.condition = condition_of(request, route.policy.conditional, self.operation, self.tx)
         self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
@@ -116,7 +118,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
 
     def __enter__(self) -> None:
         source = cast("MutableMapping[str, Any]", self.request.source)
-        source[TRANSACTION], source[GUARDED] = self.tx, self
+        source[TRANSACTION], source[GUARDED], source[CONDITION] = self.tx, self, self.condition
         self._token = current_request.set(self)
         if self.trace is not None:
             self.trace.enter()
@@ -187,6 +189,8 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)
+            if self.condition is not None and isinstance(claim, Run):
+                await self.condition.read_or_release(self._store, self._ask, claim)
             if self.policy.quota is not None and isinstance(claim, Run):
                 self.quota_slot = await take_slot_or_release(
                     self._store, self._ask, claim, self.policy.quota, principal, self.keyed
@@ -278,9 +282,7 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             _log.warning(success_not_stored(self.operation, self.raised, response.status))
             return self._answer_misuse(await self.abort(type(self.raised).__name__))
         try:
-            if self.steps is not None:
-                self.steps.check_end()
-            self.tx.check_end(keep_rows=not refused)
+            self._check_end(keep_rows=not refused)
             if self.tx.joined:
                 await close_sessions(self.tx, not refused)
             if not refused and self._guard.development and self.policy.writes and self.steps is None:
@@ -319,11 +321,21 @@ class GuardedRequest(ReportedRequest, Generic[E]):
             self._emit_settled(response.status, kept)
         return None
 
+    def _check_end(self, *, keep_rows: bool) -> None:
+        if self.steps is not None:
+            self.steps.check_end()
+        self.tx.check_end(keep_rows=keep_rows)
+        if self.condition is not None and keep_rows:
+            self.condition.check_end()
+
     async def fail(self, error: BaseException) -> Response | None:
         """The handler raised, and nothing of it stays. A Response: send this instead, a retry may succeed."""
         self.sent = self.sent or 0
         explain_wait(error, self.operation)
         judged = not self.over and self._run is not None
+        if judged and isinstance(error, ConditionFailed):  # an answer like the handler's own: kept under its key
+            self.raised, answer = error, self._guard.refusal(error, self.request)
+            return await self.finish(answer) or answer
         failure = self._failure_of(error) if judged else None
         found = await self.abort(type(failure or error).__name__)
         if failure is None:
@@ -335,18 +347,6 @@ class GuardedRequest(ReportedRequest, Generic[E]):
         if self.work is not None and isinstance(error, StoreError | WorkTakenOver | WorkParked | WorkChanged):
             return error
         return failure_of(error, self.operation, self.policy.lease_s)
-
-    def _answer_misuse(self, found: OnefoldError | None) -> Response | None:
-        """What is answered in place of something better where the handler has committed by itself."""
-        return self._guard.refusal(found, self.request) if isinstance(found, TransactionMisused) else None
-
-    def _answer_lost(self, found: OnefoldError | None, raised: BaseException | None) -> Response | None:
-        """What is answered where the connection was lost: what was raised tells no more than that, as a rule."""
-        if not isinstance(found, ConnectionLost) or raised is None:
-            return None
-        failure = StoreUnavailable(f"{found} before anything was committed; a retry runs again")
-        failure.__cause__ = raised
-        return self._guard.log_and_refuse(failure, self.request, self.operation)
 
     async def abort(self, reason: str) -> OnefoldError | None:
         """The handler failed, or answered something that is not kept: leave nothing behind. What was found to be wrong

@@ -14,9 +14,18 @@ from onefold._http.authentication import PLAIN_ASGI, PLAIN_WSGI, Framework
 from onefold._http.bare_header_check import header_taken
 from onefold._http.decorator import IdempotentHandler, check_markable, idempotent_handler_of, mark, name_of
 from onefold._http.guarded_request import current_request
-from onefold._http.install_checks import READY, Known, Readiness, check_complete, check_free, check_served
+from onefold._http.install_checks import (
+    READY,
+    Known,
+    Readiness,
+    check_complete,
+    check_free,
+    check_served,
+    is_conditional_read,
+)
 from onefold._http.installed_app import InstalledApp
-from onefold._http.openapi import describe
+from onefold._http.layer_checks import are_bools, check_parts
+from onefold._http.openapi import describe, describe_reads
 from onefold._http.reaper import EVERY_S, Reaping
 from onefold._http.request import Request
 from onefold._http.request_guard import RequestGuard
@@ -28,7 +37,6 @@ from onefold._http.route_policy import (
     Route,
     Settings,
     SteppedPolicy,
-    is_bool,
     policy_of_settings,
     single_principal,
 )
@@ -93,8 +101,8 @@ class Layer:
         unsealed_answers: bool = False,
         reap_every_s: float | None = EVERY_S,
     ) -> None:
-        _check_parts(pages, shedding, sealer)
-        _are_bools(development=development, earlier_records=earlier_records, unsealed_answers=unsealed_answers)
+        check_parts(pages, shedding, sealer)
+        are_bools(development=development, earlier_records=earlier_records, unsealed_answers=unsealed_answers)
         self.name = name
         """What the Onefold of this layer is called in errors."""
         self._marks: WeakSet[IdempotentHandler] = WeakSet()
@@ -160,6 +168,7 @@ class Layer:
                 check_steps(function, name, policy, asynchronous=asynchronous, by=self.name)
                 own = SteppedPolicy.of(policy)
             self._give(policy.operation, function)
+            self._guard.conditional.used |= own.conditional is not None
             found = mark(function, own, self)
             handler = idempotent_handler_of(found)
             assert handler is not None
@@ -283,31 +292,6 @@ class Layer:
         }
 
 
-def _are_bools(**switches: object) -> None:
-    for name, value in switches.items():
-        is_bool(name, value)
-
-
-def _check_parts(pages: object, shedding: object, sealer: object) -> None:
-    if pages is not None and not (isinstance(pages, str) and pages.startswith("/")):
-        raise ConfigurationError(f"pages={pages!r} must be a path that starts with '/', or None for no pages")
-    if shedding is not None:
-        _check_shedding(shedding)
-    if sealer is not None and not all(callable(getattr(sealer, name, None)) for name in ("seal", "unseal")):
-        raise ConfigurationError(
-            f"sealer of type {type(sealer).__qualname__} cannot seal and unseal; give a Keyring, as in "
-            "sealer=onefold.Keyring({'2026': key}, write='2026')"
-        )
-
-
-def _check_shedding(shedding: object) -> None:
-    from onefold._http.shedding import Shedding
-
-    if not isinstance(shedding, Shedding):
-        meant = "a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
-        raise ConfigurationError(f"shedding={shedding!r} must be {meant}")
-
-
 def _merge_defaults(
     defaults: Settings | None, principal: Principal | None, authorize: Authorize | None, quota: Quota | None
 ) -> Settings:
@@ -342,7 +326,12 @@ def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
             "Starlette, and that of Onefold Flask as well (AsyncOnefold is for asyncio). Wrap anything else with "
             "once.asgi(app, routes) or, with Onefold, once.wsgi(app, routes)"
         )
-    from onefold._http.starlette import ApplicationRoutes, StarletteFramework, note_exceptions
+    from onefold._http.starlette import (
+        ApplicationRoutes,
+        StarletteFramework,
+        answer_failed_conditions,
+        note_exceptions,
+    )
 
     layer.check_app(app)
     routes, framework = ApplicationRoutes(app), StarletteFramework(app)
@@ -354,6 +343,7 @@ def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
 
     app.add_middleware(around)
     note_exceptions(app)
+    answer_failed_conditions(app)
     if hasattr(app, "openapi"):
         _describe_in_openapi(app, routes)
 
@@ -368,26 +358,28 @@ def install_wsgi(app: Any, layer: Layer, database: Database[Any]) -> bool:
     """Put the layer around a Flask application. False: it is not one."""
     if not hasattr(app, "wsgi_app") or not hasattr(app, "url_map"):
         return False
-    from onefold._http.flask import FlaskFramework, ViewRoutes, close_own_session, hold_back_closing, note_exceptions
+    from onefold._http import flask
 
     layer.check_app(app)
-    routes, framework = ViewRoutes(app), FlaskFramework(app)
+    routes, framework = flask.ViewRoutes(app), flask.FlaskFramework(app)
     ready = layer.ready(routes, "wsgi")
     layer.installed.append(InstalledApp("wsgi", app, routes.resolve))
-    app.after_request(hold_back_closing)
-    note_exceptions(app)
+    app.after_request(flask.hold_back_closing)
+    flask.note_exceptions(app)
+    flask.answer_failed_conditions(app)
     app.wsgi_app = layer.around_wsgi(app.wsgi_app, routes, database, framework=framework, ready=ready)
-    app.teardown_appcontext(close_own_session)
+    app.teardown_appcontext(flask.close_own_session)
     return True
 
 
-def _describe_in_openapi(app: Any, routes: Routes) -> None:
+def _describe_in_openapi(app: Any, routes: ApplicationKnown) -> None:
     plain = app.openapi
 
     def describe_once() -> Any:
         if app.openapi_schema is None:
             document = plain()
             describe(document, routes.operations())
+            describe_reads(document, [each.path for each in routes.endpoints() if is_conditional_read(each)])
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -36,6 +36,12 @@ class Known(Protocol):
         ...
 
 
+def is_conditional_read(endpoint: ServedPath) -> bool:
+    """Whether its answers have an ETag, and are 304 for those who have them."""
+    found = idempotent_handler_of(endpoint.function)
+    return found is not None and found.policy.conditional is not None and "GET" in endpoint.methods
+
+
 def leave_in(app: Any, once: object) -> None:
     """Leave a Onefold in its application, where the framework has a place for such things: see `left_in`."""
     if hasattr(app, "extensions"):
@@ -84,6 +90,9 @@ def check_served(known: Known, layer: Serving, marks: Iterable[IdempotentHandler
 
 def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving) -> None:
     others = sorted(endpoint.methods - METHODS - _IMPLIED)
+    if found.policy.conditional is not None and "GET" in endpoint.methods:
+        _check_read(endpoint, found)
+        others = [method for method in others if method != "GET"]
     if others:
         raise ConfigurationError(
             f"{found.name} is marked as idempotent and serves {', '.join(others)} {endpoint.path}: a key means nothing "
@@ -93,6 +102,19 @@ def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving
         raise ConfigurationError(
             f"{found.name} at {endpoint.path} was marked with {found.layer.name}, but {layer.name} is installed into "
             "its application: mark and install with the same one"
+        )
+
+
+def _check_read(endpoint: ServedPath, found: IdempotentHandler) -> None:
+    """A conditional read has no transaction: the first request would fail."""
+    if endpoint.methods & METHODS:
+        raise ConfigurationError(
+            f"{found.name} serves {_operation(endpoint)}, which reads and writes: give each a function of its own"
+        )
+    for name, through in find_transactions(found.function):
+        raise ConfigurationError(
+            f"{_operation(endpoint)} is served by {found.name}, which has the parameter {name!r}{through}, the "
+            "transaction of a request: a read has none. Take it out, and read through your own connection or session"
         )
 
 

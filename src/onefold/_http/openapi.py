@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from onefold._http.conditional import Conditional
 from onefold._http.keys import LENGTH_MAX, key_schema
 from onefold._http.route_policy import Policy
 
@@ -61,12 +62,58 @@ def _describe(operation: dict[str, Any], policy: Policy) -> None:
         else:  # the framework's own answer with this status (FastAPI's 422) stays beside ours
             responses[status].setdefault("content", {}).update(addition["content"])
             responses[status]["description"] += f". Or: {meaning}"
+    if policy.conditional is not None:
+        _describe_condition(operation, policy.conditional)
     operation["x-idempotency"] = {
         "required": policy.required,
         "retention_s": policy.retention_s,
         "expiry": policy.expiry,
         "in_flight_wait_s": policy.wait_s,
     }
+
+
+_ETAG = {
+    "ETag": {"schema": {"type": "string"}, "description": "The state of the resource, for If-Match and If-None-Match."}
+}
+
+_TAGS = (
+    "The ETag of the state that this request depends on, in double quotes; several with commas between; or `*`, for "
+)
+
+
+def describe_reads(document: dict[str, Any], paths: list[str]) -> None:
+    """Add what conditional reads promise."""
+    for template in paths:
+        path = re.sub(r":[^{}]+\}", "}", template)
+        operation = document.get("paths", {}).get(path, {}).get("get")
+        if operation is not None:
+            _add_condition(operation, {"If-None-Match": _TAGS + "any state. 304 where the resource is in it."}, _ETAG)
+            operation["responses"].setdefault(
+                "304", {"description": "The resource is in the state that If-None-Match names", "headers": _ETAG}
+            )
+
+
+def _describe_condition(operation: dict[str, Any], rules: Conditional) -> None:
+    needed = " One of If-Match and If-None-Match is required (428)." if rules.required else ""
+    texts = {
+        "If-Match": _TAGS + "whatever is there. 412 where the resource is in none of them." + needed,
+        "If-None-Match": _TAGS + "any state: create it only where it is not there. 412 where it is." + needed,
+    }
+    _add_condition(operation, texts, _ETAG)
+    operation["x-conditional"] = {"required": rules.required, "repeatable_delete": rules.repeatable_delete}
+
+
+def _add_condition(operation: dict[str, Any], texts: dict[str, str], headers: dict[str, Any]) -> None:
+    parameters = operation.setdefault("parameters", [])
+    present = {each.get("name", "").lower() for each in parameters}
+    parameters += [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+        for name, text in texts.items()
+        if name.lower() not in present
+    ]
+    for status, response in operation.setdefault("responses", {}).items():
+        if status.startswith("2"):
+            response.setdefault("headers", {}).update(headers)
 
 
 def _parameter(policy: Policy) -> dict[str, Any]:
@@ -98,6 +145,11 @@ def _problems(policy: Policy) -> dict[str, tuple[str, dict[str, Any] | None]]:
     }
     if policy.expiry == "refuse":
         found["410"] = ("The Idempotency-Key has expired, or the answer was not kept", None)
+    if policy.conditional is not None:
+        found["400"] = ("The Idempotency-Key is missing or malformed, or the condition is malformed", None)
+        found["412"] = ("The resource is not in the state that the request depends on", _ETAG)
+        if policy.conditional.required:
+            found["428"] = ("The request has neither If-Match nor If-None-Match", None)
     if policy.quota is not None:
         found["429"] = ("The caller has as many requests as it may have", _RETRY_AFTER)
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
+from onefold._http.conditional_reads import ConditionalUse
 from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.keys import generated_ms, read_key
 from onefold._http.problems import problem
@@ -62,6 +63,7 @@ class RequestGuard:
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
     natural: NaturalWrites = NATURAL_WRITES
+    conditional: ConditionalUse = field(default_factory=ConditionalUse)
     decorated: bool = False
     """Whether the handlers of its routes are decorated: those note by themselves that they were reached."""
     framework: Framework = PLAIN_ASGI

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
 from onefold._http.authentication import Question, read_question
 from onefold._http.bare_header_check import TRUSTED
+from onefold._http.conditional import Conditional
 from onefold._http.request import Request
 from onefold._idempotency.fingerprint import Strategy, canonical_json
 from onefold._kernel.effects import Isolation, check_isolation
@@ -66,6 +67,7 @@ class Policy:
     onefold's need not be listed.
     `isolation` is the level of the route's transaction; None keeps what the engine or the database has by default.
     `quota` is what a principal may have at most; routes with the same one are counted together.
+    `conditional` says what its requests may depend on (If-Match, If-None-Match), and that its handler has it judged.
     """
 
     principal: Principal
@@ -87,6 +89,7 @@ class Policy:
     writes: bool = True
     isolation: Isolation | None = None
     quota: Quota | None = None
+    conditional: Conditional | None = None
     steps: ClassVar[bool] = False
     """Whether its handler works in recorded steps: read from the handler's own parameters."""
     principal_question: Question = field(init=False, repr=False, compare=False)
@@ -109,6 +112,7 @@ class Policy:
         _one_of("expiry", self.expiry, ("new", "refuse"))
         check_isolation(self.isolation)
         _is_quota(self.quota)
+        _is_conditional(self.conditional, self.store_down)
         _one_of("store_down", self.store_down, ("refuse", "run"))
         if self.lease_s > self.retention_s:
             raise ConfigurationError(
@@ -184,6 +188,7 @@ class Settings(TypedDict, total=False):
     writes: bool
     isolation: Isolation | None
     quota: Quota | None
+    conditional: Conditional | None
 
 
 PARAMETER_GROUP = "onefold_"
@@ -254,6 +259,18 @@ def _is_quota(value: object) -> None:
     if value is not None and not isinstance(value, Quota):
         raise ConfigurationError(
             f"quota={value!r} must be a Quota, as in quota=onefold.policies.Quota(in_flight=10), or None"
+        )
+
+
+def _is_conditional(value: object, store_down: object) -> None:
+    if value is not None and not isinstance(value, Conditional):
+        raise ConfigurationError(
+            f"conditional={value!r} must be a Conditional, as in conditional=onefold.policies.Conditional("
+            "etag='version'), or None"
+        )
+    if value is not None and store_down == "run":
+        raise ConfigurationError(
+            "a conditional route has store_down='run': without its database no condition can be judged. Leave it out"
         )
 
 

@@ -8,6 +8,9 @@ from typing import Any, Final
 #: Where a handler finds its transaction.
 TRANSACTION: Final = "onefold.transaction"
 
+#: Where a handler finds the condition of its request.
+CONDITION: Final = "onefold.condition"
+
 #: Where a shedder inside of the layer finds the guarded request: see `GuardedRequest.step_aside`.
 GUARDED: Final = "onefold.guarded_request"
 

@@ -29,12 +29,14 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection
 
 from onefold._http.authentication import PlainAsgi, render_http_exception
-from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of
+from onefold._http.condition_errors import ConditionFailed
+from onefold._http.conditional import RequestCondition
+from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of, refusal_of
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response, completing_of, principal_in
 from onefold._http.route_policy import METHODS, Policy, Route
 from onefold._http.routes import HostPrefix, RouteEntry, RouteTable
-from onefold._http.scope_keys import TRANSACTION
+from onefold._http.scope_keys import CONDITION, TRANSACTION
 from onefold._kernel.transaction import NOT_GIVEN, Transaction
 from onefold.errors import ConfigurationError, ProgrammerError
 
@@ -135,6 +137,34 @@ def stored_principal(request: HTTPConnection) -> str | None:
     """The principal of a request that the completer makes, which has no credentials: for an application's own
     dependencies and middleware that check them. None for requests of clients."""
     return principal_in(request.scope)
+
+
+def condition_of(request: HTTPConnection) -> RequestCondition:
+    """The condition of the request a Starlette endpoint is serving."""
+    found = request.scope.get(CONDITION)
+    if isinstance(found, RequestCondition):
+        return found
+    raise ProgrammerError(
+        f"{request.url.path} has no condition: mark its endpoint with @once.conditional(etag=...), below the route's "
+        "own decorator, and call once.install(app)"
+    )
+
+
+def answer_failed_conditions(app: Any) -> None:
+    """A condition that does not hold is an answer and no failure: middleware and logs see a 412."""
+
+    async def answer(request: HTTPConnection, error: Exception) -> Any:
+        from starlette.responses import Response as StarletteResponse
+
+        assert isinstance(error, ConditionFailed)
+        found = refusal_of(error)
+        response = StarletteResponse(found.body, found.status)
+        response.raw_headers = list(found.headers)
+        return response
+
+    handlers = getattr(app, "exception_handlers", None)
+    if isinstance(handlers, dict):
+        handlers.setdefault(ConditionFailed, answer)
 
 
 def transaction_of(request: HTTPConnection) -> Transaction[Any]:

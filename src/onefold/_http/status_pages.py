@@ -34,6 +34,7 @@ PROBLEMS = (
     (400, "key-malformed", "The header cannot be read as one key."),
     (400, "body-incomplete", "The body ended early; nothing was done."),
     (400, "header-repeated", "A header that tells who is asking was sent more than once."),
+    (400, "condition-malformed", "If-Match or If-None-Match cannot be read as entity tags; nothing was done."),
     (401, "principal-missing", "The application could not tell who is asking."),
     (403, "not-authorized", "The application does not allow this request to the caller."),
     (406, "answer-encoded", "The stored answer has a content coding that the request does not accept: accept it."),
@@ -51,8 +52,15 @@ PROBLEMS = (
     ),
     (410, "key-expired", "The key is older than the route remembers; it was not run."),
     (410, "answer-not-kept", "The request completed, but its answer was too large to be kept."),
+    (
+        412,
+        "condition-failed",
+        "The resource is not in the state that If-Match or If-None-Match names; nothing was done. Its ETag, if there "
+        "is one, is in the answer. Read again, and send a new request under a new key.",
+    ),
     (413, "body-too-large", "The body is larger than the route accepts; nothing was done."),
     (422, "key-reused", "The key already names another request. Use a new key for a new request."),
+    (428, "condition-missing", "The route requires If-Match or If-None-Match, and the request has neither."),
     (429, "too-many-requests", "You ask for more than your share; nothing was done. Wait for Retry-After."),
     (500, "handler-broken", "The application broke its own promise; nothing was stored."),
     (500, "authentication-broken", "The application could not find out who is asking; nothing was done."),

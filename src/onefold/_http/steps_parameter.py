@@ -55,6 +55,11 @@ def check_steps(function: Callable[..., Any], name: str, policy: Policy, *, asyn
         raise ConfigurationError(
             f"{name} works in steps and has store_down='run': without the store no step can be recorded. Leave it out"
         )
+    if policy.conditional is not None:
+        raise ConfigurationError(
+            f"{name} works in steps, and is conditional: no transaction lasts from its first step to its last, so that "
+            "no row can be kept as it was. Let tx.transition(..., expected_version=...) of a phase refuse late ones"
+        )
     if is_async(function) and not asynchronous:
         raise ConfigurationError(
             f"{name} is an async function that works in steps, and {by} is for threads: write a plain def, or use "

@@ -9,12 +9,15 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from onefold._http.conditional_reads import serve_wsgi
+from onefold._http.etags import READS
 from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
 from onefold._http.reaper import REAPED_ELSEWHERE, Reaping
 from onefold._http.request import Headers, Request, Response
 from onefold._http.request_guard import RequestGuard
 from onefold._http.route_policy import Policy, Route
+from onefold._http.scope_keys import CONDITION as CONDITION
 from onefold._http.scope_keys import SESSIONS
 from onefold._http.scope_keys import TRANSACTION as TRANSACTION  # where an application without a framework looks
 from onefold._kernel.executors import ThreadExecutor
@@ -67,6 +70,8 @@ class IdempotencyMiddleware:
             return send_whole(run(page(), ThreadExecutor(self._database)), start_response)
         route = self._resolve(request)
         if route is None:
+            if self._guard.conditional.used and request.method in READS:
+                return serve_wsgi(self._app, environ, start_response, request, self._guard.refusal, send_whole)
             return self._app(environ, start_response)
         executor: ThreadExecutor[Any] = ThreadExecutor(self._database)
         guarded = self._guard.screen(request, route, executor)
@@ -92,6 +97,8 @@ class IdempotencyMiddleware:
         with guarded:
             try:
                 rest = held.collect(self._app(environ, held.start_response))
+                if guarded.condition is not None:
+                    held.add(guarded.condition.headers_for(held.code, held.response().headers))
                 instead = run(guarded.finish(held.response(), kept=rest is None), guarded.executor)
             except Exception as error:
                 try:
@@ -139,6 +146,9 @@ class _HeldResponse:
             if len(self._body) > self._bytes_max:
                 return chunks
         return None if len(self._body) <= self._bytes_max else chunks
+
+    def add(self, headers: Headers) -> None:
+        self.headers = [*self.headers, *((name.decode().title(), value.decode("latin-1")) for name, value in headers)]
 
     @property
     def code(self) -> int:

@@ -218,6 +218,9 @@ class NaturalWrites(Protocol):
         in_part: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
         or_nothing: Callable[[Callable[[], Flow[Any]]], Flow[Any]],
     ) -> Callable[[], Flow[Any]]: ...  # fmt: skip
+    def lock_row(
+        self, table: WritableTable, *, where: Mapping[str, Any], dialect: str, part: int
+    ) -> Callable[[], Flow[Any]]: ...
     def exclusive(
         self, dialect: str, parts: tuple[Any, ...], *, wait_s: float, part: int, writing: bool
     ) -> Callable[[], Flow[None]]: ...

@@ -40,6 +40,8 @@ class FindRow:
     key: Mapping[str, Any]
     among: Mapping[str, Any] = field(default_factory=dict)
     compare: Mapping[str, Any] = field(default_factory=dict)
+    locked: bool = False
+    """Whether it stays as it is until the transaction ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

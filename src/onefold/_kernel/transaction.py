@@ -267,6 +267,15 @@ class Transaction(Generic[H]):
         answer: EnteredSoon[Any] = self._perform("tx.ledger_entry(...)", make)
         return answer
 
+    @named_arguments("tx.lock_row")
+    def lock_row(self, table: Any, *, where: Mapping[str, Any]) -> Any:
+        """The row as it is now, locked until COMMIT or ROLLBACK; with AsyncOnefold to be awaited. None: there is none,
+        and until then no other transaction that asks for it in this way gets an answer."""
+        natural, found = self._natural_writes(), self._table(table)
+        number = self._all_savepoints().take_number()
+        make = natural.lock_row(found, where=where, dialect=self._executor.dialect, part=number)
+        return self._perform("tx.lock_row(...)", make)
+
     def exclusive(self, *key: Part, wait_s: float = 5.0) -> Exclusive:
         """`with`, or `async with`, a lock on a natural key, where there is no row to lock yet. Its parts are like those
         of `derive`, and their order matters. The lock stays until COMMIT or ROLLBACK, not until the end of the block;

@@ -83,7 +83,9 @@ class PlainTable:
         selected = ", ".join([*asked, "t.*"])
         where = self._key(write.key, values, "t.")
         among = f" AND {self._conditions(write.among, 't.')}" if write.among else ""
-        return await self._ask(f"SELECT {selected} FROM {self._table} AS t WHERE {where}{among}", values, len(asked))
+        lock = sql.LOCKED if write.locked else ""
+        found = f"SELECT {selected} FROM {self._table} AS t WHERE {where}{among}{lock}"
+        return await self._ask(found, values, len(asked))
 
     async def _move(self, write: MoveState) -> list[FoundRow]:
         values = _Values(self._sql)

@@ -15,6 +15,7 @@ from onefold._natural.exclusive import lock, lock_number
 from onefold._natural.inserting import Comparison, insert_once
 from onefold._natural.ledger_entries import Whole, enter
 from onefold._natural.plain_table import PlainTable
+from onefold._natural.row_locks import lock_row
 from onefold._natural.sql.natural_dialect import NaturalDialect
 from onefold._natural.transitions import transition
 from onefold.errors import ProgrammerError
@@ -128,6 +129,14 @@ class TableWriter:
             return make
         # Where a statement that the server refuses aborts the transaction, no savepoint is needed.
         return functools.partial(or_nothing if _DIALECTS[dialect].ABORTS else in_part, make)
+
+    def lock_row(
+        self, table: WritableTable, *, where: Mapping[str, Any], dialect: str, part: int
+    ) -> Callable[[], Flow[Any]]:
+        key = check_values("tx.lock_row", "where", where)
+        check_key("tx.lock_row", "where", key)
+        table.check_columns(tuple(key))
+        return lambda: lock_row(table, key, _DIALECTS[dialect], part)
 
     def exclusive(
         self, dialect: str, parts: tuple[Part, ...], *, wait_s: float, part: int, writing: bool

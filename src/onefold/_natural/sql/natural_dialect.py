@@ -17,6 +17,8 @@ class NaturalDialect(Protocol):
     ASKS_TYPES: bool
     #: Whether a transaction that writes excludes all others.
     ONE_WRITER: bool
+    #: What a SELECT ends with that locks its rows.
+    LOCKED: str
 
     def place(self, number: int) -> str:
         """A placeholder."""

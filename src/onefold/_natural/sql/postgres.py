@@ -20,6 +20,7 @@ from onefold._kernel.sqlstates import sqlstate_of
 ABORTS: Final = True
 ASKS_TYPES: Final = True
 ONE_WRITER: Final = False
+LOCKED: Final = " FOR UPDATE"
 
 #: Types whose values are compared as another one's.
 _COMPARED_AS: Final = {"json": "jsonb"} | dict.fromkeys(

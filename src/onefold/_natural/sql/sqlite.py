@@ -15,6 +15,7 @@ from onefold._kernel.effects import Statement
 ABORTS: Final = False
 ASKS_TYPES: Final = False
 ONE_WRITER: Final = True
+LOCKED: Final = ""
 
 _NO_KEY: Final = "ON CONFLICT clause does not match"
 

@@ -117,7 +117,9 @@ class SqlalchemyTable:
             case FindRow():
                 asked = [_same(self._columns[column], value, dialect) for column, value in write.compare.items()]
                 where = and_(*self._key(write.key, dialect), *self._conditions(write.among))
-                return select(*asked, self._given).where(where), len(asked)
+                found = select(*asked, self._given).where(where)
+                # Of this table alone: what a mapping loads beside it by an outer join cannot be locked.
+                return found.with_for_update(of=self._given) if write.locked else found, len(asked)
             case MoveState():
                 return self._move(write), 1
             case FindState(move):

@@ -1,0 +1,43 @@
+"""How routes are declared: by a mark on the handler, or by a policy for routes that are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Never, TypeVar, Unpack
+
+from onefold._http.conditional import Conditional, Etag
+from onefold._http.install import Layer
+from onefold._http.route_policy import Policy, Settings
+from onefold.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RouteMarks:
+    """The marks of both apps."""
+
+    _layer: Layer
+
+    def idempotent(self, *without_parentheses: Never, **settings: Unpack[Settings]) -> Callable[[F], F]:
+        """Mark a handler: its requests happen once. Goes below the framework's own route decorator."""
+        if without_parentheses:
+            raise ConfigurationError(
+                "@once.idempotent is missing its parentheses: write @once.idempotent(), or with settings, as in "
+                "@once.idempotent(required=True)"
+            )
+        return self._layer.marker(settings)
+
+    def conditional(
+        self, *, etag: Etag, condition_required: bool = True, repeatable_delete: bool = False,
+        **settings: Unpack[Settings],
+    ) -> Callable[[F], F]:  # fmt: skip
+        """Mark a handler whose requests depend on the state of what they write, by If-Match and If-None-Match, or that
+        reads it: its answers have an ETag. `etag` names the field with the version, or gets it from the row. A handler
+        that writes has the condition judged by `condition.lock(...)`. Its requests happen once, as those of
+        `idempotent`, whose settings it takes as well."""
+        rules = Conditional(etag=etag, required=condition_required, repeatable_delete=repeatable_delete)
+        return self._layer.marker({**settings, "conditional": rules})
+
+    def policy(self, **settings: Unpack[Settings]) -> Policy:
+        """The policy the same settings give, for routes that are written down instead of decorated."""
+        return self._layer.policy(settings)

@@ -1,0 +1,211 @@
+"""Conditional requests: what a route says about them, and the condition of one request.
+
+Theory of operation. The handler has the condition judged by the row that it writes, in its own transaction, while that
+row is locked: `condition.lock(...)` reads it so and judges it in one call. A layer in front of the handler cannot do
+that: between its look and the handler's write another request would fit. What the layer does instead is to insist: a
+handler of such a route that succeeds without having had its condition judged is not committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from onefold._http.condition_errors import ConditionFailed, ConditionMissing
+from onefold._http.etags import EntityTag, Preconditions, judge, make_tag, read_preconditions
+from onefold._http.request import Headers, Request
+from onefold._kernel.inside_calls import PendingCall
+from onefold.errors import CallerError, ConfigurationError, ProgrammerError
+
+if TYPE_CHECKING:
+    from onefold._idempotency.model import Ask, Run
+    from onefold._idempotency.store import Store
+    from onefold._kernel.transaction import Transaction
+
+T = TypeVar("T")
+
+#: The name of a field, or a function from what is stored (or answered) to its version.
+Etag: TypeAlias = str | Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditional:
+    """What a route says about the conditions of its requests.
+
+    `etag` is what changes with each write. Without `required` a request with neither If-Match nor If-None-Match runs
+    all the same; with it (the default) it is refused with 428. `repeatable_delete`: a DELETE of what is gone passes,
+    whatever its If-Match names, so that its retry is answered like the first.
+    """
+
+    etag: Etag
+    required: bool = True
+    repeatable_delete: bool = False
+
+    def __post_init__(self) -> None:
+        given: object = self.etag
+        if not (callable(given) or (isinstance(given, str) and given)):
+            raise ConfigurationError(
+                f"etag={given!r} must name the field with the version, as in etag='version', or be a function from the "
+                "row to it, as in etag=lambda order: order.version"
+            )
+        for name in ("required", "repeatable_delete"):
+            value: object = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name}={value!r} of a conditional route must be True or False")
+
+    def tag_of(self, value: object, whose: str) -> EntityTag:
+        """The tag of a row, or of what stands for one."""
+        try:
+            if not isinstance(self.etag, str):
+                version = self.etag(value)
+            elif isinstance(value, Mapping):
+                version = value[self.etag]
+            else:
+                version = getattr(value, self.etag)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise ProgrammerError(
+                f"{whose}: etag={self.etag!r} cannot be found in {value!r:.80} ({type(error).__name__}: {error}). It "
+                "is asked about the row that is locked, and about what the handler returns: return the row, or call "
+                "condition.tag(row)"
+            ) from error
+        return make_tag(version, whose)
+
+
+class RequestCondition:
+    """The condition of one request, for its handler."""
+
+    __slots__ = ("_asked", "_method", "_request", "_tag", "_tx", "checked", "rules", "whose")
+
+    def __init__(self, request: Request, rules: Conditional | None, whose: str, tx: Transaction[Any] | None) -> None:
+        self._request = (request.values("if-match"), request.values("if-none-match"))
+        self._method = request.method
+        self._tx = tx
+        self._asked: Preconditions | None = None
+        self._tag: EntityTag | None = None
+        #: Of the route; None until the handler of a read is reached, which has them.
+        self.rules = rules
+        self.whose = whose
+        #: Whether it holds; None: that was not asked for.
+        self.checked: bool | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the request has a condition."""
+        return self._preconditions().given
+
+    def lock(self, table: Any, *, where: Mapping[str, Any]) -> Any:
+        """The row as it is, locked until COMMIT, if the condition of the request holds for it; else ConditionFailed,
+        which is answered 412. None: there is no such row, and the condition allows that. With AsyncOnefold to be
+        awaited. The table is its name, a Table or a mapped class of SQLAlchemy."""
+        if self._tx is None:
+            raise ProgrammerError(f"{self.whose} reads, and has no transaction: only writes lock rows")
+        found = self._tx.lock_row(table, where=where)
+        if not isinstance(found, PendingCall):
+            return self.check(found)
+
+        async def check() -> Any:
+            return self.check(await found)
+
+        return PendingCall("condition.lock(...)", check)
+
+    def check(self, current: T) -> T:
+        """For a row that you have locked yourself, by SELECT … FOR UPDATE in this transaction; None for none. The row,
+        if the condition holds for it, else ConditionFailed."""
+        rules = self._known()
+        asked = self._preconditions()
+        tag = None if current is None else rules.tag_of(current, self.whose)
+        gone = current is None and rules.repeatable_delete and self._method == "DELETE"
+        if not gone and judge(asked, tag, self._method) != "holds":
+            self.checked = False  # for good, also where the handler goes on
+            raise failed(tag)
+        self.checked = self.checked is not False
+        return current
+
+    def tag(self, value: object) -> None:
+        """The answer has the ETag of this: for handlers that return a response instead of the row."""
+        self._tag = self._known().tag_of(value, self.whose)
+
+    # --- for the layer ---
+
+    async def read_or_release(self, store: Store, ask: Ask, run: Run) -> None:
+        """After the claim: a key that is known is answered by what is stored, whatever the retry's condition is."""
+        try:
+            asked = self._preconditions()
+            if self._known().required and not asked.given:
+                raise ConditionMissing(
+                    f"{self.whose} needs a condition: If-Match with the ETag of what you have read, or If-None-Match: "
+                    "* to create it only where it is not there. Nothing was done."
+                )
+        except CallerError:
+            await store.release(ask, run)
+            raise
+
+    def note_result(self, result: object) -> None:
+        """What the handler returned: its ETag, unless the handler has said it or there is nothing to tell it by."""
+        if isinstance(result, tuple) and result:  # Flask: the body, then status and headers
+            result = result[0]
+        tells_nothing = result is None or result == "" or self._method == "DELETE" or _is_response(result)
+        if self._tag is None and not tells_nothing:
+            self.tag(result)
+
+    def check_end(self) -> None:
+        """Raises ProgrammerError where the handler has answered a success that depends on nothing."""
+        if self.checked is False:
+            raise ProgrammerError(
+                f"{self.whose}: its condition does not hold, and its handler succeeded all the same: nothing was "
+                "committed. Let ConditionFailed rise"
+            )
+        if self.checked is None:
+            raise ProgrammerError(
+                f"{self.whose} is marked as conditional, and its handler succeeded without having its condition "
+                "judged: nothing was committed. Lock the row by `condition.lock(table, where=...)`, awaited in async "
+                "code, or call condition.check(row) with a row that you have locked by SELECT … FOR UPDATE"
+            )
+
+    def headers_for(self, status: int, present: Headers) -> Headers:
+        """What an answer with this status gets besides its own headers."""
+        if self._tag is None or not 200 <= status < 300 or any(name == b"etag" for name, _ in present):
+            return ()
+        return ((b"etag", str(self._tag).encode("latin-1")),)
+
+    def judge_read(self) -> EntityTag | None:
+        """The tag where the reader has this state already. Raises ConditionFailed, ConditionMalformed."""
+        if self._tag is None:
+            return None
+        verdict = judge(self._preconditions(), self._tag, self._method)
+        if verdict == "failed":
+            raise failed(self._tag)
+        return self._tag if verdict == "not modified" else None
+
+    def _preconditions(self) -> Preconditions:
+        if self._asked is None:
+            self._asked = read_preconditions(*self._request)
+        return self._asked
+
+    def _known(self) -> Conditional:
+        if self.rules is None:
+            raise ProgrammerError(f"{self.whose} has no condition: mark its handler with @once.conditional(etag=...)")
+        return self.rules
+
+
+def condition_of(
+    request: Request, rules: Conditional | None, whose: str, tx: Transaction[Any]
+) -> RequestCondition | None:
+    """The condition of a request to a conditional route; None to another."""
+    return None if rules is None else RequestCondition(request, rules, whose, tx)
+
+
+def failed(current: EntityTag | None) -> ConditionFailed:
+    """What a caller is told whose condition does not hold."""
+    now = "There is no such resource now." if current is None else "Its ETag is in this answer."
+    return ConditionFailed(
+        f"The resource is not in the state that the request depends on. Nothing was done. {now} Read it again, decide "
+        "again, and send a new request, under a new Idempotency-Key if it has one.",
+        etag=None if current is None else str(current),
+    )
+
+
+def _is_response(result: object) -> bool:
+    """Whether it is a response of a framework, of which the row cannot be told. (Flask's, Starlette's.)"""
+    return hasattr(result, "headers") and (hasattr(result, "status_code") or hasattr(result, "status"))

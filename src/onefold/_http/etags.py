@@ -1,0 +1,151 @@
+"""Entity tags and the preconditions of a request (RFC 9110, 8.8.3 and 13): read, and judged without any I/O.
+
+Invariant: `If-Match` compares strongly. A weak tag, on either side, never stands for "the very state that I have seen".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import date
+from hashlib import sha256
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from uuid import UUID
+
+from onefold._http.condition_errors import ConditionMalformed
+from onefold.errors import ProgrammerError
+
+Verdict: TypeAlias = Literal["holds", "failed", "not modified"]
+
+#: Methods that only read: what they are told by a tag that matches is 304.
+READS: Final = frozenset({"GET", "HEAD"})
+
+#: So much of a header is read, and so many tags.
+BYTES_MAX: Final = 8192
+TAGS_MAX: Final = 100
+
+_OPAQUE = r"[!\x23-\x7e\x80-\xff]*"
+_TAG = re.compile(rf'(W/)?"({_OPAQUE})"')
+_VERSION = re.compile(_OPAQUE)
+
+
+class EntityTag(NamedTuple):
+    """`"opaque"`, or `W/"opaque"`."""
+
+    opaque: str
+    weak: bool = False
+
+    def __str__(self) -> str:
+        return f'{"W/" if self.weak else ""}"{self.opaque}"'
+
+
+@dataclass(frozen=True, slots=True)
+class TagList:
+    """What a header names: these tags, or with `any` whatever there is (`*`)."""
+
+    tags: tuple[EntityTag, ...] = ()
+    any: bool = False
+
+    def holds(self, current: EntityTag | None, *, strong: bool) -> bool:
+        """Whether the current state is among them. None: there is none, and nothing stands for that."""
+        if current is None:
+            return False
+        if self.any:
+            return True
+        if strong:
+            return not current.weak and current in self.tags
+        return any(tag.opaque == current.opaque for tag in self.tags)
+
+
+class Preconditions(NamedTuple):
+    """What a request is to depend on. None: the header is not there."""
+
+    if_match: TagList | None = None
+    if_none_match: TagList | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.if_match is not None or self.if_none_match is not None
+
+
+def judge(asked: Preconditions, current: EntityTag | None, method: str) -> Verdict:
+    """In the order of RFC 9110, 13.2.2: If-Match first, and If-None-Match only where that holds."""
+    if asked.if_match is not None and not asked.if_match.holds(current, strong=True):
+        return "failed"
+    if asked.if_none_match is not None and asked.if_none_match.holds(current, strong=False):
+        return "not modified" if method in READS else "failed"
+    return "holds"
+
+
+def read_preconditions(if_match: list[bytes], if_none_match: list[bytes]) -> Preconditions:
+    """The lines of both headers. Raises ConditionMalformed."""
+    return Preconditions(_read_list("If-Match", if_match), _read_list("If-None-Match", if_none_match))
+
+
+def _read_list(name: str, lines: list[bytes]) -> TagList | None:
+    if not lines:
+        return None
+    text = ",".join(line.decode("latin-1") for line in lines).strip(" \t")
+    if len(text) > BYTES_MAX:
+        raise ConditionMalformed(f"{name} has {len(text)} characters; at most {BYTES_MAX} are read.")
+    if text == "*":
+        return TagList(any=True)
+    tags: list[EntityTag] = []
+    position, wants = 0, True
+    while position < len(text):
+        if text[position] in " \t":
+            position += 1
+        elif text[position] == ",":
+            position, wants = position + 1, True
+        elif wants and (found := _TAG.match(text, position)) is not None:
+            tags.append(EntityTag(found[2], weak=found[1] is not None))
+            position, wants = found.end(), False
+        else:
+            raise ConditionMalformed(
+                f"{name} is no list of entity tags: write each in double quotes, as it came in the ETag header "
+                f'({name}: "3"), with commas between, or * alone.'
+            )
+    if not 0 < len(tags) <= TAGS_MAX:
+        raise ConditionMalformed(f"{name} names {len(tags)} entity tags; it has to name 1 to {TAGS_MAX}, or *.")
+    return TagList(tuple(tags))
+
+
+def make_tag(version: object, whose: str) -> EntityTag:
+    """The strong tag of a version: a number, a text, a time, a UUID or bytes."""
+    match version:
+        case bool():
+            text = None
+        case int() | UUID():
+            text = str(version)
+        case date():  # and datetime
+            text = version.isoformat()
+        case bytes():
+            text = version.hex()
+        case str():
+            text = version
+        case _:
+            text = None
+    if text is None or not text or _VERSION.fullmatch(text) is None:
+        raise ProgrammerError(
+            f"{whose}: {version!r:.80} cannot be an ETag. `etag` names what changes with each write, a number, a text "
+            "without quotes and blanks, a time or a UUID; without such a column use etag=onefold.policies.content_tag"
+        )
+    return EntityTag(text)
+
+
+def content_tag(value: object) -> str:
+    """For `etag=`: a hash of all that a value says. What is checked and what is answered must have the same form."""
+    plain: Any = value
+    if (dump := getattr(value, "model_dump", None)) is not None:
+        plain = dump(mode="json")
+    elif is_dataclass(value) and not isinstance(value, type):
+        plain = asdict(value)
+    elif not isinstance(value, Mapping | list | tuple | str | int | float):
+        raise ProgrammerError(
+            f"content_tag cannot read {value!r:.80}: it takes dicts, lists, dataclasses and pydantic models. Of "
+            "another object say what counts, as in etag=lambda order: content_tag({'item': order.item})"
+        )
+    written = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
+    return sha256(written.encode()).hexdigest()[:32]

@@ -1,0 +1,41 @@
+"""`lock_row`: the row with a key, as it stays until the transaction ends, or the place where it is not.
+
+Theory of operation. SELECT … FOR UPDATE locks the row: others that would write it wait. Where there is no row, there is
+nothing to lock, and two that look for it would both find none and both make it; so the key itself is locked then
+(`exclusive`), and looked for once more: what was committed while this one waited is found. On SQLite a transaction that
+reads in this way has the write lock, and nothing else is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from onefold._kernel.table_writes import FindRow, FoundRow, WritableTable
+from onefold._natural.exclusive import lock
+from onefold._natural.sql.natural_dialect import NaturalDialect
+from onefold.errors import TransactionMisused
+
+#: A row that is about to be made elsewhere is waited for so long.
+WAIT_S: Final = 5.0
+
+
+async def lock_row(table: WritableTable, key: Mapping[str, Any], sql: NaturalDialect, part: int) -> Any:
+    """The row, or None. `part` is the number of a savepoint."""
+    look = FindRow(key=key, locked=True)
+    found = _one(table, key, await table.perform(look))
+    if found is None and not sql.ONE_WRITER:
+        # As texts: what a column takes for the same (a UUID and its text) must not be two keys here.
+        named = [text for column in sorted(key) for text in (column, str(key[column]))]
+        await lock(sql, ("onefold row", table.name, *named), WAIT_S, part=part, writing=True)
+        found = _one(table, key, await table.perform(look))
+    return None if found is None else found.row
+
+
+def _one(table: WritableTable, key: Mapping[str, Any], found: list[FoundRow]) -> FoundRow | None:
+    if len(found) > 1:
+        raise TransactionMisused(
+            f"tx.lock_row: where={dict(key)!r:.200} stands for {len(found)} rows of {table.name}, not for one. Nothing "
+            "of the transaction is kept: name the row by its key"
+        )
+    return found[0] if found else None
