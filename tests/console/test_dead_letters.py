@@ -92,6 +92,33 @@ async def test_one_shows_its_attempts_side_by_side_and_hides_its_data(actor: Vis
     assert "failed in the same way" in text_of(same)
 
 
+async def test_of_a_traceback_the_last_frames_come_first_and_of_the_same_failure_none(
+    actor: Visitor, failing: Failing
+) -> None:
+    await failing.bury("m1")
+    failing.calls = 0  # the next failure is the same
+    await actor.submit("/dead-letters/redrive?consumer=billing", "/dead-letters/redrive", consumer="billing",
+                       rate="1000", limit="10", reason="try it once more")  # fmt: skip
+    await failing.backend.hours_pass()
+    await failing.backend.run_due(failing.backend.inbox(failing.fail, attempts=1))
+    page = await actor.get(letter("m1"))
+    assert "1 failed since its last redrive" in text_of(page)
+    shown, *folded = page.text.partition("<h2>Attempts")[2].partition("<h2>Headers")[0].split("<details>")
+    assert len(folded) <= 2
+    assert shown.count("  File ") == 2
+    assert "in fail" in shown
+
+
+async def test_that_a_key_goes_on_is_offered_only_where_the_consumer_has_order(
+    actor: Visitor, failing: Failing, once: AsyncOnefold
+) -> None:
+    @once.consumer("billing", topic="orders")
+    async def bill(given: Message) -> None: ...
+
+    await failing.bury("m1", key="k", version=1)
+    assert "Go on without it" not in text_of(await actor.get(letter("m1")))
+
+
 async def test_its_data_is_shown_to_those_who_may_act_and_that_is_audited(
     actor: Visitor, viewer: Visitor, failing: Failing, once: AsyncOnefold
 ) -> None:

@@ -47,6 +47,9 @@ PREVIEW_MAX: Final = 10_001
 PAGE: Final = 50
 CONSUMERS_MAX: Final = 50
 
+#: Of a traceback, before the whole of it is asked for.
+_FRAMES: Final = 2
+
 _ASK_WHY: Final = "Say why, in at most 500 characters."
 
 
@@ -60,6 +63,13 @@ class FailedAttempt:
     traceback: str
     same: bool
     """As the one before it."""
+
+    @property
+    def end(self) -> str:
+        """The last frames and the error: those before them are mostly onefold's own."""
+        lines = self.traceback.splitlines()
+        frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+        return "\n".join(lines[frames[-_FRAMES] :]) if len(frames) > _FRAMES else self.traceback
 
 
 async def show_list(visit: Visit) -> Response:
@@ -237,6 +247,7 @@ async def _render_letter(
         correlation=letter.headers.get("correlation-id")
         or (message.headers.get("correlation-id") if message else None),
         attempts=attempts,
+        has_order=_has_order(visit, consumer),
         first=first,
         second=second,
         difference=difference(attempts, first, second),
@@ -252,6 +263,11 @@ async def _find(visit: Visit, consumer: str, message_id: str) -> FailedMessage:
             f"There is no failed message {message_id} of {consumer}: it was handled, discarded, or never there."
         )
     return letter
+
+
+def _has_order(visit: Visit, consumer: str) -> bool:
+    """Whether a message may hold up others of its key; of a consumer that is not known here it may."""
+    return all(known.order != "none" for known in visit.once.consumers if known.name == consumer)
 
 
 def compare_attempts(letter: FailedMessage) -> list[FailedAttempt]:
