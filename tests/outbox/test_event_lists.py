@@ -239,6 +239,21 @@ def test_a_failed_message_with_a_long_correlation_id_is_written_and_found(place:
     assert [each.failed.row_id for each in found.failed] == ["m-1"]
 
 
+#: The second begins as the first does, up to its quotation mark.
+ODD = ('a"b', 'a"c', "a\\b", '"')
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_correlation_id_that_json_escapes_is_found_and_no_other(place: Place, odd: str) -> None:
+    ids = {name: place.publish("orders", "orders", headers={"correlation-id": name}) for name in ODD}
+    for name, (kept, _) in ids.items():
+        place.publish_and_keep(kept)
+        rows(place.address, failed_message(place, f"m-{ODD.index(name)}", {"correlation-id": name}))
+    assert [event.id for event in place.ask(lambda dialect: trace_events(dialect, odd))] == ids[odd]
+    found = place.ask(lambda dialect: trace_messages(dialect, [("shop", "m")], odd))
+    assert [each.failed.row_id for each in found.failed] == [f"m-{ODD.index(odd)}"]
+
+
 @pytest.mark.parametrize(("action", "left"), [("retry", "waiting"), ("discard", None)])
 def test_what_a_person_does_to_stopped_events_is_in_the_audit(place: Place, action: Any, left: str | None) -> None:
     ids = place.publish("orders", "orders", "parcels")

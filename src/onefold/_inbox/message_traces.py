@@ -55,7 +55,8 @@ async def trace_messages(
     named: dict[str, str] = {name: id_ for source, id_ in messages for name in _names(id_, source)}
 
     async def work() -> tuple[list[Row], list[Row]]:
-        failed = await Fetch(sql.correlated(correlation, limit))
+        rows = await Fetch(sql.correlated(correlation, limit))
+        failed = [row for row in rows if json.loads(row[1]).get("correlation-id") == correlation]
         ids = json.dumps([*named, *(row[0] for row in failed if row[0] not in named)])
         consumers = json.dumps([name for (name,) in await Fetch(sql.consumers())])
         handled = await Fetch(sql.handled(consumers, ids, limit))

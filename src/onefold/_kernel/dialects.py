@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 from typing import Final
@@ -71,3 +72,9 @@ def postgres_span(seconds: float) -> str:
 def postgres_lease(lease_s: float) -> Statement:
     """Bounds the transaction it stands in."""
     return Statement(_LEASE, (postgres_span(lease_s),))
+
+
+def begin_in_json(text: str) -> str:
+    """How a text stands in JSON, up to the first quotation mark in it. So an index of Postgres has an id of headers,
+    where what is found is to be compared once more."""
+    return json.dumps(text)[1:-1].partition('"')[0]

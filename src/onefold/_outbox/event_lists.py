@@ -137,7 +137,7 @@ async def trace_events(dialect: str, name: str, *, limit: int = 200) -> list[Lis
         kept = await Fetch(lists.trace(name, limit))
         return kept + await Fetch(lists.trace_waiting(name, limit, LOOKED_AT_MAX))
 
-    found = {event.position: event for event in map(_read, await with_connection(work))}
+    found = {event.position: event for event in map(_read, await with_connection(work)) if event.trace == name}
     return [found[position] for position in sorted(found)][:limit]
 
 

@@ -8,6 +8,7 @@ from onefold._inbox.schema import POSTGRES_TRACE, SQLITE_TRACE, TRACE_CHARS
 from onefold._inbox.sql.dialect import Dialect, failed_columns
 from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.sqlite import Sqlite
+from onefold._kernel.dialects import begin_in_json
 from onefold._kernel.effects import Statement
 
 CONSUMERS_MAX: Final = 200
@@ -41,7 +42,7 @@ class TraceStatements:
         """)
         self._correlated = d.text(f"""
             SELECT {failed_columns(d)}, consumer FROM onefold_letter
-            WHERE {trace} IS NOT NULL AND {trace} = $1::text LIMIT $2::int
+            WHERE {trace} IS NOT NULL AND {trace} IN ($1::text, $2::text) LIMIT $3::int
         """)
 
     def consumers(self) -> Statement:
@@ -57,8 +58,9 @@ class TraceStatements:
         return Statement(self._failed, (consumers, names, NAMES_MAX, limit))
 
     def correlated(self, correlation: str, limit: int) -> Statement:
-        """Failed messages of this correlation id."""
-        return Statement(self._correlated, (correlation[:TRACE_CHARS], limit))
+        """Failed messages of this correlation id, and some whose ids begin like it: see `begin_in_json`."""
+        names = (correlation[:TRACE_CHARS], begin_in_json(correlation)[:TRACE_CHARS])
+        return Statement(self._correlated, (*names, limit))
 
 
 TRACES: Final = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from onefold._kernel.dialects import sqlite_values
+from onefold._kernel.dialects import begin_in_json, sqlite_values
 from onefold._kernel.effects import Statement
 from onefold._kernel.pg_catalog import qualified
 from onefold._outbox.schema import POSTGRES_TRACE, SQLITE_TRACE, TRACE_CHARS
@@ -51,7 +51,7 @@ _POSTGRES: Final = _Words(
     never="'infinity'",
     no_stream="''::bytea",
     trace=POSTGRES_TRACE,
-    contains="position($1::text IN o.headers) > 0",
+    contains="position($2::text IN o.headers) > 0",
     length="octet_length(data)",
     # A range and no equality: what ANALYZE saw of buckets is not kept, see `schema.py`.
     in_bucket="(w.bucket, w.position) > (b.bucket, $1::bigint) AND w.bucket <= b.bucket",
@@ -68,7 +68,7 @@ _SQLITE: Final = _Words(
     never=str(2**62),
     no_stream="x''",
     trace=SQLITE_TRACE,
-    contains="instr(o.headers, $1::text) > 0",
+    contains="instr(o.headers, $2::text) > 0",
     length="length(data)",
     in_bucket="w.bucket = b.bucket AND w.position > $1::bigint",
 )
@@ -151,14 +151,15 @@ class EventLists:
         d = self._d
         self._trace = d.text(f"""
             SELECT {self._columns}, 0 FROM onefold_outbox AS o
-            WHERE (o.{d.published} IS NOT NULL OR o.{d.due} IS NOT NULL) AND {d.trace} = $1::text LIMIT $2::integer
+            WHERE (o.{d.published} IS NOT NULL OR o.{d.due} IS NOT NULL)
+              AND {d.trace} IN ($1::text, $2::text) LIMIT $3::integer
         """)
         self._trace_waiting = d.text(f"""
             SELECT {self._columns}, 0 FROM (
                 SELECT * FROM onefold_outbox AS w WHERE {self._ready}
-                ORDER BY w.bucket, w.position LIMIT $3::integer) AS o
-            WHERE CASE WHEN {d.contains} OR o.id = $1::text THEN {d.trace} = $1::text ELSE false END
-            ORDER BY o.position LIMIT $2::integer
+                ORDER BY w.bucket, w.position LIMIT $4::integer) AS o
+            WHERE CASE WHEN {d.contains} OR o.id = $1::text THEN {d.trace} IN ($1::text, $2::text) ELSE false END
+            ORDER BY o.position LIMIT $3::integer
         """)
 
     def waiting(self, after: int, limit: int) -> Statement:
@@ -189,13 +190,14 @@ class EventLists:
         return Statement(self._retrying, (after, limit))
 
     def trace(self, name: str, limit: int) -> Statement:
-        """What has this correlation id, or this id where it has none, and is not about to leave. In no order: one could
-        be had by a walk through all positions."""
-        return Statement(self._trace, (name[:TRACE_CHARS], limit))
+        """What has this correlation id, or this id where it has none, and is not about to leave; and some whose ids
+        begin like it, see `begin_in_json`. In no order: one could be had by a walk through all positions."""
+        return Statement(self._trace, (name[:TRACE_CHARS], begin_in_json(name)[:TRACE_CHARS], limit))
 
     def trace_waiting(self, name: str, limit: int, looked_at: int) -> Statement:
         """The same of what is about to leave: among so many rows."""
-        return Statement(self._trace_waiting, (name[:TRACE_CHARS], limit, looked_at))
+        names = (name[:TRACE_CHARS], begin_in_json(name)[:TRACE_CHARS])
+        return Statement(self._trace_waiting, (*names, limit, looked_at))
 
 
 EVENT_LISTS: Final = {"postgres": EventLists(_POSTGRES), "sqlite": EventLists(_SQLITE)}
