@@ -19,7 +19,7 @@ TOKEN = "a-token-that-the-tests-gave"
 
 
 def address_of(running: Running) -> str:
-    running.until_said("console of AsyncOnefold('shop.db') at http://127.0.0.1:")
+    running.until_said("console of 'shop.db' at http://127.0.0.1:")
     [found] = re.findall(r"console of \S+ at (http://127\.0\.0\.1:\d+\S*)/\n", running.said)
     return str(found)
 
@@ -108,6 +108,11 @@ def test_a_port_that_is_taken_is_told(shop: Shop) -> None:
         said = one_line(shop.onefold("console", "-d", "shop.db", "--port", port))
     assert f"cannot listen on 127.0.0.1 port {port}" in said
     assert "choose another --port" in said
+
+
+def test_without_a_database_both_ways_to_give_one_are_told(shop: Shop) -> None:
+    said = " ".join(shop.onefold("console").stderr.replace("│", " ").split())
+    assert "give --database (or set ONEFOLD_DATABASE), or --app module:attribute" in said
 
 
 def test_a_database_that_is_not_there_is_told_and_not_made(shop: Shop) -> None:

@@ -176,6 +176,10 @@ async def test_one_or_all_that_fit_are_discarded_with_a_reason(
     await actor.submit(at, "/dead-letters/discard", **fields, reason="declined for good")
     assert await states(failing) == {}
     assert await audit(once) == [("Anna", "discard", "declined for good"), ("Anna", "discard", "a test order")]
+    page = text_of(await actor.get("/audit"))
+    assert "consumer billing which reason card 1" in page
+    assert "consumer billing failed_messages id m2, topic order.placed" in page
+    assert "null" not in page
 
 
 async def test_a_strict_stream_is_let_go_on(actor: Visitor, failing: Failing, once: AsyncOnefold) -> None:

@@ -19,12 +19,19 @@ async def test_an_idle_application_is_well(viewer: Visitor) -> None:
     assert "Tables well Up to date." in text
 
 
+async def test_a_page_without_its_tables_names_the_way_out_once(viewer: Visitor, once: AsyncOnefold) -> None:
+    await Failing(once).backend.change("DROP TABLE onefold_outbox")
+    page = await viewer.get("/outbox")
+    assert page.status_code == 503
+    assert text_of(page).lower().count("run `onefold migrate`") == 1
+
+
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
         ("dead letter", "Dead letters act Of billing."),
         ("parked work", "Works act Some are parked"),
-        ("paused consumer", "Consumer ship look 1 processes run. It is paused by ada."),
+        ("paused consumer", "Consumer ship look 1 process runs. It is paused by ada."),
         ("missing table", "Tables act Migrations are missing"),
     ],
 )

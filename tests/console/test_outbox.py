@@ -61,6 +61,11 @@ async def test_what_waits_is_shown_by_topic_and_page_by_page(viewer: Visitor, on
     assert some.text.count("/outbox/trace?id=") == 1
 
 
+async def test_one_event_is_no_events(viewer: Visitor, once: AsyncOnefold) -> None:
+    await publish(once, "orders")
+    assert "1 event waits" in text_of(await viewer.get("/outbox"))
+
+
 async def test_one_key_is_shown_with_what_stops_it(viewer: Visitor, once: AsyncOnefold, sqlite_path: Path) -> None:
     [first, *_] = await publish(once, "orders", "orders", "orders", key="7")
     kill(sqlite_path, first)

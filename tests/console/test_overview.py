@@ -136,6 +136,7 @@ async def test_what_was_absorbed_is_told_by_hop_and_by_where(viewer: Visitor, on
         assert "consumer mailer, topic orders 1" in page
         assert "calls, throttled 1 messages 1" in page
         assert "greatest 76 s" in page
+        assert re.search(r"The last are of \d{4}-\d\d-\d\d \d\d:\d\d UTC", page)
 
 
 async def test_what_waits_is_told(viewer: Visitor, once: AsyncOnefold) -> None:

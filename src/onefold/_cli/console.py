@@ -66,6 +66,8 @@ def command(
     if made:
         act_token = _make_token(host)
     log_to_stderr(log_format)
+    if not (target or database):
+        raise typer.BadParameter("give --database (or set ONEFOLD_DATABASE), or --app module:attribute")
     value = load_target(target) if target else _require_tables(require_database(database))
     root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
     sagas_value = load_target(sagas) if sagas else None
@@ -88,7 +90,8 @@ def command(
                     sagas=engines,
                     knows_application=bool(target),
                 )
-                await _serve(app, repr(once), host, port, root_path, made_token=act_token if made else None)
+                shown = repr(once) if target else once._shown
+                await _serve(app, shown, host, port, root_path, made_token=act_token if made else None)
         finally:
             await close_onefold(once)
 
@@ -150,6 +153,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(100)  # before the address is said: who comes at once waits, and is not refused
     except OSError as error:
         listening.close()
         raise ConfigurationError(

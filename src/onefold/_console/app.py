@@ -164,8 +164,8 @@ class Console:
         if isinstance(error, AuthenticationBroken):
             log.error("console: %s %s refused: %s", request.method, request.url.path, error)
             return self._error_page(request, 500, "The application could not tell who is asking. Its log says why.")
-        if isinstance(error, SchemaMissing):
-            return self._error_page(request, 503, f"{error} Run `onefold migrate`.")
+        if isinstance(error, SchemaMissing):  # it names the way out
+            return self._error_page(request, 503, str(error))
         log.error("console: %s %s failed: %s", request.method, request.url.path, error)
         return self._error_page(request, 503, str(error))
 

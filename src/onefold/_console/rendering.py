@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onefold._kernel.extras import missing_extra
-from onefold._kernel.readable import age, harmless
+from onefold._kernel.readable import age, counted, harmless
 
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -34,7 +34,8 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters.update(age=age, size=size, when=when, short=short, capped=capped)
+    environment.filters.update(age=age, size=size, when=when, minute=minute)
+    environment.filters.update(short=short, capped=capped, counted=counted)
     return environment
 
 
@@ -58,6 +59,11 @@ def when(ms: int | None, now_ms: int | None = None) -> Markup:
         relative = f"in {span}" if ms > now_ms else f"{span} ago"
         return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(exact.isoformat(), text, relative)
     return Markup('<time datetime="{}">{} UTC</time>').format(exact.isoformat(), text)
+
+
+def minute(s: int) -> str:
+    """A time that is known to the minute."""
+    return datetime.fromtimestamp(s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def size(count: int | None) -> str:

@@ -20,9 +20,9 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
-def counted(count: int, thing: str) -> str:
+def counted(count: int, thing: str, things: str = "") -> str:
     """How many of something, in words: "1 event", "2,000 events"."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+    return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
 
 
 def moment(ms: int | None) -> str | None:
