@@ -473,3 +473,38 @@ async def test_a_transaction_without_a_database_or_of_the_other_colour_stops(url
     async with shop(tmp_path, "threads") as database, opened(url, stock, database=database) as engine:
         await engine.start(stock, "colour", {"colour": "async"})
         assert "must be a `def`" in str((await until(engine, "colour", "stopped")).error)
+
+
+OPENS = """
+import asyncio, sys
+from onefold.sagas.dbos import Dbos
+from tests.saga.conformance.sagas import SAGAS
+
+async def main():
+    engine = Dbos(sys.argv[1], sagas=SAGAS[:1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async with engine:
+        print("open", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_processes_that_open_a_new_file_at_the_same_moment_make_its_tables_in_turn(url: str) -> None:
+    command = [sys.executable, "-c", OPENS, url]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(3)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert said == ["open\n"] * 3

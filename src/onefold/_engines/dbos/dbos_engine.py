@@ -150,8 +150,12 @@ class Dbos(SagaEngine):
         DBOS.listen_queues([queue_of(workflow) for workflow in self._sagas] if self._runs_sagas else [])
         # Before anything is run under its name: a saga of an executor without a lock counts as one of a dead process.
         await asyncio.to_thread(self._locks.hold)
-        # Here, on the loop: DBOS runs what it resumes on the loop that it was launched from.
-        DBOS.launch()
+        await asyncio.to_thread(self._locks.enter_opening)
+        try:
+            # Here, on the loop: DBOS runs what it resumes on the loop that it was launched from.
+            DBOS.launch()
+        finally:
+            self._locks.leave_opening()
         await outside(self._register_queues)
         if not self._runs_sagas:
             return

@@ -9,8 +9,9 @@ wasted: DBOS lets the older execution write nothing more, and its steps have key
 from __future__ import annotations
 
 import logging
+import time
 from hashlib import blake2b
-from typing import Never, Protocol
+from typing import Final, Never, Protocol
 
 import sqlalchemy as sa
 
@@ -19,6 +20,11 @@ from onefold.db.sqlite._locks import LockFile
 from onefold.errors import ConfigurationError, StoreBusy, StoreUnavailable
 
 _log = logging.getLogger("onefold.saga")
+
+#: The name of the lock that processes take in turn while they open. No executor is called so: theirs have an id.
+_OPENING: Final = "opening"
+_OPENING_S_MAX: Final = 60.0
+_OPENING_PAUSE_S: Final = 0.02
 
 
 class ExecutorLocks(Protocol):
@@ -33,6 +39,12 @@ class ExecutorLocks(Protocol):
         ...
 
     def give_back(self, executor: str) -> None: ...
+
+    def enter_opening(self) -> None:
+        """Wait until no other process makes DBOS's tables, and keep others waiting until `leave_opening`."""
+        ...
+
+    def leave_opening(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -68,6 +80,20 @@ class FileLocks:
 
     def give_back(self, executor: str) -> None:
         self._file.unlock(self, [number_of(executor)])
+
+    def enter_opening(self) -> None:
+        # DBOS looks for its tables and then makes them, without a lock on SQLite: the second process would fail.
+        give_up_at = time.monotonic() + _OPENING_S_MAX
+        while not self._file.try_lock(number_of(_OPENING), self):
+            if time.monotonic() > give_up_at:
+                raise StoreBusy(
+                    f"another process has been opening the sagas beside {self._own} for {_OPENING_S_MAX:g} s: see what "
+                    "it waits for, or end it"
+                )
+            time.sleep(_OPENING_PAUSE_S)
+
+    def leave_opening(self) -> None:
+        self._file.unlock(self, [number_of(_OPENING)])
 
     def close(self) -> None:
         self._file.unlock(self, [number_of(self._own)])
@@ -105,6 +131,12 @@ class SessionLocks:
 
     def give_back(self, executor: str) -> None:
         self._ask("SELECT pg_advisory_unlock(:number)", executor)
+
+    def enter_opening(self) -> None:
+        """DBOS itself keeps processes apart that migrate one PostgreSQL database."""
+
+    def leave_opening(self) -> None:
+        pass
 
     def close(self) -> None:
         self._drop()
