@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "console"
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 
-SECTIONS = ("/overview", "/keys", "/dead-letters", "/works", "/sagas", "/audit")
+STRUCTURE = (Path(__file__).parent / "structure.js").read_text()
+
+SECTIONS = ("/overview", "/keys", "/dead-letters", "/works", "/outbox", "/sagas", "/audit", "/health")
 
 expect.set_options(timeout=PATIENCE_S * 1000)
 
@@ -186,6 +188,7 @@ def test_what_was_absorbed_today(chromium: Browser, shop: OpenShop) -> None:
         expect(page.get_by_text("Duplicates absorbed")).to_be_visible()
         expect(page.get_by_role("row", name="POST /orders").first).to_be_visible()
         page.get_by_role("link", name="Last hour").click()
+        expect(page.get_by_role("row", name="POST /orders").first).to_be_visible()
         picture(page, "overview")
 
 
@@ -213,6 +216,28 @@ def test_control_text_that_is_hard_to_read_is_found(chromium: Browser) -> None:
     page = chromium.new_page()
     page.set_content('<body style="background: #fff"><p style="color: #999">pale</p><p style="color: #000">dark</p>')
     assert page.evaluate(CONTRAST) == ["pale: 2.85"]
+    page.close()
+
+
+def test_headings_landmarks_labels_and_the_reach_of_the_keyboard_on_every_page(
+    chromium: Browser, shop: OpenShop
+) -> None:
+    with opened(chromium, shop) as page:
+        for section in SECTIONS:
+            page.goto(shop.root + section)
+            assert page.evaluate(STRUCTURE) == [], section
+
+
+def test_control_a_page_without_structure_is_found(chromium: Browser) -> None:
+    page = chromium.new_page()
+    page.set_content('<nav></nav><h1>a</h1><h3>b</h3><input name="c"><a href="/" tabindex="-1">d</a>')
+    assert page.evaluate(STRUCTURE) == [
+        "h3 after h1",
+        "not one main",
+        "<nav></nav> has no name",
+        "c has no label",
+        '<a href="/" tabindex="-1">d</a> is out of reach',
+    ]
     page.close()
 
 

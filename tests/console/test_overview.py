@@ -144,7 +144,7 @@ async def test_what_waits_is_told(viewer: Visitor, once: AsyncOnefold) -> None:
         for number in range(3):
             _ = tx.publish("orders", {"n": number}, key="7")
     page = text_of(await viewer.get("/overview"))
-    assert "Events that wait 3" in page
+    assert "Waiting events 3" in page
     assert "nothing is published" in page
 
 

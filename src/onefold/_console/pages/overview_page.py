@@ -19,9 +19,11 @@ from onefold._observe import instrument_table as table
 from onefold._observe.activity.history import Activity, TimeWindow, last_day, last_hour, last_week, read_activity
 from onefold._observe.instruments import Labels
 from onefold._outbox.status_report import Report, report
+from onefold._steps.unfinished import WorkView, list_works
 
 COUNT_MAX: Final = 1000
 CONSUMERS_MAX: Final = 50
+PARKED_MAX: Final = 100
 
 WINDOWS: Final[dict[str, tuple[str, Callable[[int], TimeWindow]]]] = {
     "hour": ("last hour", last_hour),
@@ -46,6 +48,8 @@ class Overview:
     outbox: Report
     failed: FailedNow
     consumers: ConsumersNow
+    parked: int
+    """Works that wait for a person, counted up to PARKED_MAX."""
     activity: Activity
     plots: tuple[Plot, ...]
     absorbed: tuple[tuple[str, int], ...]
@@ -70,6 +74,10 @@ class Overview:
 
 def look_at_outbox(dialect: str) -> Flow[Report]:
     return report(dialect, count_max=COUNT_MAX, stopped_max=COUNT_MAX)
+
+
+def look_at_parked(dialect: str) -> Flow[list[WorkView]]:
+    return list_works(dialect, parked_only=True, limit=PARKED_MAX)
 
 
 async def measure_all_failed(dialect: str) -> FailedNow:
@@ -174,6 +182,7 @@ async def look(visit: Visit) -> Overview:
         outbox=await visit.ask(look_at_outbox),
         failed=await visit.ask(measure_all_failed),
         consumers=await visit.ask(lambda dialect: look_at_consumers(dialect, count_max=COUNT_MAX)),
+        parked=len(await visit.ask(look_at_parked)),
         activity=activity,
         plots=draw(activity),
         absorbed=list_absorbed(activity),
@@ -182,7 +191,7 @@ async def look(visit: Visit) -> Overview:
 
 def _values(visit: Visit, found: Overview) -> dict[str, Any]:
     window = chosen_window(visit)
-    return {"found": found, "window": window, "windows": WINDOWS, "count_max": COUNT_MAX}
+    return {"found": found, "window": window, "windows": WINDOWS, "count_max": COUNT_MAX, "parked_max": PARKED_MAX}
 
 
 async def show(visit: Visit) -> Response:
