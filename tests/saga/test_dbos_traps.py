@@ -493,8 +493,10 @@ asyncio.run(main())
 
 def test_processes_that_open_a_new_file_at_the_same_moment_make_its_tables_in_turn(url: str) -> None:
     command = [sys.executable, "-c", OPENS, url]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(3)]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) for _ in range(3)
+    ]
     try:
         for process in processes:
             assert process.stdout is not None
