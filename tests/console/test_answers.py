@@ -101,7 +101,7 @@ async def walk(visitor: Visitor, prefix: str) -> None:
     assert f'action="{prefix}/logout"' in page.text
     assert f'href="{prefix}/static/console.css"' in page.text
     found = await visitor.submit("/keys", "/keys/find", principal="p", route="POST /x", key="k")
-    assert re.fullmatch(rf"{prefix}/keys/[0-9a-f.]+", found.headers["location"])
+    assert re.fullmatch(rf"{prefix}/keys/[0-9a-f.]+\?route=\w+&hash=[0-9a-f]+", found.headers["location"])
     gone = await visitor.submit("/audit", "/logout")
     assert gone.headers["location"] == f"{prefix}/login"
 
