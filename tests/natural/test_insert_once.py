@@ -306,3 +306,46 @@ async def test_a_row_that_cannot_be_read_ends_after_a_few_tries(request: pytest.
         with refused(SerializationFailed, "neither be inserted nor read", "trigger"):
             async with stage.transaction() as tx:
                 await tx.insert_once("orders", {"id": "o1"}, on="id")
+
+
+@pytest.mark.parametrize("form", ["plain", "table", "mapped"])
+@pytest.mark.parametrize("driver", ["sqlite engine", "psycopg engine", "asyncpg engine"])
+async def test_a_row_that_the_index_does_not_hold_is_not_kept(
+    request: pytest.FixtureRequest, driver: str, form: Any
+) -> None:
+    """By a default it is not among the rows of the partial index: each call would insert another."""
+    async with opened(driver, address_for(request, driver), form) as stage:
+        values = stage.named({"id": "o1", "email": "a@b.c"})
+        for _ in range(2):
+            with refused(TransactionMisused, "does not keep it single"):
+                async with stage.transaction() as tx:
+                    with refused(TransactionMisused, "orders", "a@b.c", "open"):
+                        await tx.insert_once(
+                            stage.table("orders"), values, on="email", among=stage.named({"status": "open"})
+                        )
+        assert stage.outside("SELECT id FROM orders") == []
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "psycopg"])
+async def test_a_key_that_is_stored_as_null_is_not_kept(request: pytest.FixtureRequest, driver: str) -> None:
+    """SQLite stores NULL for NaN; on Postgres a trigger does it. NULL is as often in a unique index as one likes."""
+    address = address_for(request, driver)
+    if driver == "sqlite":
+        look(address, "CREATE TABLE measured (at REAL UNIQUE)")
+    else:
+        look(address, "CREATE TABLE measured (at float8 UNIQUE)")
+        look(
+            address,
+            "CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := NULL; RETURN NEW; END'",
+        )
+        look(address, "CREATE TRIGGER forget BEFORE INSERT ON measured FOR EACH ROW EXECUTE FUNCTION forget()")
+    async with opened(driver, address) as stage:
+        for compare in (False, True):
+            with refused(TransactionMisused, "does not keep it single"):
+                async with stage.transaction() as tx:
+                    with refused(TransactionMisused, "measured", "NULL"):
+                        await tx.insert_once("measured", {"at": float("nan")}, on="at", compare=compare)
+        assert stage.outside("SELECT count(*) FROM measured") == [(0,)]
+    if stage.is_postgres:
+        look(address, "DROP TABLE measured")
+        look(address, "DROP FUNCTION forget")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -89,6 +90,10 @@ async def test_half_of_a_movement_is_refused(request: pytest.FixtureRequest) -> 
             ({"balance": "accounts"}, "together"),
             ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance": None}}, "None"),
             ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance = 0 --": 1}}, "column"),
+            *(
+                ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance": number}}, "no number")
+                for number in (float("nan"), float("-inf"), Decimal("NaN"), "ten", b"10")
+            ),
         ]
         for how, words in wrong:
             with refused(ProgrammerError, words):

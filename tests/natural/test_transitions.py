@@ -97,3 +97,63 @@ async def test_a_trigger_that_keeps_a_row_where_it_is_ends_the_tries(request: py
         with refused(SerializationFailed, "was not moved", "trigger"):
             async with stage.transaction() as tx:
                 await move(stage, tx)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg engine"])
+@pytest.mark.parametrize("form", ["plain", "table", "mapped"])
+async def test_a_trigger_that_leads_a_row_elsewhere_is_told(
+    request: pytest.FixtureRequest, driver: str, form: Any
+) -> None:
+    if driver == "psycopg" and form != "plain":
+        pytest.skip("tables of SQLAlchemy need an engine")
+    address = str(request.getfixturevalue("postgres_dsn"))
+    look(address, TABLES[0])
+    look(address, "INSERT INTO orders (id, status) VALUES ('o1', 'paid')")
+    look(
+        address, "CREATE FUNCTION lead() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.note := NEW.status; NEW.status "
+        ":= OLD.status; RETURN NEW; END'",
+    )  # fmt: skip
+    look(address, "CREATE TRIGGER led BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION lead()")
+    async with opened(driver, address, form) as stage:
+        with refused(TransactionMisused, "trigger"):
+            async with stage.transaction() as tx:
+                with refused(TransactionMisused, "'paid'", "not into 'shipped'"):
+                    await move(stage, tx)
+        assert stage.outside("SELECT status, note FROM orders") == [("paid", "none")]
+
+
+@pytest.mark.parametrize("form", ["plain", "table", "mapped"])
+@pytest.mark.parametrize("driver", ["sqlite engine", "psycopg engine"])
+async def test_a_state_that_is_the_same_for_the_database_is_not_moved_again(
+    request: pytest.FixtureRequest, driver: str, form: Any
+) -> None:
+    """It ignores case, or blanks at the end; Python does not."""
+    address = str(request.getfixturevalue("postgres_dsn" if "psycopg" in driver else "sqlite_path"))
+    kind, to = ("char(8)", "paid ") if "psycopg" in driver else ("text COLLATE NOCASE", "PAID")
+    look(address, TABLES[0].replace("status text", f"status {kind}"))
+    look(address, "INSERT INTO orders (id, status) VALUES ('o1', 'paid')")
+    async with opened(driver, address, form) as stage:
+        for _ in range(2):
+            async with stage.transaction() as tx:
+                moved = await tx.transition(
+                    stage.table("orders"),
+                    where=stage.named({"id": "o1"}),
+                    state=stage.name("status"),
+                    come_from="paid",
+                    to=to,
+                    version="version",
+                )
+                assert moved.outcome is TransitionOutcome.ALREADY_THERE
+        assert stage.outside("SELECT version FROM orders") == [(0,)]
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "psycopg"])
+async def test_a_column_that_is_not_there_is_named(request: pytest.FixtureRequest, driver: str) -> None:
+    """SQLite would take a quoted name for a text: `where` would be true for every row, or for none."""
+    async with opened(driver, address_for(request, driver)) as stage:
+        look(stage.address, "INSERT INTO orders (id, status) VALUES ('o1', 'paid')")
+        for where in ({"idd": "o1"}, {"id": "o1", "shop": "shop"}):
+            with refused(ProgrammerError, "not there"):
+                async with stage.transaction() as tx:
+                    await tx.transition("orders", where=where, state="status", come_from="paid", to="shipped")
+        assert stage.outside("SELECT status FROM orders") == [("paid",)]

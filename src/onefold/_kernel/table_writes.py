@@ -18,7 +18,8 @@ from onefold._kernel.effects import Flow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsertUnlessThere:
-    """One row, unless a row with its key is there, and then none. It answers with the row that it made."""
+    """One row, unless a row with its key is there, and then none. It answers with the row that it made, and whether
+    that is in the index: its key has no NULL, and what holds for the rows of the index holds for it."""
 
     values: Mapping[str, Any]
     on: tuple[str, ...]
@@ -46,7 +47,8 @@ class FindRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveState:
-    """A row from one state to another, if it is in a state that it may come from. It answers with its new version."""
+    """A row from one state to another, if it is in a state that it may come from. It answers whether it is there now,
+    in which state, and with which version."""
 
     key: Mapping[str, Any]
     state: str

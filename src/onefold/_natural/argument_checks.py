@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 from onefold.errors import ProgrammerError
@@ -62,6 +63,19 @@ def check_key(call: str, setting: str, key: Mapping[str, Any]) -> None:
             raise ProgrammerError(
                 f"{call}: {setting} has None for {column!r}. A key names one row, and NULL none: a unique index takes "
                 "any number of them. Give the value, or leave the column out of the key"
+            )
+
+
+def check_numbers(call: str, setting: str, numbers: Mapping[str, Any]) -> None:
+    """What can be added and taken away again. SQLite stores NULL for NaN, and adds 0 for a text that is no number."""
+    check_key(call, setting, numbers)
+    for column, number in numbers.items():
+        is_text = isinstance(number, str | bytes | bytearray)
+        is_finite = not isinstance(number, float | Decimal) or Decimal(number).is_finite()
+        if is_text or not is_finite:
+            raise ProgrammerError(
+                f"{call}: {setting} has {number!r:.80} for {column!r}, which is no number that can be added: a balance "
+                "would be lost by it, or not moved"
             )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from onefold._kernel.table_writes import FindRow, FoundRow, InsertUnlessThere, WritableTable
 from onefold._kernel.write_results import Inserted, InsertOutcome
-from onefold.errors import RowDiffers, SerializationFailed
+from onefold.errors import RowDiffers, SerializationFailed, TransactionMisused
 
 #: How often a row is inserted that is gone again when it is looked for.
 TRIES_MAX: Final = 3
@@ -39,6 +39,13 @@ async def insert_once(table: WritableTable, insert: InsertUnlessThere, compariso
     for _ in range(TRIES_MAX):
         made = await table.perform(insert)
         if made:
+            if not made[0].said[0]:
+                raise TransactionMisused(
+                    f"tx.insert_once: {table.name} has stored the row with {_describe(insert.key)} where its unique "
+                    f"index on ({', '.join(insert.on)}) does not keep it single: with NULL in the key, or not among "
+                    f"those with {dict(insert.among)!r:.200}. A default, a trigger or the driver has made it so. "
+                    "Nothing of the transaction is kept: give the values that the index is of"
+                )
             return Inserted(made[0].row, InsertOutcome.CREATED)
         compare = {} if comparison is None else {column: insert.values[column] for column in comparison.columns}
         found = await table.perform(FindRow(key=insert.key, among=insert.among, compare=compare))

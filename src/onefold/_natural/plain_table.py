@@ -60,19 +60,23 @@ class PlainTable:
         key = ", ".join(quote(column) for column in write.on)
         partial = f" WHERE {self._conditions(write.among)}" if write.among else ""
         insert = f"INSERT INTO {self._table} ({columns}) VALUES ({places}) ON CONFLICT ({key}){partial} DO NOTHING"
+        indexed = " AND ".join(f"{quote(column)} IS NOT NULL" for column in write.on)
+        if write.among:
+            indexed += f" AND {self._conditions(write.among)}"
+        returning = f"RETURNING COALESCE({indexed}, 1 = 0) AS onefold_indexed, *"
         if not (write.compared and self._sql.ASKS_TYPES):
-            return await self._ask(f"{insert} RETURNING *", values, 0)
+            return await self._ask(f"{insert} {returning}", values, 1)
         # One row in any case, with the types; the row that was inserted stands beside them, or NULLs.
         types = self._sql.types(self._table, write.compared)
         [found] = await self._ask(
-            f"WITH made AS ({insert} RETURNING true AS onefold_made, *) SELECT types.found, made.* "
+            f"WITH made AS ({insert} {returning}) SELECT types.found, made.* "
             f"FROM (SELECT {types} AS found) AS types LEFT JOIN made ON true",
             values,
             2,
         )
-        kinds, made = found.said
+        kinds, indexed_now = found.said
         self._types = read_types(kinds)
-        return [FoundRow(found.row)] if made else []
+        return [] if indexed_now is None else [FoundRow(found.row, (indexed_now,))]
 
     async def _find(self, write: FindRow) -> list[FoundRow]:
         values, sql = _Values(self._sql), self._sql
@@ -93,12 +97,15 @@ class PlainTable:
         if write.version is not None:
             changes.append(f"{quote(write.version)} = {quote(write.version)} + 1")
         changes += [f"{quote(column)} = {values.add(value)}" for column, value in write.also.items()]
-        where = f"{self._key(write.key, values)} AND {quote(write.state)} IN ({values.add_all(write.come_from)})"
+        state = f"t.{quote(write.state)}"
+        where = f"{self._key(write.key, values, 't.')} AND {state} IN ({values.add_all(write.come_from)})"
+        where += f" AND NOT {state} = {values.add(write.to)}"
         if write.version is not None and write.expected_version is not None:
             where += f" AND {quote(write.version)} = {values.add(write.expected_version)}"
         version = "NULL" if write.version is None else quote(write.version)
-        update = f"UPDATE {self._table} SET {', '.join(changes)} WHERE {where} RETURNING {version}, *"
-        return await self._ask(update, values, 1)
+        arrived = f"{quote(write.state)} = {values.add(write.to)}, {quote(write.state)}"
+        update = f"UPDATE {self._table} AS t SET {', '.join(changes)} WHERE {where} RETURNING {arrived}, {version}, *"
+        return await self._ask(update, values, 3)
 
     async def _find_state(self, move: MoveState) -> list[FoundRow]:
         values, state = _Values(self._sql), quote(move.state)
@@ -109,7 +116,7 @@ class PlainTable:
         if move.version is not None and move.expected_version is not None:
             current = f"{version} = {values.add(move.expected_version)}"
         asked = f"{already}, {allowed}, {current}, {state}, {version}"
-        where = self._key(move.key, values)
+        where = self._key(move.key, values, "t.")
         return await self._ask(f"SELECT {asked}, t.* FROM {self._table} AS t WHERE {where}", values, 5)
 
     async def _add(self, write: AddTo) -> list[FoundRow]:
@@ -118,8 +125,8 @@ class PlainTable:
             f"{quote(column)} = {quote(column)} + {values.add(number)}" for column, number in write.add.items()
         )
         known = " AND ".join(f"{quote(column)} IS NOT NULL" for column in write.add)
-        where = f"{self._key(write.key, values)} AND {known}"
-        return await self._ask(f"UPDATE {self._table} SET {changes} WHERE {where} RETURNING *", values, 0)
+        where = f"{self._key(write.key, values, 't.')} AND {known}"
+        return await self._ask(f"UPDATE {self._table} AS t SET {changes} WHERE {where} RETURNING *", values, 0)
 
     async def _ask(self, sql: str, values: _Values, said: int) -> list[FoundRow]:
         """The rows, the first columns of which are what was asked beside them."""
@@ -127,7 +134,8 @@ class PlainTable:
         names = columns[said:]
         return [FoundRow(dict(zip(names, row[said:], strict=True)), row[:said]) for row in rows]
 
-    def _key(self, key: Mapping[str, Any], values: _Values, prefix: str = "") -> str:
+    def _key(self, key: Mapping[str, Any], values: _Values, prefix: str) -> str:
+        """With the table in front: SQLite takes a quoted name that is no column for a text, and compares that."""
         return " AND ".join(
             f"{prefix}{quote(column)} = {self._sql.coerce(values.add(value), self._types.get(column))}"
             for column, value in key.items()

@@ -1,9 +1,10 @@
 """`transition`: a row from one state to the next, once, and why not where it did not move.
 
-Theory of operation. One UPDATE with the states that the row may come from in its WHERE: of two callers at once the
-second waits for the first, and its WHERE is judged again by what the first has committed. Where it moves no row, one
-look says why. Between the two the row may have come into a state that it may come from: then the move is tried again,
-a bounded number of times.
+Theory of operation. One UPDATE with the states that the row may come from in its WHERE, and not the one it goes to: the
+database may take for the same what Python does not ("paid" and "PAID", 1 and "1"), and each retry would move it. Of two
+callers at once the second waits for the first, and its WHERE is judged again by what the first has committed. Where it
+moves no row, one look says why. Between the two the row may have come into a state that it may come from: then the move
+is tried again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ async def transition(table: WritableTable, move: MoveState) -> Transitioned[Any]
         moved = await table.perform(move)
         _check_one(table, move, len(moved))
         if moved:
-            [(row, (version,))] = moved
-            return Transitioned(outcome=TransitionOutcome.MOVED, state=move.to, version=version, row=row)
+            [(row, (arrived, state, version))] = moved
+            if not arrived:
+                raise TransactionMisused(
+                    f"tx.transition: {table.name} has put the row with {dict(move.key)!r:.200} into {state!r:.80}, not "
+                    f"into {move.to!r:.80}: by a trigger. Nothing of the transaction is kept: name the state that it "
+                    "comes to"
+                )
+            return Transitioned(outcome=TransitionOutcome.MOVED, state=state, version=version, row=row)
         found = await table.perform(FindState(move))
         _check_one(table, move, len(found))
         if not found:

@@ -10,7 +10,7 @@ from onefold._kernel.derive import Part
 from onefold._kernel.effects import Flow
 from onefold._kernel.per_dialect import PerDialect
 from onefold._kernel.table_writes import AddTo, InsertUnlessThere, MoveState, WritableTable
-from onefold._natural.argument_checks import check_among, check_columns, check_key, check_values
+from onefold._natural.argument_checks import check_among, check_columns, check_key, check_numbers, check_values
 from onefold._natural.exclusive import lock, lock_number
 from onefold._natural.inserting import Comparison, insert_once
 from onefold._natural.ledger_entries import Whole, enter
@@ -121,7 +121,7 @@ class TableWriter:
         if balance is not None:
             key, numbers = check_values(call, "where", where), check_values(call, "add", add)
             check_key(call, "where", key)
-            check_key(call, "add", numbers)
+            check_numbers(call, "add", numbers)
             balance.check_columns((*key, *numbers))
             addition = AddTo(key=key, add=numbers)
         make = functools.partial(enter, table, insert, comparison, balance, addition)

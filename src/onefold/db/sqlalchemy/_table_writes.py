@@ -17,6 +17,8 @@ from sqlalchemy import (
     and_,
     cast,
     exc,
+    false,
+    func,
     inspect,
     literal,
     null,
@@ -113,7 +115,7 @@ class SqlalchemyTable:
         """The statement, and how many columns stand in front of the row."""
         match write:
             case InsertUnlessThere():
-                return self._insert(write, dialect), 0
+                return self._insert(write, dialect), 1
             case FindRow():
                 asked = [_same(self._columns[column], value, dialect) for column, value in write.compare.items()]
                 where = and_(*self._key(write.key, dialect), *self._conditions(write.among))
@@ -121,7 +123,7 @@ class SqlalchemyTable:
                 # Of this table alone: what a mapping loads beside it by an outer join cannot be locked.
                 return found.with_for_update(of=self._given) if write.locked else found, len(asked)
             case MoveState():
-                return self._move(write), 1
+                return self._move(write), 3
             case FindState(move):
                 return self._find_state(move), 5
             case AddTo():
@@ -130,23 +132,27 @@ class SqlalchemyTable:
     def _insert(self, write: InsertUnlessThere, dialect: str) -> Any:
         insert = _INSERTS[dialect](self._given)
         where = and_(*self._conditions(write.among)) if write.among else None
+        keys = [self._columns[column].is_not(None) for column in write.on]
+        indexed = func.coalesce(and_(*keys, *self._conditions(write.among)), false())
         return (
             insert.values({self._columns[column]: value for column, value in write.values.items()})
             .on_conflict_do_nothing(index_elements=[self._columns[column] for column in write.on], index_where=where)
-            .returning(self._given)
+            .returning(indexed, self._given)
         )
 
     def _move(self, write: MoveState) -> Any:
         state = self._columns[write.state]
         changes = {state: write.to} | {self._columns[column]: value for column, value in write.also.items()}
-        conditions = [*self._key(write.key, None), state.in_(write.come_from)]
+        conditions = [*self._key(write.key, None), state.in_(write.come_from), state != write.to]
         version: Any = null()
         if write.version is not None:
             version = self._columns[write.version]
             changes[version] = version + 1
             if write.expected_version is not None:
                 conditions.append(version == write.expected_version)
-        return update(self._given).where(*conditions).values(changes).returning(version, self._given)
+        # Under names of their own: the row has the columns themselves.
+        told = (state == write.to, state.label(None), version.label(None))
+        return update(self._given).where(*conditions).values(changes).returning(*told, self._given)
 
     def _find_state(self, move: MoveState) -> Any:
         state = self._columns[move.state]
