@@ -7,6 +7,7 @@ own. See `test_sqlite_threads` for our own driver of SQLite.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from onefold._kernel.effects import Boundary, Statement
 from onefold.db.psycopg import PsycopgDatabase
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.errors import TransactionMisused
-from tests.db.gates import Gate
+from tests.db.gates import Gate, wait_until_stuck
 from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S
 
@@ -178,3 +179,38 @@ def test_a_request_that_fails_waits_for_a_statement_of_psycopg_s_only_so_long(
         assert isinstance(left.exception(PATIENCE_S), (psycopg.OperationalError, TransactionMisused))
     assert caplog.text.count("still uses") == caplog.text.count("0.1 s after the handler's end") == 1
     database.close()
+
+
+def test_a_cursor_is_not_closed_beside_its_connection(tmp_path: Path) -> None:
+    """A thread that was interrupted as it read rows closes its cursor afterwards, when it seems to have left."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'cursors.db'}", pool_size=1, max_overflow=0)
+    connection = SqlalchemyDatabase(engine).acquire()
+    connection.batch((Boundary.BEGIN,))
+    result: Any = connection.handle.execute(text("SELECT 1 UNION ALL SELECT 2"))
+    rows, closes = result.cursor, SlowCursor()
+    rows._cursor = closes
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(rows.close)
+        assert closes.entered.wait(PATIENCE_S)
+        discarding = pool.submit(connection.discard)
+        wait_until_stuck(discarding)
+        has_waited = not discarding.done()
+        closes.left.set()
+        closing.result(PATIENCE_S)
+        discarding.result(PATIENCE_S)
+    assert has_waited, "the connection was closed while a thread closed a cursor of it"
+    closes.entered.clear()
+    rows.close()
+    assert not closes.entered.is_set(), "a cursor of a connection that is closed was touched"
+    engine.dispose()
+
+
+class SlowCursor:
+    """Its close waits in the driver."""
+
+    def __init__(self) -> None:
+        self.entered, self.left = threading.Event(), threading.Event()
+
+    def close(self) -> None:
+        self.entered.set()
+        assert self.left.wait(PATIENCE_S)

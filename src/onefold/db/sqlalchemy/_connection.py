@@ -111,6 +111,7 @@ class SqlalchemyConnection:
         close_when_left(self.handed_out.wait, self.wake, self.throw_away, driver="SQLAlchemy")
 
     def throw_away(self) -> None:
+        self.handed_out.shut()
         if not self._connection.closed:
             self._connection.invalidate()
         self._close()

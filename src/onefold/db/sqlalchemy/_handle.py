@@ -42,6 +42,7 @@ class LentConnection:
         #: How many calls of the handler's are on their way.
         self._calls = 0
         self._returned = Condition()
+        self._shut = False
         #: Set by the last of them, on asyncio.
         self._idle: asyncio.Event | None = None
         #: How long the end of its transaction waits for them.
@@ -129,18 +130,44 @@ class LentConnection:
         """To read the rows executes on, in SQLite."""
         result = call(*args, **kwargs)
         if result.cursor is not None and _turn.get() is not self:
-            result.cursor = _Rows(result.cursor, self._call)
+            result.cursor = _Rows(result.cursor, self._call, self._call_unless_shut)
         return result
+
+    def shut(self) -> None:
+        """The driver's connection is about to be closed: its cursors are not touched any more."""
+        with self._returned:
+            self._returned.wait_for(self._is_idle, END_S)
+            self._shut = True
+
+    def _call_unless_shut(self, close: Callable[[], Any]) -> None:
+        """Close a cursor. A thread that was interrupted as it read rows does so outside of any call of the handler's:
+        beside the closing of the connection it crashes the process."""
+        with self._returned:
+            if self._shut:
+                return
+            self._calls += 1
+        try:
+            close()
+        finally:
+            with self._returned:
+                self._calls -= 1
+                self._returned.notify_all()
 
 
 class _Rows:
     """A driver's cursor, whose rows are read while the handler has the connection."""
 
-    __slots__ = ("_call", "_cursor")
+    __slots__ = ("_call", "_call_unless_shut", "_cursor")
 
-    def __init__(self, cursor: Any, call: Callable[..., Any]) -> None:
+    def __init__(
+        self, cursor: Any, call: Callable[..., Any], call_unless_shut: Callable[[Callable[[], Any]], None]
+    ) -> None:
         self._cursor = cursor
         self._call = call
+        self._call_unless_shut = call_unless_shut
+
+    def close(self) -> None:
+        self._call_unless_shut(self._cursor.close)
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._cursor, name)
