@@ -160,9 +160,9 @@ class JoinedSession:
         inner.join_transaction_mode = "create_savepoint"
         inner.info[_JOINED] = self
         event.listen(inner, "after_commit", _ignore)  # so that the session has listeners of its own to be held back
-        self._dispatch = cast("Any", inner.dispatch)
-        self._after_commit: Any = self._dispatch.after_commit
-        self._dispatch.after_commit = _HeldListeners(self._after_commit, self._note_commit)
+        dispatch = cast("Any", inner.dispatch)  # not kept: it would be a ring, and left to the garbage collector
+        self._after_commit: Any = dispatch.after_commit
+        dispatch.after_commit = _HeldListeners(self._after_commit, self._note_commit)
         self._get_bind: Any = inner.get_bind
         vars(inner)["get_bind"] = self._bind
         self._close: Any = inner.close
@@ -173,7 +173,7 @@ class JoinedSession:
     def _leave(self) -> None:
         """Take off what was laid over the session."""
         self._inner.__dict__.pop("get_bind", None)
-        self._dispatch.after_commit = self._after_commit
+        cast("Any", self._inner.dispatch).after_commit = self._after_commit
         event.remove(self._inner, "after_commit", _ignore)
         self._inner.info.pop(_JOINED, None)
         self._inner.join_transaction_mode = self._mode
