@@ -157,8 +157,15 @@ def test_every_program_is_run_by_a_test() -> None:
 
 
 #: Settings whose default says nothing by its name.
-UNNAMED = {"principal", "authorize", "headers_kept", "fingerprint_before", "operation", "isolation", "quota"} | {
-    "conditional"
+UNNAMED = {
+    "authorize",
+    "conditional",
+    "fingerprint_before",
+    "headers_kept",
+    "isolation",
+    "operation",
+    "principal",
+    "quota",
 }
 
 
