@@ -189,13 +189,6 @@ class RequestCondition:
         return self.rules
 
 
-def condition_of(
-    request: Request, rules: Conditional | None, whose: str, tx: Transaction[Any]
-) -> RequestCondition | None:
-    """The condition of a request to a conditional route; None to another."""
-    return None if rules is None else RequestCondition(request, rules, whose, tx)
-
-
 def failed(current: EntityTag | None) -> ConditionFailed:
     """What a caller is told whose condition does not hold."""
     now = "There is no such resource now." if current is None else "Its ETag is in this answer."

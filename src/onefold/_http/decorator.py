@@ -63,6 +63,7 @@ class IdempotentHandler:
 def mark(function: F, policy: Policy, layer: Serving) -> F:
     """The same function, known to resolvers as an idempotent handler."""
     found = IdempotentHandler(policy, function, layer)
+    conditional = policy.conditional is not None
     steps = find_steps(function) if policy.steps else None
     # Frameworks read the parameters' types here, and some look up names (`from __future__ import annotations`) among
     # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
@@ -75,9 +76,11 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
         @functools.wraps(function)
         async def call_handler(*args: Any, **kwargs: Any) -> Any:
-            if (read := _read_of(found)) is not None:
+            if conditional and (read := _read_of(found)) is not None:
                 kwargs.pop(PARAMETER, None)
-                return _note_result(read, await function(*args, **kwargs))
+                result = await function(*args, **kwargs)
+                read.note_result(result)
+                return result
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             if steps is not None:
@@ -88,7 +91,8 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
                     for joined in guarded.tx.joined:
                         if inspect.isawaitable(written := joined.write()):
                             await written
-                    _note_result(guarded.condition, result)
+                    if guarded.condition is not None:
+                        guarded.condition.note_result(result)
             except BaseException as error:
                 _note(guarded, error)
                 raise
@@ -98,9 +102,11 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
         @functools.wraps(function)
         def call_handler(*args: Any, **kwargs: Any) -> Any:
-            if (read := _read_of(found)) is not None:
+            if conditional and (read := _read_of(found)) is not None:
                 kwargs.pop(PARAMETER, None)
-                return _note_result(read, function(*args, **kwargs))
+                result = function(*args, **kwargs)
+                read.note_result(result)
+                return result
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             if steps is not None:
@@ -110,7 +116,8 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
                 if guarded is not None:
                     for joined in guarded.tx.joined:
                         joined.write()
-                    _note_result(guarded.condition, result)
+                    if guarded.condition is not None:
+                        guarded.condition.note_result(result)
             except BaseException as error:
                 _note(guarded, error)
                 raise
@@ -187,16 +194,10 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
 def _read_of(found: IdempotentHandler) -> RequestCondition | None:
     """The condition of the read that a conditional handler is called for; None for a write."""
     read, guarded = current_read.get(), current_request.get()
-    if read is None or found.policy.conditional is None or (guarded is not None and not guarded.over):
+    if read is None or (guarded is not None and not guarded.over):
         return None
     read.rules = found.policy.conditional
     return read
-
-
-def _note_result(condition: RequestCondition | None, result: Any) -> Any:
-    if condition is not None:
-        condition.note_result(result)
-    return result
 
 
 def _steps_of(guarded: GuardedRequest[Any] | None, found: IdempotentHandler, *, asynchronous: bool) -> Steps:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from onefold._http.authentication import ApplicationRefusal, authenticate, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.condition_errors import ConditionFailed
-from onefold._http.conditional import condition_of
+from onefold._http.conditional import RequestCondition
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
 from onefold._http.refusals import RefusedRequest, refuse
@@ -99,7 +99,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         self.tx.carry(functools.partial(pick_carried_headers, request.headers))
-        self.condition = condition_of(request, route.policy.conditional, self.operation, self.tx)
+        rules = route.policy.conditional
+        self.condition = None if rules is None else RequestCondition(request, rules, self.operation, self.tx)
         self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
@@ -278,11 +279,15 @@ class GuardedRequest(RefusedRequest, Generic[E]):
             found = await self.abort("not entered" if not self.entered else f"status {response.status}")
             return self._answer_lost(found, self.raised) if response.status >= 500 else self._answer_misuse(found)
         if self.raised is not None and not refused:
-            # NamedRows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
+            # Rows of half a handler, and an answer that may promise them: neither is kept, and a retry runs again.
             _log.warning(success_not_stored(self.operation, self.raised, response.status))
             return self._answer_misuse(await self.abort(type(self.raised).__name__))
         try:
-            self._check_end(keep_rows=not refused)
+            if self.steps is not None:
+                self.steps.check_end()
+            self.tx.check_end(keep_rows=not refused)
+            if self.condition is not None and not refused:
+                self.condition.check_end()
             if self.tx.joined:
                 await close_sessions(self.tx, not refused)
             if not refused and self._guard.development and self.policy.writes and self.steps is None:
@@ -320,13 +325,6 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         if self._guard.listener is not None:
             self._emit_settled(response.status, kept)
         return None
-
-    def _check_end(self, *, keep_rows: bool) -> None:
-        if self.steps is not None:
-            self.steps.check_end()
-        self.tx.check_end(keep_rows=keep_rows)
-        if self.condition is not None and keep_rows:
-            self.condition.check_end()
 
     async def fail(self, error: BaseException) -> Response | None:
         """The handler raised, and nothing of it stays. A Response: send this instead, a retry may succeed."""
