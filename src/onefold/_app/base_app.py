@@ -32,7 +32,7 @@ from onefold._kernel.telemetry import Listener, Listeners, are_listeners, join
 from onefold._kernel.tracing import tracer_of
 from onefold._kernel.typos import refuse_unknown
 from onefold._kernel.wakeup_signals import News
-from onefold._natural.writes import NATURAL_WRITES
+from onefold._natural import natural_writes
 from onefold._outbox.write import Outbox
 from onefold._policy.quota import Quota
 from onefold._worker.ledger_reaper import LedgerReaper
@@ -327,8 +327,8 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         return self._ledger.due(consumer, retention_s, self._layer.listener)
 
     def _new_transaction(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> OwnedTransaction[Any]:
-        new, writes = self._outbox.new_buffer, NATURAL_WRITES
-        return OwnedTransaction(executor, new, self._sessions, writes, development=self._development)
+        new = self._outbox.new_buffer
+        return OwnedTransaction(executor, new, self._sessions, natural_writes, development=self._development)
 
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind

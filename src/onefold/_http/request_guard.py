@@ -25,7 +25,7 @@ from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.tracing import Tracer
 from onefold._kernel.transaction import no_outbox
-from onefold._natural.writes import NATURAL_WRITES
+from onefold._natural import natural_writes
 from onefold.errors import (
     CallerError,
     KeyMissing,
@@ -62,7 +62,7 @@ class RequestGuard:
     described_by: str | None = None
     """Where the specification page is, below the application's root, for the Link header of problems."""
     development: bool = False
-    natural: NaturalWrites = NATURAL_WRITES
+    natural: Callable[[], NaturalWrites] = natural_writes
     conditional: ConditionalUse = field(default_factory=ConditionalUse)
     decorated: bool = False
     """Whether the handlers of its routes are decorated: those note by themselves that they were reached."""

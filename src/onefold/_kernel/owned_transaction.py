@@ -45,7 +45,7 @@ class OwnedTransaction(Transaction[H]):
         executor: ThreadExecutor[H] | TaskExecutor[H],
         outbox: Callable[[], Outgoing] = no_outbox,
         sessions: Sessions | None = None,
-        natural: NaturalWrites | None = None,
+        natural: Callable[[], NaturalWrites] | None = None,
         *,
         development: bool = False,
     ) -> None:

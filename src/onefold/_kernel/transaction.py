@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Never, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from onefold._kernel.arguments import named_arguments
-from onefold._kernel.derive import Part
 from onefold._kernel.effects import Batch, BatchItem, Fetch, Flow, Statement
 from onefold._kernel.end_hooks import Due
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
@@ -22,10 +21,12 @@ from onefold._kernel.pending_work import PendingWork
 from onefold._kernel.ports import NaturalWrites, Outgoing, Sessions
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.savepoints import Savepoint, Savepoints
-from onefold._kernel.table_writes import WritableTable
-from onefold._kernel.whole_flows import run_in_part, run_or_doom
-from onefold._kernel.write_results import EnteredSoon, InsertedSoon, TransitionedSoon
 from onefold.errors import ConfigurationError, MessageInvalid, ProgrammerError, StoreUnavailable, TransactionMisused
+
+if TYPE_CHECKING:
+    from onefold._kernel.derive import Part
+    from onefold._kernel.table_writes import WritableTable
+    from onefold._kernel.write_results import EnteredSoon, InsertedSoon, TransitionedSoon
 
 H = TypeVar("H")
 M = TypeVar("M")
@@ -93,7 +94,7 @@ class Transaction(Generic[H]):
         executor: ThreadExecutor[H] | TaskExecutor[H],
         outbox: Callable[[], Outgoing] = no_outbox,
         sessions: Sessions | None = None,
-        natural: NaturalWrites | None = None,
+        natural: Callable[[], NaturalWrites] | None = None,
     ) -> None:
         self._executor = executor
         self._natural = natural
@@ -306,7 +307,7 @@ class Transaction(Generic[H]):
         self._check()
         if self._natural is None:
             raise ProgrammerError("this transaction was not opened by Onefold or AsyncOnefold: it knows no tables")
-        return self._natural
+        return self._natural()
 
     def _table(self, given: object) -> WritableTable:
         if isinstance(given, str):
@@ -341,9 +342,13 @@ class Transaction(Generic[H]):
         return answer
 
     async def _or_nothing(self, make: Callable[[], Flow[Any]]) -> Any:
+        from onefold._kernel.whole_flows import run_or_doom
+
         return await run_or_doom(self._all_savepoints(), make)
 
     async def _in_part(self, make: Callable[[], Flow[Any]]) -> Any:
+        from onefold._kernel.whole_flows import run_in_part
+
         return await run_in_part(self.savepoint(), self._executor, make)
 
     def _all_savepoints(self) -> Savepoints:
