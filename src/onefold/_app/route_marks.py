@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Never, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
-from onefold._http.conditional import Conditional, Etag
 from onefold._http.install import Layer
 from onefold._http.route_policy import Policy, Settings
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._http.conditional import Etag
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +37,8 @@ class RouteMarks:
         reads it: its answers have an ETag. `etag` names the field with the version, or gets it from the row. A handler
         that writes has the condition judged by `condition.lock(...)`. Its requests happen once, as those of
         `idempotent`, whose settings it takes as well."""
+        from onefold._http.conditional import Conditional
+
         rules = Conditional(etag=etag, required=condition_required, repeatable_delete=repeatable_delete)
         return self._layer.marker({**settings, "conditional": rules})
 

@@ -14,12 +14,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onefold._http.background import AnswerReplaced, is_only_replaced, run_held_back
-from onefold._http.conditional_reads import serve_asgi
-from onefold._http.etags import READS
 from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
 from onefold._http.reaper import REAPED_ELSEWHERE, Lifespan, Reaping
-from onefold._http.request import Request, Response
+from onefold._http.request import READS, Request, Response
 from onefold._http.request_guard import RequestGuard
 from onefold._http.route_policy import Policy, Route
 from onefold._http.scope_keys import CONDITION as CONDITION
@@ -92,6 +90,8 @@ class IdempotencyMiddleware:
         route = self._resolve(request)
         if route is None:
             if self._guard.conditional.used and request.method in READS:
+                from onefold._http.conditional_reads import serve_asgi
+
                 return await serve_asgi(self._app, scope, receive, send, request, self._guard.refusal)
             return await self._app(scope, receive, send)
         executor: TaskExecutor[Any] = TaskExecutor(self._database)

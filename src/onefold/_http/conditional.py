@@ -54,6 +54,10 @@ class Conditional:
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name}={value!r} of a conditional route must be True or False")
 
+    def begin(self, request: Request, whose: str, tx: Transaction[Any]) -> RequestCondition:
+        """The condition of a request that writes."""
+        return RequestCondition(request, self, whose, tx)
+
     def tag_of(self, value: object, whose: str) -> EntityTag:
         """The tag of a row, or of what stands for one."""
         try:

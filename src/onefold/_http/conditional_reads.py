@@ -31,15 +31,6 @@ _OF_THE_BODY = frozenset(
 )
 
 
-class ConditionalUse:
-    """Whether a layer has conditional handlers. Without any, its reads pass as they are."""
-
-    __slots__ = ("used",)
-
-    def __init__(self) -> None:
-        self.used = False
-
-
 Refuse = Callable[[OnefoldError, Request], Response]
 
 

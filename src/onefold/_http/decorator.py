@@ -18,8 +18,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from onefold._http.background import PARAMETER, ask_for_background, hold_back
-from onefold._http.conditional import RequestCondition
-from onefold._http.conditional_reads import current_read
 from onefold._http.guarded_request import GuardedRequest, current_request
 from onefold._http.problems import problem
 from onefold._http.request import Response
@@ -30,6 +28,7 @@ from onefold._kernel.handler_errors import late_isolation
 from onefold.errors import ConfigurationError, OnefoldError, ProgrammerError
 
 if TYPE_CHECKING:
+    from onefold._http.conditional import RequestCondition
     from onefold._steps.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -193,6 +192,8 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
 
 def _read_of(found: IdempotentHandler) -> RequestCondition | None:
     """The condition of the read that a conditional handler is called for; None for a write."""
+    from onefold._http.conditional_reads import current_read
+
     read, guarded = current_read.get(), current_request.get()
     if read is None or (guarded is not None and not guarded.over):
         return None

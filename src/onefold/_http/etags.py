@@ -15,12 +15,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from onefold._http.condition_errors import ConditionMalformed
+from onefold._http.request import READS
 from onefold.errors import ProgrammerError
 
 Verdict: TypeAlias = Literal["holds", "failed", "not modified"]
-
-#: Methods that only read: what they are told by a tag that matches is 304.
-READS: Final = frozenset({"GET", "HEAD"})
 
 #: So much of a header is read, and so many tags.
 BYTES_MAX: Final = 8192

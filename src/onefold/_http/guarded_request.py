@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from onefold._http.authentication import ApplicationRefusal, authenticate, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
 from onefold._http.condition_errors import ConditionFailed
-from onefold._http.conditional import RequestCondition
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
 from onefold._http.refusals import RefusedRequest, refuse
@@ -100,7 +99,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         self.tx.carry(functools.partial(pick_carried_headers, request.headers))
         rules = route.policy.conditional
-        self.condition = None if rules is None else RequestCondition(request, rules, self.operation, self.tx)
+        self.condition = None if rules is None else rules.begin(request, self.operation, self.tx)
         self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onefold._http.conditional import Conditional
 from onefold._http.keys import LENGTH_MAX, key_schema
 from onefold._http.route_policy import Policy
+
+if TYPE_CHECKING:
+    from onefold._http.conditional import Conditional
 
 _PROBLEM_SCHEMA = {
     "type": "object",

@@ -12,6 +12,9 @@ from urllib.parse import quote
 from onefold._kernel.messages import CARRIED, carried
 from onefold.errors import HeaderRepeated
 
+#: Methods that only read.
+READS: Final = frozenset({"GET", "HEAD"})
+
 #: Names in lower case, in the order received or to be sent.
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
-from onefold._http.conditional_reads import ConditionalUse
 from onefold._http.guarded_request import E, GuardedRequest, current_request
 from onefold._http.keys import generated_ms, read_key
 from onefold._http.problems import problem
@@ -42,6 +41,15 @@ if TYPE_CHECKING:
 HEADER = "idempotency-key"
 
 _log = logging.getLogger("onefold.requests")
+
+
+class ConditionalUse:
+    """Whether a layer has conditional handlers. Without any, its reads pass as they are."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

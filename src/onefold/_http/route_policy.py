@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 from onefold._http.authentication import Question, read_question
 from onefold._http.bare_header_check import TRUSTED
-from onefold._http.conditional import Conditional
 from onefold._http.request import Request
 from onefold._idempotency.fingerprint import Strategy, canonical_json
 from onefold._kernel.effects import Isolation, check_isolation
 from onefold._kernel.typos import refuse_unknown
 from onefold._policy.quota import Quota
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._http.conditional import Conditional
 
 #: Takes the request (onefold's, or one of the framework: its annotation says which) or nothing.
 Principal: TypeAlias = (
@@ -263,12 +265,16 @@ def _is_quota(value: object) -> None:
 
 
 def _is_conditional(value: object, store_down: object) -> None:
-    if value is not None and not isinstance(value, Conditional):
+    if value is None:
+        return
+    from onefold._http.conditional import Conditional
+
+    if not isinstance(value, Conditional):
         raise ConfigurationError(
             f"conditional={value!r} must be a Conditional, as in conditional=onefold.policies.Conditional("
             "etag='version'), or None"
         )
-    if value is not None and store_down == "run":
+    if store_down == "run":
         raise ConfigurationError(
             "a conditional route has store_down='run': without its database no condition can be judged. Leave it out"
         )

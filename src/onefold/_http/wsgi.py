@@ -9,12 +9,10 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onefold._http.conditional_reads import serve_wsgi
-from onefold._http.etags import READS
 from onefold._http.guarded_request import GuardedRequest
 from onefold._http.install_checks import READY, Readiness
 from onefold._http.reaper import REAPED_ELSEWHERE, Reaping
-from onefold._http.request import Headers, Request, Response
+from onefold._http.request import READS, Headers, Request, Response
 from onefold._http.request_guard import RequestGuard
 from onefold._http.route_policy import Policy, Route
 from onefold._http.scope_keys import CONDITION as CONDITION
@@ -71,6 +69,8 @@ class IdempotencyMiddleware:
         route = self._resolve(request)
         if route is None:
             if self._guard.conditional.used and request.method in READS:
+                from onefold._http.conditional_reads import serve_wsgi
+
                 return serve_wsgi(self._app, environ, start_response, request, self._guard.refusal, send_whole)
             return self._app(environ, start_response)
         executor: ThreadExecutor[Any] = ThreadExecutor(self._database)
