@@ -1,7 +1,7 @@
 """Every error onefold raises, in branches by who must act: the programmer, the caller, the operator.
 
-Nothing outside this hierarchy leaves the library: vendor errors are mapped by table (see `db/`) and chained.
-A message names the thing, its value and the way out.
+Nothing outside this hierarchy leaves the library: vendor errors are mapped by table (see `db/`) and chained. A message
+names the thing, its value and the way out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class AnsweredError(OnefoldError):
     slug: ClassVar[str] = "request-refused"
     title: ClassVar[str] = "The request was refused"
     retryable: ClassVar[bool] = False
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
-        self.detail = detail
-        self.retry_after_s = retry_after_s
+        self.detail, self.retry_after_s = detail, retry_after_s
 
 
 # --- the programmer must act -----------------------------------------------------------------------------

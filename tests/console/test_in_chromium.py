@@ -135,17 +135,15 @@ def test_what_happened_to_a_key(chromium: Browser, shop: OpenShop) -> None:
         expect(page.get_by_text('"state":"placed"')).to_be_visible()
 
 
-def test_why_does_a_client_get_409(chromium: Browser, shop: OpenShop) -> None:
+def test_why_does_a_client_get_409_and_what_is_stuck(chromium: Browser, shop: OpenShop) -> None:
+    """A request that waits for a person is let go on, and a dead letter is redriven, dead again, and discarded. Both
+    questions in one test: what the second does ends what the first looks at."""
     with opened(chromium, shop) as page:
         find_key(page, shop, "Why does a client get 409?")
         expect(page.get_by_text("Why 409")).to_be_visible()
         expect(page.get_by_text("How it ends")).to_be_visible()
         picture(page, "conflict")
 
-
-def test_what_is_stuck(chromium: Browser, shop: OpenShop) -> None:
-    """A request that waits for a person is let go on, and a dead letter is redriven, dead again, and discarded."""
-    with opened(chromium, shop) as page:
         click_section(page, "Works")
         expect(page.get_by_role("row", name="parked")).to_be_visible()
         page.get_by_role("row", name="parked").get_by_role("link").click()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
 from onefold._app.completer_methods import TaskCompleter, ThreadCompleter
-from onefold._app.measuring_methods import TaskMeasuring, ThreadMeasuring
+from onefold._app.observing import TaskMeasuring, ThreadMeasuring
 from onefold._app.work_blocks import WORK_RETENTION_S
 from onefold._http import asgi, wsgi
 from onefold._http.install import install_asgi, install_wsgi

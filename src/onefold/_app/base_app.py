@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 
-from onefold._app.activity_history import ActivityHistory, writes_activity
 from onefold._app.described import Described, list_topics, name_of, show_given
+from onefold._app.observing import ActivityHistory, writes_activity
 from onefold._app.recurring_events import RecurringEvents
 from onefold._app.route_marks import RouteMarks
 from onefold._app.work_blocks import WorkBlocks

@@ -22,6 +22,8 @@ class ConditionFailed(CallerError):
     def __init__(self, detail: str, *, etag: str | None = None) -> None:
         super().__init__(detail)
         self.etag = etag
+        if etag is not None:
+            self.headers = ((b"etag", etag.encode("latin-1")),)
 
 
 class ConditionMissing(CallerError):

@@ -153,6 +153,10 @@ class RequestCondition:
         if self._tag is None and not tells_nothing:
             self.tag(result)
 
+    def failure_in(self, error: BaseException) -> ConditionFailed | None:
+        """What a handler raised, if it is a condition that does not hold."""
+        return error if isinstance(error, ConditionFailed) else None
+
     def check_end(self) -> None:
         """Raises ProgrammerError where the handler has answered a success that depends on nothing."""
         if self.checked is False:

@@ -62,7 +62,6 @@ class IdempotentHandler:
 def mark(function: F, policy: Policy, layer: Serving) -> F:
     """The same function, known to resolvers as an idempotent handler."""
     found = IdempotentHandler(policy, function, layer)
-    conditional = policy.conditional is not None
     steps = find_steps(function) if policy.steps else None
     # Frameworks read the parameters' types here, and some look up names (`from __future__ import annotations`) among
     # the globals of the wrapper, where they are not. A name that is unknown yet is left to the framework.
@@ -75,11 +74,6 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
         @functools.wraps(function)
         async def call_handler(*args: Any, **kwargs: Any) -> Any:
-            if conditional and (read := _read_of(found)) is not None:
-                kwargs.pop(PARAMETER, None)
-                result = await function(*args, **kwargs)
-                read.note_result(result)
-                return result
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             if steps is not None:
@@ -101,11 +95,6 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
 
         @functools.wraps(function)
         def call_handler(*args: Any, **kwargs: Any) -> Any:
-            if conditional and (read := _read_of(found)) is not None:
-                kwargs.pop(PARAMETER, None)
-                result = function(*args, **kwargs)
-                read.note_result(result)
-                return result
             guarded = _enter(found)
             injected = kwargs.pop(PARAMETER, None) if background is PARAMETER else kwargs.get(background)
             if steps is not None:
@@ -122,6 +111,8 @@ def mark(function: F, policy: Policy, layer: Serving) -> F:
                 raise
             return result if guarded is None else hold_back(guarded, result, injected)
 
+    if policy.conditional is not None:
+        call_handler = _read_or_run(found, call_handler)
     setattr(call_handler, _MARK, found)
     if signature is not None:
         vars(call_handler)["__signature__"] = signature
@@ -199,6 +190,35 @@ def _read_of(found: IdempotentHandler) -> RequestCondition | None:
         return None
     read.rules = found.policy.conditional
     return read
+
+
+def _read_or_run(found: IdempotentHandler, run: F) -> F:
+    """A conditional handler serves reads of its route, too: they have no transaction and no key."""
+    function = found.function
+
+    if is_async(function):
+
+        @functools.wraps(run)
+        async def call_handler(*args: Any, **kwargs: Any) -> Any:
+            if (read := _read_of(found)) is None:
+                return await run(*args, **kwargs)
+            kwargs.pop(PARAMETER, None)
+            result = await function(*args, **kwargs)
+            read.note_result(result)
+            return result
+
+    else:
+
+        @functools.wraps(run)
+        def call_handler(*args: Any, **kwargs: Any) -> Any:
+            if (read := _read_of(found)) is None:
+                return run(*args, **kwargs)
+            kwargs.pop(PARAMETER, None)
+            result = function(*args, **kwargs)
+            read.note_result(result)
+            return result
+
+    return cast("F", call_handler)
 
 
 def _steps_of(guarded: GuardedRequest[Any] | None, found: IdempotentHandler, *, asynchronous: bool) -> Steps:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from onefold._http.authentication import ApplicationRefusal, authenticate, render_with_application
 from onefold._http.claiming import take_slot, take_slot_or_release, wait_and_claim
-from onefold._http.condition_errors import ConditionFailed
 from onefold._http.development import check_used, explain_wait
 from onefold._http.encodings import fit_encoding
 from onefold._http.refusals import RefusedRequest, refuse
@@ -312,26 +311,31 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 kept=rows_kept,
             )
         except OnefoldError as error:
-            self._emit_released(type(error).__name__)
-            if isinstance(error, TransactionAborted):
-                _log.warning(refusal_not_stored(self.operation, response.status))
-                return None
-            if isinstance(error, StatementRefused) and (own := await self._render_with_application(error)) is not None:
-                return own
-            return self._guard.log_and_refuse(error, self.request, self.operation)
+            return await self._answer_uncommitted(error, response.status)
         if lost_to is not None:
             return self._answer(lost_to)
         if self._guard.listener is not None:
             self._emit_settled(response.status, kept)
         return None
 
+    async def _answer_uncommitted(self, error: OnefoldError, status: int) -> Response | None:
+        """The handler has answered, and the commit was refused. None: its refusal goes out, and is not stored."""
+        self._emit_released(type(error).__name__)
+        if isinstance(error, TransactionAborted):
+            _log.warning(refusal_not_stored(self.operation, status))
+            return None
+        if isinstance(error, StatementRefused) and (own := await self._render_with_application(error)) is not None:
+            return own
+        return self._guard.log_and_refuse(error, self.request, self.operation)
+
     async def fail(self, error: BaseException) -> Response | None:
         """The handler raised, and nothing of it stays. A Response: send this instead, a retry may succeed."""
         self.sent = self.sent or 0
         explain_wait(error, self.operation)
         judged = not self.over and self._run is not None
-        if judged and isinstance(error, ConditionFailed):  # an answer like the handler's own: kept under its key
-            self.raised, answer = error, self._guard.refusal(error, self.request)
+        if judged and self.condition is not None and (failed := self.condition.failure_in(error)) is not None:
+            # An answer like the handler's own: it is kept under its key.
+            self.raised, answer = failed, self._guard.refusal(failed, self.request)
             return await self.finish(answer) or answer
         failure = self._failure_of(error) if judged else None
         found = await self.abort(type(failure or error).__name__)
@@ -360,11 +364,9 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         found: OnefoldError | None = None
         try:
             await undo(self.tx, release)
-        except TransactionMisused as error:  # what it left is for the operator to know
-            _log.error("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
-            found = error
-        except ConnectionLost as error:
-            _log.warning("%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
+        except (TransactionMisused, ConnectionLost) as error:
+            level = logging.ERROR if isinstance(error, TransactionMisused) else logging.WARNING
+            _log.log(level, "%s failed (%s), and its retry runs again: %s", self.operation, reason, error)
             found = error
         self._emit_released(reason)
         return found

@@ -18,13 +18,14 @@ from onefold._http.install_checks import (
     READY,
     Known,
     Readiness,
+    are_bools,
     check_complete,
     check_free,
+    check_parts,
     check_served,
     is_conditional_read,
 )
 from onefold._http.installed_app import InstalledApp
-from onefold._http.layer_checks import are_bools, check_parts
 from onefold._http.openapi import describe, describe_reads
 from onefold._http.reaper import EVERY_S, Reaping
 from onefold._http.request import Request

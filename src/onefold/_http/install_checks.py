@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from onefold._http.decorator import IdempotentHandler, Serving, idempotent_handler_of, name_of
-from onefold._http.route_policy import METHODS
+from onefold._http.route_policy import METHODS, is_bool
 from onefold._http.steps_parameter import find_steps, find_transactions
 from onefold.errors import ConfigurationError
 
@@ -203,3 +203,31 @@ def _names(marks: list[IdempotentHandler]) -> str:
 def _place(function: Any) -> str:
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(function).__qualname__
+
+
+# --- the settings of a layer --------------------------------------------------------------------------------
+
+
+def are_bools(**switches: object) -> None:
+    for name, value in switches.items():
+        is_bool(name, value)
+
+
+def check_parts(pages: object, shedding: object, sealer: object) -> None:
+    if pages is not None and not (isinstance(pages, str) and pages.startswith("/")):
+        raise ConfigurationError(f"pages={pages!r} must be a path that starts with '/', or None for no pages")
+    if shedding is not None:
+        _check_shedding(shedding)
+    if sealer is not None and not all(callable(getattr(sealer, name, None)) for name in ("seal", "unseal")):
+        raise ConfigurationError(
+            f"sealer of type {type(sealer).__qualname__} cannot seal and unseal; give a Keyring, as in "
+            "sealer=onefold.Keyring({'2026': key}, write='2026')"
+        )
+
+
+def _check_shedding(shedding: object) -> None:
+    from onefold._http.shedding import Shedding
+
+    if not isinstance(shedding, Shedding):
+        meant = "a Shedding, as in shedding=onefold.shedding.Shedding(limit=100), or None"
+        raise ConfigurationError(f"shedding={shedding!r} must be {meant}")

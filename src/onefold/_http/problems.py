@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-from onefold._http.condition_errors import ConditionFailed
 from onefold._http.request import Headers, Response
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold.errors import (
@@ -53,9 +52,7 @@ def problem(error: OnefoldError, *, described_by: str | None = None) -> Response
         response = _response(
             error.status, error.slug, error.title, detail, error.retryable, error.retry_after_s, described_by
         )
-        if isinstance(error, ConditionFailed) and error.etag is not None:
-            response = response._replace(headers=(*response.headers, (b"etag", error.etag.encode("latin-1"))))
-        return response
+        return response._replace(headers=response.headers + error.headers) if error.headers else response
     if isinstance(error, WorkChanged):
         return _response(500, error.slug, error.title, _CHANGED_DETAIL, False, None, described_by)
     if isinstance(error, ProgrammerError):
