@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from onefold._worker.relay import Relay
+from onefold._worker.relay_loop import Relay
 from onefold.brokers.nats import NatsBroker
 from onefold.db._drivers import async_database
 from onefold.telemetry import BucketsHeld, Event

@@ -1,6 +1,6 @@
 """Dramatiq: an actor whose messages are handled once."""
 
-from onefold._worker.dramatiq import handled_once
+from onefold._worker.dramatiq_actors import handled_once
 
 __all__ = [
     "handled_once",

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from onefold._http.condition_errors import ConditionFailed
-from onefold._http.fastapi import Condition, Tx, authorize_from, principal_from
-from onefold._http.starlette import stored_principal
+from onefold._http.fastapi_dependencies import Condition, Tx, authorize_from, principal_from
+from onefold._http.starlette_routes import stored_principal
 from onefold._steps.step_order import StepOptions
 from onefold._steps.steps import Steps
 

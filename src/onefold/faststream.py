@@ -1,6 +1,6 @@
 """FastStream: a subscriber whose messages are handled once."""
 
-from onefold._worker.faststream import handled_once
+from onefold._worker.faststream_subscribers import handled_once
 
 __all__ = [
     "handled_once",

@@ -1,7 +1,7 @@
 """Starlette: the request's transaction and condition."""
 
 from onefold._http.condition_errors import ConditionFailed
-from onefold._http.starlette import condition_of, stored_principal, transaction_of
+from onefold._http.starlette_routes import condition_of, stored_principal, transaction_of
 from onefold._steps.step_order import StepOptions
 from onefold._steps.steps import Steps
 

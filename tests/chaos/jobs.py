@@ -24,8 +24,8 @@ from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Broker, Subscription
 from onefold._outbox.claimed_rows import COLUMNS, read
 from onefold._outbox.relay_session import RelaySession, Sent
-from onefold._worker import consumer_runner, consumer_worker, relay
-from onefold._worker.relay import Relay
+from onefold._worker import consumer_runner, consumer_worker, relay_loop
+from onefold._worker.relay_loop import Relay
 from onefold.errors import MessageRefused
 from onefold.telemetry import Event, Handled, Relayed
 from tests.chaos.places import LEASE_S, Place, shop
@@ -72,7 +72,7 @@ async def _unmeasured(*_: object) -> AsyncIterator[None]:
 
 def perform(job: Job, say: Say) -> None:
     """In the child."""
-    for module in (relay, consumer_runner):
+    for module in (relay_loop, consumer_runner):
         vars(module)["measuring"] = _unmeasured
     consumer_worker.RECEIVE_WAIT_S = 0.1  # type: ignore[misc]  # how long an idle receive holds up the end
     asyncio.run(_perform(job, say))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from onefold import Onefold, _cli
-from onefold._cli.app import assemble
+from onefold._cli.commands import assemble
 from tests.support.fork_server import Child, ForkServer, fork_server
 from tests.support.patience import PATIENCE_S
 

@@ -14,7 +14,7 @@ from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import Boundary
 from onefold._steps.model import Held, RecordedStep, WorkAsk
 from onefold._steps.sealing import Sealing
-from onefold._steps.unfinished import list_works, show_work
+from onefold._steps.unfinished_works import list_works, show_work
 from onefold._steps.works import Works
 from tests.console.browsing import Visitor, text_of
 

@@ -40,7 +40,7 @@ from onefold._outbox.schedules import Recurring, Timetable, schedules
 from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.write import Outbox
 from onefold._saga import effect_rows
-from onefold._steps import unfinished
+from onefold._steps import unfinished_works
 from onefold._steps.message_work import forget_message
 from onefold._steps.model import RecordedStep, WorkAsk
 from onefold._steps.works import Works
@@ -341,11 +341,11 @@ async def administrators(database: AsyncDatabase[Any]) -> None:
 
 async def keys(database: AsyncDatabase[Any]) -> None:
     """What people do with works that were begun and not finished. There are two."""
-    first, second = await _run(database, unfinished.list_works("postgres"))
-    work, _ = await _run(database, unfinished.show_work("postgres", first.id))
-    await _run(database, unfinished.resume("postgres", work.id, actor="ada", result=b"\x007"))
-    await _run(database, unfinished.resume("postgres", second.id, actor="ada", again=True))
-    await _run(database, unfinished.release("postgres", work.id, actor="ada"))
+    first, second = await _run(database, unfinished_works.list_works("postgres"))
+    work, _ = await _run(database, unfinished_works.show_work("postgres", first.id))
+    await _run(database, unfinished_works.resume("postgres", work.id, actor="ada", result=b"\x007"))
+    await _run(database, unfinished_works.resume("postgres", second.id, actor="ada", again=True))
+    await _run(database, unfinished_works.release("postgres", work.id, actor="ada"))
 
 
 async def left_works(database: AsyncDatabase[Any]) -> None:

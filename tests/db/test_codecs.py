@@ -18,7 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, single_principal
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase, PsycopgDatabase

@@ -31,7 +31,7 @@ from onefold._outbox.sql import postgres as outbox_postgres
 from onefold._saga import effect_rows
 from onefold._steps import sql as works
 from onefold._steps.model import Held, WorkAsk
-from onefold._steps.sql import completer_statements, unfinished
+from onefold._steps.sql import completer_statements, unfinished_works
 from onefold._worker import wakeup
 from onefold.brokers.local import _sql as local
 from onefold.db import _migrations as migrations
@@ -144,7 +144,7 @@ def postgres_statements() -> set[str]:
         *_texts(journal_schema),
         *_of_works(),
         *_texts(completer_statements.STATEMENTS["postgres"]),
-        *_texts(unfinished.STATEMENTS["postgres"]),
+        *_texts(unfinished_works.STATEMENTS["postgres"]),
         *effect_rows.STATEMENTS["postgres"],
         *_texts(wakeup),
         *_texts(dialects),

@@ -12,7 +12,7 @@ from flask import Flask, abort
 from sqlalchemy import create_engine
 
 from onefold import Onefold, single_principal
-from onefold._http.flask import current_transaction
+from onefold._http.flask_views import current_transaction
 from onefold._kernel.effects import Boundary, Statement
 from onefold.db.sqlalchemy import SqlalchemyDatabase
 from onefold.db.sqlite import SqliteDatabase

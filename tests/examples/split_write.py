@@ -12,7 +12,7 @@ from fastapi import FastAPI, Header, HTTPException
 
 from examples.shop import orders
 from examples.shop.database import execute
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 
 once = orders.once
 TABLES = orders.TABLES

@@ -15,8 +15,8 @@ import pytest
 from fastapi import BackgroundTasks, FastAPI, HTTPException
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.errors import ConnectionLost, OnefoldError, ProgrammerError
 from onefold.telemetry import DeadLettered, Handled
 from tests.db.drivers import POSTGRES, POSTGRES_ASYNC, SQLITE, SQLITE_ASYNC

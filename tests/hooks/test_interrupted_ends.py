@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold._kernel import executors
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold.db.sqlite import SqliteDatabase

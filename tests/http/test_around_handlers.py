@@ -20,8 +20,8 @@ from starlette.routing import Mount, Route
 
 from onefold import AsyncOnefold, Onefold
 from onefold._http import asgi
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.db.sqlite import AsyncSqlite
 from tests.http.stages import Client, Orders, account_of, calling, replayed
 

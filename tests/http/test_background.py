@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.db.sqlite import AsyncSqlite
 from tests.http.stages import Orders, account_of, calling, problem, replayed
 

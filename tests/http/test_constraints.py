@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._http.fastapi_sessions import AsyncSessionTx
-from onefold._http.flask import current_transaction
+from onefold._http.flask_views import current_transaction
 from tests.http.stages import account_of, calling, problem, replayed
 
 TABLE = "CREATE TABLE orders (item text UNIQUE DEFERRABLE INITIALLY DEFERRED)"

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from tests.db.drivers import POSTGRES, POSTGRES_ASYNC
 from tests.http.stages import account_of, calling, problem
 

@@ -13,7 +13,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from onefold import AsyncOnefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.db.sqlite import AsyncSqlite
 from tests.http.stages import Orders, account_of, calling, replayed
 from tests.http.test_background import Buffering, PassingOn, Rewriting

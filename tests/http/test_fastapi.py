@@ -18,7 +18,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request as StarletteRequest
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
-from onefold._http.fastapi import Tx, transaction_of
+from onefold._http.fastapi_dependencies import Tx, transaction_of
 from onefold.db.sqlite import AsyncSqlite, SqliteDatabase, async_sqlite
 from onefold.errors import ConfigurationError, ProgrammerError
 from tests.http.stages import Client, Orders, account_of, calling, problem, replayed

@@ -14,7 +14,7 @@ from werkzeug.test import Client as WerkzeugClient
 from werkzeug.test import TestResponse
 
 from onefold import Onefold
-from onefold._http.flask import current_transaction
+from onefold._http.flask_views import current_transaction
 from onefold.errors import ConfigurationError, ProgrammerError
 from tests.http.stages import Orders, account_of
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from onefold import AsyncOnefold, single_principal
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._kernel.effects import Statement
 from onefold.testing.conformance import Subject
 from tests.db.drivers import over_asyncpg, over_psycopg_async, sqlite_async

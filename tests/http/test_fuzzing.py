@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from onefold import Onefold
-from onefold._http.keys import MalformedKey, key_schema, parse_key
+from onefold._http.idempotency_key import MalformedKey, key_schema, parse_key
 from onefold._http.openapi import describe
 
 #: How many requests are tried: enough for the control to be found many times over.

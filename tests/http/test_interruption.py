@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from onefold import AsyncOnefold, Transaction
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._kernel.effects import Statement
 from onefold._kernel.executors import TaskExecutor
 from onefold.errors import OnefoldError

@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._http.route_policy import Settings
 from onefold._kernel.effects import Isolation
 from onefold.errors import ConfigurationError, TransactionMisused

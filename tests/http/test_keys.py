@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onefold._http.keys import LENGTH_MAX, MalformedKey, parse_key
+from onefold._http.idempotency_key import LENGTH_MAX, MalformedKey, parse_key
 
 BOTH_MODES = pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))

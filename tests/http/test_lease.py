@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.testing.servers import PrivatePostgres
 from tests.http.stages import Client, account_of, calling, problem
 from tests.support.patience import PATIENCE_S

@@ -11,7 +11,7 @@ import pytest
 from fastapi import BackgroundTasks, FastAPI, Response
 
 from onefold import AsyncOnefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from tests.db.drivers import POSTGRES_ASYNC, SQLITE_ASYNC
 from tests.http.stages import account_of, calling
 

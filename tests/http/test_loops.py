@@ -13,8 +13,8 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from onefold import Onefold
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.errors import ProgrammerError
 from tests.http.stages import Orders, account_of, calling
 

@@ -14,8 +14,8 @@ import pytest
 from fastapi import BackgroundTasks, FastAPI, Response
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.db.asyncpg import AsyncpgDatabase
 from onefold.db.sqlite import SqliteDatabase, async_sqlite
 from onefold.telemetry import Settled

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from onefold import AsyncOnefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.db.sqlite import AsyncSqlite
 from tests.http.stages import Orders, calling, problem, replayed
 

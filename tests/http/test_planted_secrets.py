@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from onefold import AsyncOnefold, Keyring, Request, Retrying, RetryPolicy, intent
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.fastapi import Steps
 
 BEARER = "bearer-hunter2"

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 import onefold
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import authorize_from, principal_from
+from onefold._http.fastapi_dependencies import authorize_from, principal_from
 from onefold.errors import ConfigurationError, StoreUnavailable
 from tests.http.stages import calling, problem, replayed
 

@@ -16,8 +16,8 @@ from flask import Flask, Response, abort
 from starlette.requests import Request as StarletteRequest
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.db.sqlite import SqliteDatabase
 from onefold.errors import ConfigurationError, StoreUnavailable
 from onefold.policies import Quota

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from onefold import AsyncOnefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.db.sqlite import AsyncSqlite
 from onefold.errors import ProgrammerError
 from onefold.starlette import transaction_of

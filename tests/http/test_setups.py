@@ -21,7 +21,7 @@ from starlette.routing import Host, Mount, Route
 
 import onefold
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.policies import Quota
 from tests.http.stages import calling, replayed

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.testclient import TestClient
 
 from onefold import AsyncOnefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from tests.http.stages import account_of
 
 PLACES = ("asyncpg", "sqlalchemy-asyncpg", "sqlalchemy-psycopg", "sqlite3", "sqlalchemy-aiosqlite")

@@ -23,8 +23,8 @@ from starlette.routing import Route
 
 from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._http import asgi
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.errors import ProgrammerError
 from tests.http.stages import Orders, account_of, calling, replayed
 from tests.support.patience import PATIENCE_S

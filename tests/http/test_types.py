@@ -10,7 +10,7 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.db.sqlite import AsyncSqlite
 
 if TYPE_CHECKING:  # generic for the type checker only

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.db.sqlite import AsyncSqlite
 from onefold.errors import ConfigurationError
 from tests.http.stages import calling

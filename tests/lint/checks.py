@@ -188,8 +188,8 @@ def repeated_classes(sources: Iterable[Source], allowed: Mapping[str, str]) -> I
 def repeated_modules(sources: Iterable[Source], allowed: Mapping[str, str]) -> Iterator[Finding]:
     """Modules of one name in several folders, and names in `allowed` that need it no more.
 
-    Three patterns need no permission: a public module that re-exports the private one of its name, `sql/x.py` with the
-    statements of `x.py`, and a command that is named after what it is about.
+    Two patterns need no permission: `sql/x.py` with the statements of `x.py`, and the file of a command, which has the
+    command's name.
     """
     texts = {PurePosixPath(source.path): source.text for source in sources}
     homes: dict[str, list[PurePosixPath]] = {}
@@ -207,8 +207,6 @@ def repeated_modules(sources: Iterable[Source], allowed: Mapping[str, str]) -> I
 
 
 def _is_named_after_another(path: PurePosixPath, texts: Mapping[PurePosixPath, str]) -> bool:
-    if len(path.parts) == 1:
-        return re.search(rf"^from onefold\.\w+\.{path.stem} import", texts[path], re.MULTILINE) is not None
     return path.parts[0] == "_cli" or (path.parent.name == "sql" and path.parents[1] / path.name in texts)
 
 

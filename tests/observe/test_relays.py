@@ -14,7 +14,7 @@ import pytest
 from onefold import AsyncOnefold, Onefold
 from onefold._kernel.telemetry import join
 from onefold._worker import backlog_measuring
-from onefold._worker.relay import Relay
+from onefold._worker.relay_loop import Relay
 from onefold.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from tests.observe.measured import Measured
 from tests.outbox.relaying import Stage, opened

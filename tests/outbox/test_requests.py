@@ -14,9 +14,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._http.fastapi_sessions import AsyncSessionTx, SessionTx
-from onefold._http.flask import current_transaction
+from onefold._http.flask_views import current_transaction
 from tests.http.stages import account_of, calling, replayed
 from tests.outbox.test_write import Refused, Stage, void
 

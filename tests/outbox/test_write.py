@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onefold import AsyncOnefold, Onefold, Transaction, single_principal
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._kernel.effects import Statement
 from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.write import EVENTS_MAX

@@ -23,7 +23,7 @@ BY_USE = (
     "onefold._outbox.sql.postgres",
     "onefold._outbox.sql.sqlite",
     "onefold._worker.consumer_runner",
-    "onefold._worker.relay",
+    "onefold._worker.relay_loop",
     "onefold.brokers.local",
     "onefold.db.sqlite",
 )

@@ -18,9 +18,9 @@ from tests.cli.commands import onefold as command
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 ADAPTERS = {
-    "onefold._http.fastapi": ("fastapi", "fastapi"),
-    "onefold._http.starlette": ("starlette", "starlette"),
-    "onefold._http.flask": ("flask", "flask"),
+    "onefold._http.fastapi_dependencies": ("fastapi", "fastapi"),
+    "onefold._http.starlette_routes": ("starlette", "starlette"),
+    "onefold._http.flask_views": ("flask", "flask"),
     "onefold._http.fastapi_sessions": ("sqlalchemy", "sqlalchemy"),
     "onefold.db.asyncpg": ("asyncpg", "asyncpg"),
     "onefold.db.psycopg": ("psycopg", "psycopg"),
@@ -35,12 +35,12 @@ ADAPTERS = {
     "onefold.prometheus": ("prometheus_client", "prometheus"),
     "onefold.otel": ("opentelemetry", "otel"),
     "onefold._engines.dbos.dbos_engine": ("dbos", "dbos"),
-    "onefold._worker.faststream": ("faststream", "faststream"),
+    "onefold._worker.faststream_subscribers": ("faststream", "faststream"),
     "onefold._worker.cron": ("cronsim", "cron"),
-    "onefold._worker.celery": ("celery", "celery"),
-    "onefold._worker.dramatiq": ("dramatiq", "dramatiq"),
-    "onefold._worker.arq": ("arq", "arq"),
-    "onefold._worker.taskiq": ("taskiq", "taskiq"),
+    "onefold._worker.celery_tasks": ("celery", "celery"),
+    "onefold._worker.dramatiq_actors": ("dramatiq", "dramatiq"),
+    "onefold._worker.arq_jobs": ("arq", "arq"),
+    "onefold._worker.taskiq_tasks": ("taskiq", "taskiq"),
     "onefold.sagas.restate": ("restate", "restate"),
     "onefold.sagas.temporal": ("temporalio", "temporal"),
 }
@@ -126,7 +126,7 @@ def test_a_command_imports_no_adapter_and_no_other_command() -> None:
     assert not every & libraries
     one = imported_by("outbox", "--help")
     assert {name for name in one if name.startswith(("onefold._cli.", "onefold._simulate"))} == {
-        "onefold._cli.app",
+        "onefold._cli.commands",
         "onefold._cli.session",
         "onefold._cli.times",
         "onefold._cli.options",

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from onefold import AsyncOnefold
 from onefold._http.fastapi_sessions import AsyncSessionTx, SessionTx
-from onefold._http.flask import current_session
+from onefold._http.flask_views import current_session
 from tests.http.stages import calling
 from tests.sessions.stages import KINDS, Order, Stage, staged
 

@@ -16,9 +16,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._http.fastapi_sessions import AsyncRequestSession
-from onefold._http.flask import current_transaction
+from onefold._http.flask_views import current_transaction
 from onefold.errors import TransactionMisused
 from tests.http.stages import calling, problem
 from tests.sessions.stages import Order, Stage, staged

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from onefold import AsyncOnefold, Message, Onefold
 from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, RequestSession, SessionTx
-from onefold._http.flask import current_session
+from onefold._http.flask_views import current_session
 from onefold.db.sqlalchemy import tx_of
 from onefold.errors import ConfigurationError, ProgrammerError
 from onefold.telemetry import DeadLettered, Handled

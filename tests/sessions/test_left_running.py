@@ -15,8 +15,8 @@ from fastapi import FastAPI, HTTPException
 from sqlalchemy import Connection, event, text
 from sqlalchemy.util import await_only
 
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from onefold.db.sqlalchemy._handle import LentConnection
 from onefold.errors import OnefoldError, TransactionMisused
 from tests.http.stages import calling

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
 
-from onefold._http.fastapi import Tx
-from onefold._http.flask import current_transaction
+from onefold._http.fastapi_dependencies import Tx
+from onefold._http.flask_views import current_transaction
 from tests.http.stages import calling
 from tests.sessions.stages import Stage, staged
 

@@ -12,7 +12,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from tests.contract.plans import driven
 from tests.http.stages import calling, replayed
 from tests.sessions.stages import Order, Stage, settle, staged

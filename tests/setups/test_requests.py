@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 import onefold
 from onefold import AsyncOnefold, Onefold, Request, Steps, Transaction
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold._http.fastapi_sessions import AsyncRequestSession, AsyncSessionTx, SessionTx
 from onefold.errors import ConfigurationError
 from onefold.policies import trusted_header

@@ -7,7 +7,7 @@ import pytest
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Acquire, Batch, BatchItem, Boundary, Flow, Release
 from onefold._steps.model import Busy, Differs, Done, Held, RecordedStep, WaitsForPerson, digest_of
-from onefold._steps.unfinished import release
+from onefold._steps.unfinished_works import release
 from onefold._steps.works import Works
 from onefold.errors import RequiredValueMissing
 from tests.steps.places import ASK, ON_POSTGRES, Place

@@ -27,7 +27,7 @@ from onefold._http.repeated_requests import RequestRepeater
 from onefold._http.request import Request as PlainRequest
 from onefold._http.stored_request import KEPT, read_request, write_request
 from onefold._steps.completer import Abandoned, CompletedWorks, CompletionAttempt
-from onefold._steps.unfinished import list_works
+from onefold._steps.unfinished_works import list_works
 from onefold.errors import ConfigurationError
 from onefold.fastapi import Steps, stored_principal
 from tests.steps.places import Place

@@ -10,7 +10,7 @@ import pytest
 from onefold._policy.backoff import Backoff
 from onefold._steps.completer import Abandoned, CompletedWorks, Completer, CompleterConfig, CompletionAttempt
 from onefold._steps.model import Held
-from onefold._steps.unfinished import release
+from onefold._steps.unfinished_works import release
 from onefold.errors import ConfigurationError
 from onefold.telemetry import Event, WorkAttemptFailed, WorkCompleted, WorkIsParked
 from tests.steps.places import ASK, ON_SQLITE, Place

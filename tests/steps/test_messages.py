@@ -16,7 +16,7 @@ from onefold._kernel.results import encode_result
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, Parked
 from onefold._steps.message_work import MessageName, forget_message, read_operation
 from onefold._steps.sealing import Sealing, step_context
-from onefold._steps.unfinished import list_works, release, resume
+from onefold._steps.unfinished_works import list_works, release, resume
 from onefold._steps.work_attempt import WorkAttempt
 from onefold.errors import StoreUnavailable
 from tests.steps.message_stage import Stage, message, stage_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onefold._steps.model import Held
-from onefold._steps.unfinished import WorkNotFit, list_works, release, resume, show_work
+from onefold._steps.unfinished_works import WorkNotFit, list_works, release, resume, show_work
 from tests.steps.places import ASK, Place
 
 

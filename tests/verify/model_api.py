@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onefold._http.keys import MalformedKey, parse_key
+from onefold._http.idempotency_key import MalformedKey, parse_key
 from onefold._verify.http_port import HeaderLines, ProbeAnswer, ProbeRequest, Reply
 
 ACCOUNTS = {"Bearer sk-acme-secret": "acme", "Bearer sk-umbrella-secret": "umbrella"}

@@ -13,7 +13,7 @@ from onefold import AsyncOnefold, Message, Onefold, Transaction
 from onefold._app.base_app import run_flow
 from onefold._inbox.failed_messages import list_failed
 from onefold._inbox.stored_message import FailedMessage
-from onefold._worker.faststream import handled_once
+from onefold._worker.faststream_subscribers import handled_once
 from onefold.brokers import Delivery
 from onefold.errors import ConfigurationError, OnefoldError
 from onefold.telemetry import DeadLettered, Event

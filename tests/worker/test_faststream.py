@@ -21,7 +21,7 @@ from faststream.redis import RedisBroker, TestRedisBroker
 from pydantic import BaseModel
 
 from onefold import AsyncOnefold, Transaction
-from onefold._worker.faststream import handled_once, message_id
+from onefold._worker.faststream_subscribers import handled_once, message_id
 from onefold.errors import ConfigurationError, MessageUnreadable, ProgrammerError
 from onefold.testing.servers import PrivateNats
 from tests.support.patience import PATIENCE_S

@@ -25,7 +25,7 @@ from onefold._kernel.executors import TaskExecutor
 from onefold._kernel.messages import Message as Sent
 from onefold._kernel.runners import run_async
 from onefold._kernel.wakeup_signals import News
-from onefold._worker import relay, wakeup
+from onefold._worker import relay_loop, wakeup
 from onefold._worker.wakeup import CHANNEL, listening
 from onefold._worker.worker_settings import RelaySettings
 from onefold.brokers import local
@@ -215,7 +215,7 @@ async def test_a_thread_that_listens_hears_at_once(
 @pytest.fixture
 def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits is woken, or waits for ever."""
-    monkeypatch.setattr(relay, "POLL_S_MIN", SELDOM["poll_s_max"])
+    monkeypatch.setattr(relay_loop, "POLL_S_MIN", SELDOM["poll_s_max"])
     for name in ("PAUSE_S_MIN", "PAUSE_S_MAX", "PAUSE_HEARD_S_MAX"):
         monkeypatch.setattr(local, name, NEVER_S)
 

@@ -15,8 +15,8 @@ import pytest
 from onefold._kernel.messages import Confirm, Message
 from onefold._kernel.wakeup_signals import Signal
 from onefold._outbox.destinations import PROBE_ROWS
-from onefold._worker import relay as module
-from onefold._worker.relay import Relay
+from onefold._worker import relay_loop as module
+from onefold._worker.relay_loop import Relay
 from onefold._worker.wakeup import Notifier
 from onefold.brokers.nats import NatsBroker
 from onefold.db.asyncpg import AsyncpgDatabase

@@ -26,10 +26,10 @@ from redis import Redis
 from taskiq import InMemoryBroker, SimpleRetryMiddleware
 
 from onefold import AsyncOnefold, Onefold, Steps, Transaction
-from onefold._worker import arq as on_arq
-from onefold._worker import celery as on_celery
-from onefold._worker import dramatiq as on_dramatiq
-from onefold._worker import taskiq as on_taskiq
+from onefold._worker import arq_jobs as on_arq
+from onefold._worker import celery_tasks as on_celery
+from onefold._worker import dramatiq_actors as on_dramatiq
+from onefold._worker import taskiq_tasks as on_taskiq
 from onefold.errors import ConfigurationError, MessageUnreadable
 from onefold.testing.servers import PrivateValkey
 from tests.support.patience import PATIENCE_S

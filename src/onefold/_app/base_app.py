@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from onefold._inbox.ledger_entry import LedgerEntry
     from onefold._worker.consumer_runner import ConsumerRunner
     from onefold._worker.embedded import Work
-    from onefold._worker.relay import Relay
+    from onefold._worker.relay_loop import Relay
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -227,7 +227,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
     ) -> None:
         """Publish what is in the outbox until told to stop. `begun` gets the relay, to ask whether it lives; `listener`
         hears of it beside the application's own."""
-        from onefold._worker.relay import Relay
+        from onefold._worker.relay_loop import Relay
 
         database = self._for_workers()
         heard_by = join(self._layer.listener, listener)

@@ -13,7 +13,7 @@ from onefold._inbox.registry import EARLIER, list_processes
 from onefold._kernel.readable import counted
 from onefold._outbox.event_lists import list_dead_events
 from onefold._outbox.status_report import report
-from onefold._steps.unfinished import list_works
+from onefold._steps.unfinished_works import list_works
 from onefold.db._migrations import missing, newer
 
 #: An event that has waited for longer has no relay, or one that cannot publish it.

@@ -16,7 +16,7 @@ from onefold._inbox.redrive import Filter, discard, discard_all, redrive
 from onefold._kernel.results import encode_result
 from onefold._steps.message_work import forget_message, read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context
-from onefold._steps.unfinished import StepView, WorkView, find_unknown_call, resume
+from onefold._steps.unfinished_works import StepView, WorkView, find_unknown_call, resume
 from onefold.errors import ConfigurationError
 
 _ANY_AGE_S: Final = 3650 * DAY_S

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """The `onefold` command."""
     try:
-        from onefold._cli.app import assemble
+        from onefold._cli.commands import assemble
 
         app = assemble(sys.argv[1:])
     except ModuleNotFoundError as error:

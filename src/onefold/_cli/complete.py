@@ -16,7 +16,7 @@ from onefold._cli.signals import stop_on_signals
 from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target, refuse_missing_tables
 from onefold._http.lifespan_block import run_lifespan
 from onefold._steps.completer import COMPLETING_EVERY_S, CompletedWorks, CompleterConfig
-from onefold._steps.unfinished import list_works
+from onefold._steps.unfinished_works import list_works
 
 _ROUND = 1000
 

@@ -17,7 +17,7 @@ from onefold._cli.session import CommandSession, session
 from onefold._cli.targets import close_onefold, load_target, open_target
 from onefold._kernel.readable import age, harmless, moment
 from onefold._steps.sealing import Sealing, is_sealed
-from onefold._steps.unfinished import (
+from onefold._steps.unfinished_works import (
     StepView,
     WorkPlace,
     WorkView,

@@ -22,7 +22,7 @@ from onefold._kernel.telemetry.every_event import Event
 from onefold._kernel.telemetry.relay_events import BucketsHeld, Relayed, RelayPaused, RelayResumed
 from onefold._outbox.schema import BUCKETS
 from onefold._outbox.status_report import Report, report
-from onefold._worker.relay import Relay
+from onefold._worker.relay_loop import Relay
 from onefold._worker.worker_settings import RelaySettings
 from onefold.errors import StoreError
 

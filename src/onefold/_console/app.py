@@ -29,7 +29,7 @@ from onefold._console.rendering import make_environment, read_static_files
 from onefold._console.sections import ConsoleParts, Page, Visit
 from onefold._console.sign_in import SignIn, set_cookie
 from onefold._saga.engine import SagaEngine
-from onefold._steps.unfinished import WorkNotFit
+from onefold._steps.unfinished_works import WorkNotFit
 from onefold.errors import AuthenticationBroken, ConfigurationError, OnefoldError, SchemaMissing
 
 log = logging.getLogger("onefold.console")

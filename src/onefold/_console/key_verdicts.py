@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from onefold._idempotency.stored_keys import KeyHolder, KeyView
 from onefold._kernel.audit import AuditLine
 from onefold._kernel.readable import age
-from onefold._steps.unfinished import WorkView
+from onefold._steps.unfinished_works import WorkView
 
 #: Of a search: whether the application has such a route. Unchecked: its routes are not known here. Digest: there was no
 #: search, only an address.

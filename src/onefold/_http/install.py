@@ -327,7 +327,7 @@ def install_asgi(app: Any, layer: Layer, database: AsyncDatabase[Any]) -> None:
             "Starlette, and that of Onefold Flask as well (AsyncOnefold is for asyncio). Wrap anything else with "
             "once.asgi(app, routes) or, with Onefold, once.wsgi(app, routes)"
         )
-    from onefold._http.starlette import (
+    from onefold._http.starlette_routes import (
         ApplicationRoutes,
         StarletteFramework,
         answer_failed_conditions,
@@ -359,17 +359,17 @@ def install_wsgi(app: Any, layer: Layer, database: Database[Any]) -> bool:
     """Put the layer around a Flask application. False: it is not one."""
     if not hasattr(app, "wsgi_app") or not hasattr(app, "url_map"):
         return False
-    from onefold._http import flask
+    from onefold._http import flask_views
 
     layer.check_app(app)
-    routes, framework = flask.ViewRoutes(app), flask.FlaskFramework(app)
+    routes, framework = flask_views.ViewRoutes(app), flask_views.FlaskFramework(app)
     ready = layer.ready(routes, "wsgi")
     layer.installed.append(InstalledApp("wsgi", app, routes.resolve))
-    app.after_request(flask.hold_back_closing)
-    flask.note_exceptions(app)
-    flask.answer_failed_conditions(app)
+    app.after_request(flask_views.hold_back_closing)
+    flask_views.note_exceptions(app)
+    flask_views.answer_failed_conditions(app)
     app.wsgi_app = layer.around_wsgi(app.wsgi_app, routes, database, framework=framework, ready=ready)
-    app.teardown_appcontext(flask.close_own_session)
+    app.teardown_appcontext(flask_views.close_own_session)
     return True
 
 

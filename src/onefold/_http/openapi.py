@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from onefold._http.keys import LENGTH_MAX, key_schema
+from onefold._http.idempotency_key import LENGTH_MAX, key_schema
 from onefold._http.route_policy import Policy
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from onefold._http.authentication import PLAIN_ASGI, Framework
 from onefold._http.guarded_request import E, GuardedRequest, current_request
-from onefold._http.keys import generated_ms, read_key
+from onefold._http.idempotency_key import generated_ms, read_key
 from onefold._http.problems import problem
 from onefold._http.reported_request import describe_request
 from onefold._http.request import Request, Response

@@ -11,7 +11,7 @@ from onefold._kernel.telemetry import Listener
 from onefold._kernel.tracing import Tracer
 from onefold._steps.model import Held, WorkAsk, digest_of
 from onefold._steps.sealing import Sealing
-from onefold._steps.sql.unfinished import STATEMENTS
+from onefold._steps.sql.unfinished_works import STATEMENTS
 from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.work_attempt import WorkAttempt
 from onefold._steps.work_ports import LeaseRenewals

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onefold import AsyncOnefold, single_principal
-from onefold._http.fastapi import Tx
+from onefold._http.fastapi_dependencies import Tx
 from onefold.testing.fault_proxy import HOST
 from tests.support.fork_server import fork_server
 from tests.support.patience import PATIENCE_S

@@ -11,7 +11,7 @@ from arq.connections import RedisSettings
 from arq.worker import Worker, func
 
 from onefold import AsyncOnefold, Transaction
-from onefold._worker.arq import handled_once
+from onefold._worker.arq_jobs import handled_once
 from tests.worker.desks.orders import DATABASE, URL, get_into_trouble, insert
 
 once = AsyncOnefold(DATABASE)

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 
 from onefold import Onefold, Transaction
-from onefold._worker.celery import handled_once
+from onefold._worker.celery_tasks import handled_once
 from tests.worker.desks.orders import DATABASE, URL, get_into_trouble, insert
 
 app = Celery("desk", broker=URL)

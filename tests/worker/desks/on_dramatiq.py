@@ -9,7 +9,7 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
 from onefold import Onefold, Transaction
-from onefold._worker.dramatiq import handled_once
+from onefold._worker.dramatiq_actors import handled_once
 from tests.worker.desks.orders import DATABASE, URL, get_into_trouble, insert
 
 #: Dead workers are found after a second, by whoever asks next.

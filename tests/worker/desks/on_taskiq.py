@@ -10,7 +10,7 @@ from taskiq import SimpleRetryMiddleware
 from taskiq_redis import RedisStreamBroker
 
 from onefold import AsyncOnefold, Transaction
-from onefold._worker.taskiq import handled_once
+from onefold._worker.taskiq_tasks import handled_once
 from tests.worker.desks.orders import DATABASE, URL, get_into_trouble, insert
 
 #: Messages of dead workers are another's after a second.

@@ -20,7 +20,7 @@ from onefold._inbox.failed_messages import count_failed, list_summaries
 from onefold._inbox.redrive import Filter
 from onefold._inbox.stored_message import UNKNOWN_TOPIC, FailedMessage
 from onefold._kernel.readable import harmless, moment
-from onefold._steps.unfinished import WORKS_MAX, list_works
+from onefold._steps.unfinished_works import WORKS_MAX, list_works
 from onefold.errors import ConfigurationError
 
 

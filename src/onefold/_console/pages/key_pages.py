@@ -18,7 +18,7 @@ from onefold._console.known_routes import match_route, retentions_of
 from onefold._console.roles import Role
 from onefold._console.sections import Page, Section, Visit, missing
 from onefold._console.stored_answers import read_answer
-from onefold._http.keys import MalformedKey, parse_key
+from onefold._http.idempotency_key import MalformedKey, parse_key
 from onefold._http.request_identity import names_of
 from onefold._http.route_policy import METHODS, Policy, single_principal
 from onefold._http.stored_response import read_span
@@ -36,7 +36,7 @@ from onefold._idempotency.stored_keys import (
 )
 from onefold._kernel.audit import AuditLine, find_audit
 from onefold._kernel.key_hash import hash_key
-from onefold._steps.unfinished import WorkNotFit, WorkView, show_work
+from onefold._steps.unfinished_works import WorkNotFit, WorkView, show_work
 
 _PRINCIPAL_CHARS_MAX: Final = 1000
 

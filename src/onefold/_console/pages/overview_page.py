@@ -19,7 +19,7 @@ from onefold._observe import instrument_table as table
 from onefold._observe.activity.history import Activity, TimeWindow, last_day, last_hour, last_week, read_activity
 from onefold._observe.instruments import Labels
 from onefold._outbox.status_report import Report, report
-from onefold._steps.unfinished import WorkView, list_works
+from onefold._steps.unfinished_works import WorkView, list_works
 
 COUNT_MAX: Final = 1000
 CONSUMERS_MAX: Final = 50

@@ -13,7 +13,7 @@ from onefold._console.roles import Role
 from onefold._console.sections import Page, Section, Visit, missing
 from onefold._kernel.audit import write_audit
 from onefold._steps.sealing import Sealing, is_sealed
-from onefold._steps.unfinished import (
+from onefold._steps.unfinished_works import (
     StepView,
     WorkNotFit,
     WorkPlace,

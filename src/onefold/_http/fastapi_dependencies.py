@@ -25,7 +25,7 @@ from starlette.responses import Response
 from onefold._http.authentication import NAMED, TEMPLATE
 from onefold._http.conditional import RequestCondition
 from onefold._http.route_policy import METHODS
-from onefold._http.starlette import condition_of, find_transaction
+from onefold._http.starlette_routes import condition_of, find_transaction
 from onefold._http.steps_parameter import GIVES_TRANSACTION
 from onefold._kernel.transaction import Transaction
 

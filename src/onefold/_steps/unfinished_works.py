@@ -17,7 +17,7 @@ from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Statement
 from onefold._steps.model import StepKind, StepState
 from onefold._steps.sealing import is_sealed
-from onefold._steps.sql.unfinished import STATEMENTS, UnfinishedStatements
+from onefold._steps.sql.unfinished_works import STATEMENTS, UnfinishedStatements
 from onefold.errors import OnefoldError
 
 WORKS_MAX: Final = 1000
