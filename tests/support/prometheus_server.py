@@ -7,6 +7,7 @@ import json
 import shutil
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,23 @@ from tests.support.patience import PATIENCE_S
 
 
 class PrivatePrometheus(PrivateServer):
-    """A Prometheus that scrapes these addresses every second, with these rules."""
+    """A Prometheus that scrapes the addresses of these jobs, and evaluates these rules, twice a second."""
 
-    def __init__(self, rules: str = "", *targets: str) -> None:
+    def __init__(self, rules: str = "", jobs: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__()
         self._rules = rules
-        self._targets = targets
+        self._jobs = jobs or {}
 
     def _furnish(self) -> None:
         data = self.directory / "data"
         data.mkdir(mode=0o700)
         (data / "rules.yml").write_text(self._rules)
         config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [str(data / "rules.yml")],
-            "scrape_configs": [{"job_name": "shop", "static_configs": [{"targets": list(self._targets)}]}],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": list(targets)}]} for job, targets in self._jobs.items()
+            ],
         }
         (data / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
         hand_over(data)
