@@ -40,6 +40,7 @@ REPEATED = {
 
 #: Why some module names stand in several folders, for the same reason.
 REPEATED_MODULES = {
+    "__main__": "of each package that is a command: `python -m`",
     "_broker": "of each broker that is a folder",
     "_connection": "of each driver and broker that is a folder",
     "_errors": "of each driver that is a folder: a vendor's errors as ours",

@@ -16,7 +16,7 @@ import onefold
 
 #: In the order of the help. Each is a module with a `command`, or, where it has commands of its own, an `app`.
 NAMES: Final = (
-    "migrate", "reap", "relay", "consume", "complete", "consumers", "storm", "verify", "outbox", "recurring",
+    "init", "migrate", "reap", "relay", "consume", "complete", "consumers", "storm", "verify", "outbox", "recurring",
     "endpoints", "dlq", "keys", "intents", "saga", "asyncapi", "metrics", "docs", "doctor",
     "console",
 )  # fmt: skip

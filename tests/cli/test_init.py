@@ -1,0 +1,147 @@
+"""`onefold init`: what it writes runs at once, by the commands that it prints, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import httpx
+import pytest
+
+from onefold._cli.starter import Starter, StarterBroker, StarterDatabase, StarterFramework, choose_lines
+from onefold.testing.fault_proxy import reserve_port
+from tests.cli.commands import one_line, onefold, told
+from tests.support.fork_server import fork_server
+from tests.support.patience import PATIENCE_S
+
+#: Each framework with each database, and each kind of broker with both; two of them in `make test`.
+STARTERS = (
+    ("fastapi", "sqlite", "local"),
+    ("flask", "postgres", "none"),
+    *(
+        pytest.param(*choices, marks=pytest.mark.soak)
+        for choices in (
+            ("fastapi", "postgres", "nats"),
+            ("flask", "sqlite", "nats"),
+            ("starlette", "sqlite", "none"),
+            ("starlette", "postgres", "local"),
+        )
+    ),
+)
+HEADERS = {"Authorization": "Bearer sk-acme-1", "Idempotency-Key": '"order-1"'}
+
+
+@contextmanager
+def served(folder: Path, command: str) -> Iterator[str]:
+    """The address of what a starter's last command starts, on a port of its own."""
+    with reserve_port() as placeholder:
+        port = str(placeholder.getsockname()[1])
+    words = shlex.split(command)
+    words += ["--port", port] if "uvicorn" in words else []
+    program = [sys.executable, *(["-m"] if words[0] != "python" else []), *words[words[0] == "python" :]]
+    environment = os.environ | {"PORT": port, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with subprocess.Popen(program, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as server:
+        try:
+            give_up_at = time.monotonic() + PATIENCE_S
+            while not answers(f"http://127.0.0.1:{port}/"):
+                assert server.poll() is None, "the starter ended"
+                assert time.monotonic() < give_up_at, "the starter does not answer"
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}/orders"
+        finally:
+            server.terminate()
+
+
+def run_tests(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The starter's own, without the plugins that these tests have."""
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    return fork_server().run(*words, cwd=folder, environment=environment, within_s=PATIENCE_S)
+
+
+def answers(url: str) -> bool:
+    try:
+        httpx.get(url)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("framework", "database", "broker"), STARTERS)
+def test_a_starter_passes_its_tests_and_serves_a_retry(
+    tmp_path: Path, framework: str, database: str, broker: str
+) -> None:
+    written = told(onefold("init", "orders", "-f", framework, "-d", database, "-b", broker, "--json", cwd=tmp_path))
+    [enter, install, test, serve] = written["commands"]
+    folder = tmp_path / enter.removeprefix("cd ")
+    assert (install, test) == ("pip install -r requirements.txt", "pytest")
+    readme = (folder / "README.md").read_text()
+    assert f"$ {install}\n$ {test}\n$ {serve}\n" in readme
+    ran = run_tests(folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    with served(folder, serve) as url:
+        first, again = (httpx.post(url, json={"item": "book"}, headers=HEADERS) for _ in range(2))
+    assert (first.status_code, first.json()) == (201, {"id": 1, "item": "book"})
+    assert (again.status_code, again.text) == (201, first.text)
+    assert again.headers["idempotent-replayed"] == "true"
+
+
+def test_control_the_starters_tests_find_a_handler_that_is_not_protected(tmp_path: Path) -> None:
+    onefold("init", cwd=tmp_path)
+    app = tmp_path / "app.py"
+    app.write_text(app.read_text().replace("required=True", "required=False"))
+    ran = run_tests(tmp_path, "-k", "without_a_key")
+    assert "test_an_order_without_a_key_is_refused" in ran.stdout
+    assert ran.returncode == 1
+
+
+def test_every_choice_is_a_program_without_marks(tmp_path: Path) -> None:
+    for framework, database, broker in product(StarterFramework, StarterDatabase, StarterBroker):
+        starter = Starter(framework=framework, database=database, broker=broker)
+        for name, text in starter.write().items():
+            assert "#?" not in text
+            if name.endswith(".py"):
+                compile(text, name, "exec")
+                (tmp_path / f"{framework}_{database}_{broker}_{name}").write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", "--select=E,F,B", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "test_app.py").write_text("mine")
+    said = one_line(onefold("init", cwd=tmp_path))
+    assert "test_app.py in '.' would be overwritten, so nothing was written" in said
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("test_app.py", "mine")]
+
+
+def test_a_line_is_kept_where_all_its_words_were_chosen() -> None:
+    text = "always\nboth  #? a b\na  #? a\n #? b\n"
+    assert choose_lines(text, {"a"}) == "always\na\n"
+    assert choose_lines(text, {"a", "b"}) == "always\nboth\na\n\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "no server: name servers of postgres, nats"),
+        (("oracle",), "oracle: name servers of postgres, nats"),
+        (("nats", "redis"), "name one broker at the most"),
+        (("nats", "--", "no-such-program"), "'no-such-program' cannot be started"),
+    ],
+)
+def test_the_command_for_private_servers_says_what_it_cannot_do(words: tuple[str, ...], said: str) -> None:
+    ran = fork_server().run("-m", "onefold.testing.servers", *words, within_s=PATIENCE_S)
+    assert ran.returncode == 2
+    assert said in ran.stderr
