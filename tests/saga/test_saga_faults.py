@@ -102,6 +102,28 @@ async def test_a_saga_that_passes_over_a_request_to_cancel_is_compensated() -> N
     assert WORLD.of("deaf") == ["first", "undo"]
 
 
+def test_a_saga_that_its_engine_drops_ends_without_asking_for_more() -> None:
+    """As one that waits is dropped with Temporal's cache, by the garbage collector and outside of any loop. Python
+    reports a coroutine that goes on then, in the test that happens to run."""
+
+    class Dropped(MemoryContext):
+        async def wait_signal(self, signal: str, timeout_s: float | None) -> Any:
+            await asyncio.sleep(0)
+
+        async def cancel_requested(self) -> bool:
+            await asyncio.sleep(0)
+            return True
+
+    @saga("dropped")
+    async def dropped(s: Saga, o: dict[str, Any]) -> None:
+        await s.wait("never")
+
+    kept = kept_of(dropped, "dropped", {})
+    running = run_saga(dropped, kept.start, Dropped(kept))
+    running.send(None)
+    running.close()
+
+
 async def _await_what_is_cancelled() -> None:
     task = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
     task.cancel()

@@ -267,9 +267,7 @@ class Saga:
             )
         if self._fault is None:
             return
-        task = asyncio.current_task()
-        if isinstance(self._fault, asyncio.CancelledError) and not (task is not None and task.cancelling()):
-            # Not the engine's: it cancels the whole saga.
+        if isinstance(self._fault, asyncio.CancelledError) and not _is_task_cancelled():
             raise self._stop(
                 "its function cancelled what it waited for (asyncio.timeout, wait_for, a task). Limit a step by "
                 "retry=RetryPolicy(attempt_s=...), and s.wait by timeout_s="
@@ -327,6 +325,12 @@ async def _call(definition: AnySaga, start: Start, s: Saga) -> Any:
         return await definition.function(s, decode(start.input, annotation, what="its input"))
     finally:
         s._raise_fault()
+
+
+def _is_task_cancelled() -> bool:
+    """Whether the engine cancels the whole saga: it does so by its task."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
 
 
 def _encode_result(definition: AnySaga, s: Saga, value: object) -> Json:
