@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from onefold._kernel.messages import Confirm, Delivery, Message
 from onefold._kernel.ports import Subscription, SubscriptionSeen
 from onefold.brokers.redis import RedisBroker
-from onefold.errors import BrokerUnavailable
+from onefold.errors import BrokerUnavailable, ConsumerActive
 from onefold.testing.conformance.brokers import OUTAGES, SCENARIOS, BrokerSubject, NotConforming, check
 from onefold.testing.servers import PrivateValkey
 from tests.brokers.redis_subject import redis_subject
@@ -256,6 +256,22 @@ class CountsWhatIsAcknowledged(Wrapped):
         return [replace(seen, waiting=(seen.waiting or 0) + 3) for seen in await super().subscriptions(names)]
 
 
+class CountsLate(Wrapped):
+    """As RabbitMQ, whose queue learns after the process that a channel was closed."""
+
+    looks = 0
+
+    async def subscriptions(self, names: Collection[str]) -> Sequence[SubscriptionSeen]:
+        self.looks += 1
+        found = await super().subscriptions(names)
+        return [replace(seen, waiting=0, attached=1) for seen in found] if self.looks < 3 else found
+
+    async def remove(self, consumer: str) -> int | None:
+        if any(seen.attached for seen in await self.subscriptions([consumer])):
+            raise ConsumerActive(f"{consumer} has a process that is connected")
+        return await super().remove(consumer)
+
+
 class RemovesNothing(Wrapped):
     async def remove(self, consumer: str) -> int | None:
         found = [seen.waiting for seen in await self.subscriptions([consumer]) if seen.consumer == consumer]
@@ -446,6 +462,12 @@ async def test_a_broker_that_breaks_a_promise_is_found(kind: type[Wrapped], name
 async def test_a_broker_that_is_only_wrapped_keeps_the_same_promises(name: str, valkey: PrivateValkey) -> None:
     async with subject_of(Wrapped, valkey, PATIENCE_S) as subject:
         await check(NAMED[name], subject)
+
+
+async def test_a_broker_that_counts_late_what_a_closed_process_had_keeps_its_promises(valkey: PrivateValkey) -> None:
+    async with subject_of(CountsLate, valkey, PATIENCE_S) as subject:
+        await check(NAMED["what_waits_for_a_consumer_is_counted"], subject)
+        await check(NAMED["a_consumer_that_was_removed_keeps_nothing_and_the_others_keep_theirs"], subject)
 
 
 @pytest.mark.parametrize(("kind", "name"), FRAIL.items(), ids=[kind.__name__ for kind in FRAIL])
