@@ -27,14 +27,18 @@ export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-FOLDERS := $(wildcard src tests examples benchmarks)
+FOLDERS := $(wildcard src tests examples benchmarks book)
+
+#: The theme tells every build that it has a successor.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check types bench coverage soak rabbitmq restate prometheus chromium clean
+.PHONY: help setup demo docs docs-serve test quick check types bench coverage soak rabbitmq restate prometheus chromium clean
 
 define HELP
 make demo     a shop of four services, its crashes and its retries, live, on one SQLite file;
               SERVERS=1 on Postgres and NATS, STAY=1 keeps it running
+make docs     the documentation as a site, in build/site; docs-serve shows it on port 8000, and what is edited at once
 make test     the static checks, then the tests
 make quick    two minutes of tests for every save: no server but SQLite and one Postgres
 make check    the static checks only
@@ -59,6 +63,13 @@ setup: $(READY)
 
 demo: $(READY)
 	$(BIN)/python -m examples.shop.demo $(if $(SERVERS),--servers) $(if $(STAY),--stay)
+
+docs: $(READY)
+	$(MKDOCS) build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(READY)
+	$(MKDOCS) serve --strict --livereload
 
 test: check
 	@$(may_install) && $(MAKE) --no-print-directory rabbitmq || echo "RabbitMQ is not installed here: its tests are skipped"

@@ -1,0 +1,87 @@
+"""What mkdocs calls: pages from outside of docs/ join the site, and links that lead out of docs/ lead to them.
+
+A link to a file that has no page (a test, a module) becomes its name: the site stands by itself, and a reader of the
+checkout has the link in the file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+ROOT: Final = Path(__file__).parents[1]
+
+#: Files of the checkout that are pages, by their path from its root.
+OUTSIDE: Final[Mapping[str, str]] = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "tests/README.md": "tests.md",
+}
+_SOURCE_OF: Final = {page: source for source, page in OUTSIDE.items()}
+
+#: The theme has pages that are opened as files load this from elsewhere; `worker.js` does the same.
+_FOREIGN_WORKER: Final = "https://unpkg.com/iframe-worker/shim"
+_WORKER: Final = "worker.js"
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+
+
+def generated_pages() -> dict[str, Callable[[], str]]:
+    """Pages that are made from the code, by their address."""
+    return {}
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    for source, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for page, make in generated_pages().items():
+        files.append(File.generated(config, page, content=make()))
+    for asset in ("site.css", _WORKER):
+        files.append(File.generated(config, f"assets/{asset}", abs_src_path=str(ROOT / "book" / asset)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    source = _SOURCE_OF.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    return lead_links(markdown, source, page.file.src_uri)
+
+
+def on_post_page(output: str, *, page: Page, **_: Any) -> str:
+    return output.replace(_FOREIGN_WORKER, get_relative_url(f"assets/{_WORKER}", page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return output_content.replace(_FOREIGN_WORKER, f"/assets/{_WORKER}")
+
+
+def lead_links(markdown: str, source: str, page: str) -> str:
+    """The text of the file `source`, as a page of the site at `page`: its links lead to pages. Code stays as it is."""
+
+    def lead(found: re.Match[str]) -> str:
+        image, text, target = found.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return found[0]
+        file, mark, heading = target.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
+        if path in OUTSIDE:
+            there = OUTSIDE[path]
+        elif path.startswith("docs/"):
+            there = path.removeprefix("docs/")
+        else:
+            return text if text.startswith("`") else f"`{path}`" if text == path else text
+        return f"{image}[{text}]({posixpath.relpath(there, posixpath.dirname(page) or '.')}{mark}{heading})"
+
+    parts = _FENCED.split(markdown)
+    return "".join(part if number % 2 else _LINK.sub(lead, part) for number, part in enumerate(parts))
