@@ -71,7 +71,7 @@ class Desk:
         handler = self._bill if errand.records else self._bill_in_one_go
         self.once.consumer("billing", topic="ride.wanted", lease_s=errand.lease_s)(handler)
         [consumer] = self.once.consumers
-        self.inbox = Inbox(consumer, self.once._database.dialect, draw=random.random, make_work=self.once._make_work())
+        self.inbox = Inbox(consumer, self.once._database.dialect, draw=random.random, steps=self.once._message_steps())
 
     def deliver(self, name: str, *, redelivered: bool = False) -> InboxEvent:
         executor: ThreadExecutor[Any] = ThreadExecutor(self.once._database)

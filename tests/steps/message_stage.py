@@ -64,7 +64,7 @@ class Stage:
             self.place.database.dialect,
             draw=random.random,
             listener=self.events.append,
-            make_work=self.once._make_work(),
+            steps=self.once._message_steps(),
         )
 
     # --- the handler -----------------------------------------------------------------------------------------

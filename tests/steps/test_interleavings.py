@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ from onefold._kernel.runners import run
 from onefold._kernel.transaction import no_outbox
 from onefold._steps.completer import Completer, CompleterConfig, CompletionAttempt
 from onefold._steps.model import Held, WorkClaim
-from onefold._steps.performing import Performing
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_order import StepOptions
 from onefold._steps.works import Works
@@ -66,22 +66,17 @@ class Stage:
 
     async def request(self, executor: ThreadExecutor[Any], *, resumed: bool = False, breaks: bool = False) -> str:
         """What the layer does with one request, effect by effect."""
-        work, ask = RequestWork(self.shared), self.ask
-        work._request, work._is_resumed = b"request", resumed
+        work, ask = RequestWork(self.shared, b"request", is_resumed=resumed), self.ask
         claim = await work.claim(ask)
         if not isinstance(claim, Run):
             return type(claim).__name__
         held = work._held
         assert held is not None
-        steps = work.performing = Performing(
-            self.works,
-            held,
-            end=work,
-            operation=ask.operation,
-            isolation=None,
-            sealing=Sealing(),
-            beats=NoBeats(),
-        )
+        guarded: Any = SimpleNamespace(
+            operation=ask.operation, tx=OwnedTransaction[Any](executor, no_outbox, None), executor=executor,
+            shared=SimpleNamespace(listener=None, tracer=None),
+        )  # fmt: skip
+        steps = work.begin(guarded)._performing
         try:
             steps.guard.unbegun = 2
             new_transaction = functools.partial(OwnedTransaction[Any], executor, no_outbox, None)

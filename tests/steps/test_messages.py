@@ -157,13 +157,13 @@ def test_a_holder_whose_work_was_taken_over_writes_nothing_more(stage: Stage) ->
 def test_a_message_that_is_handled_between_the_look_and_the_claim_is_not_run_again(place: Place) -> None:
     with stage_at(place, asynchronous=False) as stage:
         stepped: Any = stage.inbox._stepped
-        make_work = stepped._make_work
+        begin = stepped._steps.begin
 
         def handle_elsewhere_first(*given: Any) -> Any:
             assert stage.hand(inbox=stage.another()) == HANDLED
-            return make_work(*given)
+            return begin(*given)
 
-        stepped._make_work = handle_elsewhere_first
+        stepped._steps.begin = handle_elsewhere_first
         assert stage.deliver() == DUPLICATE
         assert stage.runs == ["m1"]
         assert_done(stage)

@@ -33,7 +33,7 @@ def runner(once: Any, broker: MemoryBroker, events: list[Any], **settings: Any) 
         broker,
         once.consumers,
         transaction=once._new_transaction,
-        make_work=once._make_work(),
+        steps=once._message_steps(),
         listener=events.append,
         **settings,
     )

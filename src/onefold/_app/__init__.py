@@ -6,10 +6,10 @@ Both have the same methods with the same signatures; those of AsyncOnefold are a
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from onefold._app.base_app import BaseOnefold
@@ -138,18 +138,18 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
 
         self._check_outside("once.work()")
         executor, work = ThreadExecutor(self._database), self._named_work(name, data, lease_s, retention_s)
-        with self._trace_work(work):
-            run(work.begin(), executor)
+        with self._trace_work(name) as block:
+            block.attempt = attempt = run(work.begin(), executor)
             try:
-                yield work.make_steps(functools.partial(on_thread, executor, self._new_transaction), asynchronous=False)
+                yield attempt.make_steps(partial(on_thread, executor, self._new_transaction), asynchronous=False)
             except Exception:
-                run(work.fail(), ThreadExecutor(self._database))
+                run(attempt.fail(), ThreadExecutor(self._database))
                 raise
             except BaseException:
                 executor.abandon()
-                work.abandon()
+                attempt.abandon()
                 raise
-            run(work.end(), executor)
+            run(attempt.end(), executor)
 
     def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""
@@ -318,19 +318,19 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
 
         self._check_outside("once.work()")
         executor, work = TaskExecutor(self._database), self._named_work(name, data, lease_s, retention_s)
-        with self._trace_work(work):
-            await run_async(work.begin(), executor)
+        with self._trace_work(name) as block:
+            block.attempt = attempt = await run_async(work.begin(), executor)
             try:
-                yield work.make_steps(functools.partial(on_loop, executor, self._new_transaction), asynchronous=True)
+                yield attempt.make_steps(partial(on_loop, executor, self._new_transaction), asynchronous=True)
             except Exception:
-                await run_async(work.fail(), TaskExecutor(self._database))
+                await run_async(attempt.fail(), TaskExecutor(self._database))
                 raise
             except BaseException:
                 executor.abandon()
-                if work.abandon() is not None:
-                    in_background(run_async(work.fail(), TaskExecutor(self._database)))
+                if attempt.abandon() is not None:
+                    in_background(run_async(attempt.fail(), TaskExecutor(self._database)))
                 raise
-            await run_async(work.end(), executor)
+            await run_async(attempt.end(), executor)
 
     async def migrate(self) -> list[int]:
         """Create or upgrade onefold's tables; the versions applied now."""

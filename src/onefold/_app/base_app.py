@@ -267,7 +267,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             broker,
             select_consumers(self._consumers, only),
             transaction=self._new_transaction,
-            make_work=self._make_work(),
+            steps=self._message_steps(),
             listener=join(self._layer.listener, listener),
         )
         if begun is not None:

@@ -19,10 +19,11 @@ from onefold.errors import ConfigurationError
 if TYPE_CHECKING:
     from onefold._http.stepped_store import SteppedStore
     from onefold._inbox.consumer import Consumer
-    from onefold._inbox.stepped_handling import MakeWork
     from onefold._kernel.ports import AsyncDatabase
     from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
     from onefold._steps.named_work import NamedWork
+    from onefold._steps.step_trace import WorkBlock
+    from onefold._worker.message_steps import MessageSteps
 
 #: How long the end of a work is remembered, if nothing else is said.
 WORK_RETENTION_S = 7 * 86_400.0
@@ -58,7 +59,7 @@ class WorkBlocks:
                 f"{type(self).__name__} need {wanted}"
             )
 
-    def _make_work(self) -> MakeWork | None:
+    def _message_steps(self) -> MessageSteps | None:
         """For consumers whose handlers work in steps."""
         if not any(consumer.signature.works_in_steps for consumer in self._consumers):
             return None
@@ -69,7 +70,7 @@ class WorkBlocks:
         return MessageSteps(
             shared.works,
             shared.sealing,
-            shared.beats,
+            shared.renewals,
             executor,
             self._new_transaction,
             self._for_workers,
@@ -98,15 +99,13 @@ class WorkBlocks:
             peppers=peppers_of(shared.sealing.sealer),
             isolation=self._isolation,
             sealing=shared.sealing,
-            renewals=shared.beats,
+            renewals=shared.renewals,
             listener=self._layer.listener,
             tracer=self._outbox.tracer,
         )
 
-    def _trace_work(self, work: NamedWork) -> AbstractContextManager[None]:
+    def _trace_work(self, name: str) -> AbstractContextManager[WorkBlock]:
         """The block of a work as a span, where traces are made."""
-        if self._outbox.tracer is None:
-            return nullcontext()
-        from onefold._steps.step_trace import trace_work
+        from onefold._steps.step_trace import WorkBlock, trace_work
 
-        return trace_work(self._outbox.tracer, work)
+        return nullcontext(WorkBlock()) if self._outbox.tracer is None else trace_work(self._outbox.tracer, name)

@@ -27,7 +27,7 @@ from onefold._http.request import Request, Response, pick_carried_headers
 from onefold._http.request_identity import ask_of
 from onefold._http.route_policy import Route
 from onefold._http.scope_keys import CONDITION, GUARDED, TRANSACTION
-from onefold._http.steps_parameter import begin_work
+from onefold._http.steps_parameter import make_work
 from onefold._http.stored_response import NOT_STORED, make_answer, make_replay
 from onefold._idempotency.model import Ask, Claim, InFlight, Replay, Run, rows_kept
 from onefold._idempotency.store import Store
@@ -57,6 +57,7 @@ from onefold.errors import (
 if TYPE_CHECKING:
     from onefold._http.request_guard import RequestGuard
     from onefold._http.request_steps import RequestSteps
+    from onefold._http.stepped_store import RequestWork
 
 E = TypeVar("E", bound=ThreadExecutor[Any] | TaskExecutor[Any])
 
@@ -81,10 +82,10 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         executor: E,
     ) -> None:
         self._guard = guard
-        #: Its work, where its handler works in steps.
-        self.work = begin_work(guard.stepped) if route.policy.steps and guard.stepped is not None else None
+        #: Its work and its steps, where its handler works in some: from the claim on, and from the handler's start on.
+        self.work: RequestWork | None = None
         self.steps: RequestSteps | None = None
-        self._store: Store = self.work or (guard.store if key is not None else guard.unkeyed)
+        self._store: Store = guard.store if key is not None else guard.unkeyed
         self._key = key
         self._key_ms = key_ms
         self._ask: Ask | None = None
@@ -152,9 +153,6 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         """What all requests of the application share."""
         return self._guard
 
-    def belongs_to(self, store: Store) -> bool:
-        return self._guard.store is store
-
     @property
     def keyed(self) -> bool:
         """Whether there is a key to claim. Without one the request just gets its transaction."""
@@ -183,8 +181,9 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                     self.request, self._route, guard.naming,
                     principal=principal, key=self._key, key_ms=self._key_ms, body=body,
                 )  # fmt: skip
-            if self.work is not None:
-                self.work.keep(self.request, body, principal, mount=self._route.mount, context=self._context())
+            if self.policy.steps and guard.stepped is not None:
+                shared, context = guard.stepped(), self._context()
+                self._store = self.work = make_work(shared, self.request, body, self._route, principal, context)
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)

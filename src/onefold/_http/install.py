@@ -264,7 +264,7 @@ class Layer:
     def operation_inside(self) -> str | None:
         """The operation of this application whose handler runs here and must write through its own transaction."""
         guarded = current_request.get()
-        if guarded is None or guarded.over or not guarded.belongs_to(self.store) or not guarded.policy.writes:
+        if guarded is None or guarded.over or guarded.shared.store is not self.store or not guarded.policy.writes:
             return None
         return guarded.operation
 

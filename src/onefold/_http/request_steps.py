@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from onefold._http.request import pick_carried_headers
 from onefold._http.scope_keys import TRANSACTION
+from onefold._kernel.effects import Isolation
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.loop_bridge import LoopBridge
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run
+from onefold._steps.model import Held
 from onefold._steps.performing import Performing
+from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.steps import MakeStep, Steps, on_loop, on_thread
 
 if TYPE_CHECKING:
     from onefold._http.guarded_request import GuardedRequest
+    from onefold._http.stepped_store import SteppedStore
 
 BETWEEN_STEPS: Final = (
     "this handler works in steps, and tx is open inside of them only: write rows and publish events in the functions "
@@ -26,11 +30,26 @@ BETWEEN_STEPS: Final = (
 
 
 class RequestSteps:
-    """Gives a handler its steps."""
+    """Gives a handler its steps. The last of them leaves its transaction to the request's own end (`WorkEnd`)."""
 
-    def __init__(self, guarded: GuardedRequest[Any], performing: Performing) -> None:
+    records_result = False
+
+    def __init__(
+        self, shared: SteppedStore, guarded: GuardedRequest[Any], held: Held, isolation: Isolation | None
+    ) -> None:
         self._guarded = guarded
-        self._performing = performing
+        self.before = shared.keys.sql.BEFORE_HANDLER
+        self._performing = Performing(
+            shared.works,
+            held,
+            end=self,
+            operation=guarded.operation,
+            isolation=isolation,
+            sealing=shared.sealing,
+            renewals=shared.renewals,
+            ended=tell_steps(guarded.shared.listener, guarded.operation),
+            tracer=guarded.shared.tracer,
+        )
         guarded.tx.explain(BETWEEN_STEPS)
         self._loop = asyncio.get_running_loop() if isinstance(guarded.executor, TaskExecutor) else None
 
@@ -40,6 +59,24 @@ class RequestSteps:
 
     def check_end(self) -> None:
         self._performing.check_end()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was asked for."""
+        return self._performing.has_begun
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether the transaction of `finish` is open."""
+        return self._performing.finishing is not None
+
+    def leave(self) -> bool:
+        """The handler has ended, and begins no more steps. False: one is still under way."""
+        return self._performing.leave()
+
+    async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
+        """The transaction stays open: it is committed with the answer."""
+        self._guarded.adopt(tx)
 
     def _find_runner(self, asynchronous: bool) -> Callable[[MakeStep], Any]:
         executor = self._guarded.executor

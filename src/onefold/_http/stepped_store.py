@@ -13,12 +13,10 @@ whose answer was lost is looked for as that of every request: the answer tells t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from onefold._http.request import Request, completing_of
 from onefold._http.request_steps import RequestSteps
-from onefold._http.stored_request import write_request
 from onefold._idempotency.encryption import UnreadableAnswer
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import (
@@ -36,13 +34,10 @@ from onefold._idempotency.model import (
 from onefold._kernel.checkout import discard_on_error, fetch_rows, rollback_and_release, with_connection
 from onefold._kernel.effects import Acquire, BatchItem, Boundary, Fetch, Flow, Isolation, Statement
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor, in_background
-from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run_async
 from onefold._steps.attempt_guard import FOR_PERSON
 from onefold._steps.model import Busy, Differs, Held, WaitsForPerson, WorkAsk, WorkClaim
-from onefold._steps.performing import Performing
 from onefold._steps.sealing import Sealing, request_context
-from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import CLAIMS_MAX, Works, taken_over
 from onefold.errors import OutcomeUnknown, WorkParked
@@ -54,10 +49,10 @@ if TYPE_CHECKING:
 class SteppedStore:
     """What the requests of an application that work in steps share."""
 
-    def __init__(self, keys: LockedStore, works: Works, beats: LeaseRenewals, sealing: Sealing) -> None:
+    def __init__(self, keys: LockedStore, works: Works, renewals: LeaseRenewals, sealing: Sealing) -> None:
         self.keys = keys
         self.works = works
-        self.beats = beats
+        self.renewals = renewals
         self.sealing = sealing
 
     async def reap(self, limit: int) -> int:
@@ -78,34 +73,27 @@ class SteppedStore:
 
 
 class RequestWork:
-    """The work of one request: its claim and its settle (`Store`), and what ends it (`WorkEnd`)."""
+    """The work of one request: its claim and its settle (`Store`)."""
 
-    records_result = False
-
-    def __init__(self, shared: SteppedStore) -> None:
+    def __init__(
+        self, shared: SteppedStore, request: bytes | None, *, is_resumed: bool, isolation: Isolation | None = None
+    ) -> None:
+        """`request` is what is kept of it until the work is done; None where it must not be kept. `is_resumed`: the
+        work is there already, because a completer goes on with works and begins none. `isolation` is that of the
+        phases."""
         self._shared = shared
         self._keys, self._works = shared.keys, shared.works
-        self.before = shared.keys.sql.BEFORE_HANDLER
-        #: What is kept of the request for as long as the work is not done.
-        self._request: bytes | None = None
-        #: Whether it is there already: a completer goes on with works, and begins none.
-        self._is_resumed = False
+        self._request = request
+        self._is_resumed = is_resumed
+        self._isolation = isolation
+        #: From a claim that was granted on, and from the handler's start on.
         self._held: Held | None = None
-        self._isolation: Isolation | None = None
-        self.performing: Performing | None = None
-        self._adopt: Callable[[OwnedTransaction[Any]], None] | None = None
+        self._steps: RequestSteps | None = None
 
     # --- the claim -----------------------------------------------------------------------------------------------
 
-    def keep(self, request: Request, body: bytes, principal: str, *, mount: str, context: Mapping[str, str]) -> None:
-        """What it takes to make the request again, in case that it is left. Before the claim. `context` is that of its
-        span, which the next attempt belongs to."""
-        self._request = write_request(request, body, principal, mount=mount, context=context)
-        self._is_resumed = completing_of(request.source) is not None
-
     async def claim(self, ask: Ask) -> Claim:
         """After Run the work is held, and no connection is. Raises WorkParked."""
-        self._isolation = ask.isolation
         mine = self._work_of(ask)
         alone = ask._replace(isolation="read committed")  # whatever phases have: each look must see what was committed
         sql = self._keys.sql
@@ -125,7 +113,7 @@ class RequestWork:
     def _judge(self, found: WorkClaim) -> Claim:
         match found:
             case Held():
-                self._held, self.performing = found, None
+                self._held, self._steps = found, None
                 return Run()
             case Differs():
                 return Mismatch()
@@ -138,8 +126,8 @@ class RequestWork:
                 return InFlight()
 
     def _work_of(self, ask: Ask) -> WorkAsk:
-        plain = self._request
-        shut = None if plain is None else self._shared.sealing.seal(plain, request_context(ask.digest))
+        kept = self._request
+        sealed = None if kept is None else self._shared.sealing.seal(kept, request_context(ask.digest))
         return WorkAsk(
             digest=ask.digest,
             kind="request",
@@ -148,41 +136,25 @@ class RequestWork:
             lease_s=ask.lease_s,
             retention_s=ask.retention_s,
             earlier=ask.earlier,
-            request=shut,
+            request=sealed,
             same=functools.partial(_is_same, ask),
         )
 
     def begin(self, guarded: GuardedRequest[Any]) -> RequestSteps:
         """The handler is about to run."""
-        assert self._held is not None
-        self._shared.beats.hold(self._held)
-        self._adopt = guarded.adopt
-        self.performing = Performing(
-            self._works,
-            self._held,
-            end=self,
-            operation=guarded.operation,
-            isolation=self._isolation,
-            sealing=self._shared.sealing,
-            beats=self._shared.beats,
-            ended=tell_steps(guarded.shared.listener, guarded.operation),
-            tracer=guarded.shared.tracer,
-        )
-        return RequestSteps(guarded, self.performing)
+        held = self._mine()
+        self._shared.renewals.hold(held)
+        self._steps = RequestSteps(self._shared, guarded, held, self._isolation)
+        return self._steps
 
     # --- its end -------------------------------------------------------------------------------------------------
-
-    async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
-        """The transaction stays open: it is committed with the answer."""
-        assert self._adopt is not None
-        self._adopt(tx)
 
     async def settle(
         self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
     ) -> Claim | None:
         """The record in the place of the work. Raises WorkTakenOver."""
         held, sql, work = self._mine(), self._keys.sql, self._works.sql
-        if self.is_finishing:
+        if self._steps is not None and self._steps.is_finishing:
             strict = self._isolation not in (None, "read committed")
             undo = sql.UNDO_WHOLE if strict else sql.UNDO
             opened: tuple[BatchItem, ...] = sql.KEEP if keep_rows else undo
@@ -190,7 +162,7 @@ class RequestWork:
             await Acquire()
             opened = (Boundary.BEGIN,)
         locks = [lock for digest in ask.names for lock in work.wait_for_key(key_lock(digest))]
-        self._shared.beats.drop(held)
+        self._shared.renewals.drop(held)
         try:
             return await self._keys.settle(
                 ask,
@@ -210,31 +182,25 @@ class RequestWork:
 
     async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
         """Keep what is recorded, and let another go on. Where the store cannot be told, the lease runs out."""
-        held = self._mine()
+        held, steps = self._mine(), self._steps
         is_under_way = self.leave()
-        if self.is_finishing:
+        if steps is not None and steps.is_finishing:
             await rollback_and_release()
-        self._shared.beats.drop(held)
+        self._shared.renewals.drop(held)
         if not is_under_way and not held.taken_over:
             # One that a quota or a shedder has turned away is no attempt: after so many a work waits for a person.
-            tried = self.performing is not None and self.performing.has_begun
-            await self._works.give_back(held, tried=tried)
+            await self._works.give_back(held, tried=steps is not None and steps.has_begun)
 
     def leave(self) -> bool:
         """The handler has ended, and begins no more steps. Whether one is still under way: it gives the work back, if
         it is over before the lease is."""
-        return self.performing is not None and not self.performing.leave()
-
-    @property
-    def is_finishing(self) -> bool:
-        """Whether the transaction of `finish` is open."""
-        return self.performing is not None and self.performing.finishing is not None
+        return self._steps is not None and not self._steps.leave()
 
     def interrupt(self, executor: ThreadExecutor[Any] | TaskExecutor[Any]) -> None:
         """The request was cancelled, and nothing more may be awaited for it: its work is given back without it. Where
         that fails, the lease runs out, which is renewed no more."""
         held = self._mine()
-        self._shared.beats.drop(held)
+        self._shared.renewals.drop(held)
         if not self.leave() and not held.taken_over and isinstance(executor, TaskExecutor):
             in_background(run_async(self._works.give_back(held), executor.anew()))
 

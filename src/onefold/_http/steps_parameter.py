@@ -7,10 +7,11 @@ steps has no transaction of its own beside them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
-from onefold._http.route_policy import Policy
+from onefold._http.request import Request, completing_of
+from onefold._http.route_policy import Policy, Route
 from onefold._http.session_needs import GIVES_SESSION
 from onefold._kernel.executors import is_async
 from onefold._kernel.steps_annotation import is_steps
@@ -73,11 +74,17 @@ def check_steps(function: Callable[..., Any], name: str, policy: Policy, *, asyn
         )
 
 
-def begin_work(make_store: Callable[[], SteppedStore]) -> RequestWork:
-    """The work of a request whose handler works in steps."""
+def make_work(
+    shared: SteppedStore, request: Request, body: bytes, route: Route, principal: str, context: Mapping[str, str]
+) -> RequestWork:
+    """The work of a request whose handler works in steps, with what it takes to make the request again, in case that it
+    is left. `context` is that of its span, which the next attempt belongs to."""
     from onefold._http.stepped_store import RequestWork  # for those who use it
+    from onefold._http.stored_request import write_request
 
-    return RequestWork(make_store())
+    stored = write_request(request, body, principal, mount=route.mount, context=context)
+    is_resumed = completing_of(request.source) is not None
+    return RequestWork(shared, stored, is_resumed=is_resumed, isolation=route.policy.isolation)
 
 
 def find_transactions(

@@ -32,7 +32,7 @@ from onefold._inbox.message_identity import identity_of
 from onefold._inbox.processing_trace import ProcessingTrace
 from onefold._inbox.renaming import rename
 from onefold._inbox.sql import STATEMENTS
-from onefold._inbox.stepped_handling import BEGINS_STREAM, MakeWork, SteppedHandling
+from onefold._inbox.stepped_handling import BEGINS_STREAM, SteppedHandling, StepsForMessages
 from onefold._inbox.stored_message import (
     FailedMessage,
     StoredMessage,
@@ -89,11 +89,11 @@ class Inbox:
         draw: Draw,
         perform: Performs = perform_here,
         listener: Listener | None = None,
-        make_work: MakeWork | None = None,
+        steps: StepsForMessages | None = None,
         tracer: Tracer | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`make_work` is for handlers that work in recorded steps."""
+        """`steps` is for handlers that work in recorded steps."""
         self.consumer = consumer
         self.sql = STATEMENTS[dialect]
         #: Those that this process has started: see `in_hand.py`.
@@ -105,7 +105,7 @@ class Inbox:
         self._name = consumer.name
         self._handler_tx = HandlerTransaction(consumer, self.sql, perform)
         in_steps = consumer.signature.works_in_steps
-        self._stepped = SteppedHandling(consumer, self.sql, perform, make_work) if in_steps else None
+        self._stepped = SteppedHandling(consumer, self.sql, perform, steps) if in_steps else None
         self._listener = listener
         self._trace = ProcessingTrace(tracer, consumer.name)
         self._try = self._trace.wrap(self._attempt)

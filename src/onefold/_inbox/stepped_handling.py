@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handler_call import Invocation, Performs
@@ -67,10 +66,6 @@ class MessageAttempt(Protocol):
         """Why it waits for a person, if it does."""
         ...
 
-    def begin(self) -> Flow[None]:
-        """Raises WorkInProgress, WorkParked."""
-        ...
-
     def steps(self) -> Any:
         """What the handler gets."""
         ...
@@ -78,7 +73,7 @@ class MessageAttempt(Protocol):
     def end(self) -> Flow[None]: ...
     def fail(self) -> Flow[None]: ...
 
-    def forgetting(self) -> tuple[Statement, ...]:
+    def forget(self) -> tuple[Statement, ...]:
         """What deletes its work and all that is recorded of it, unless it is being done."""
         ...
 
@@ -101,15 +96,19 @@ class MessageEnd:
     """A row: that is committed."""
 
 
-#: Makes an attempt at a message.
-MakeWork: TypeAlias = Callable[[Consumer, StoredMessage, MessageEnd], MessageAttempt]
+class StepsForMessages(Protocol):
+    """What gives the handlers of an application's consumers their steps."""
+
+    def begin(self, consumer: Consumer, stored: StoredMessage, end: MessageEnd) -> Flow[MessageAttempt]:
+        """One attempt at a message. Raises WorkInProgress, WorkParked."""
+        ...
 
 
 class SteppedHandling:
     """How one consumer's handler is run in steps."""
 
-    def __init__(self, consumer: Consumer, sql: Statements, perform: Performs, make_work: MakeWork | None) -> None:
-        if make_work is None:
+    def __init__(self, consumer: Consumer, sql: Statements, perform: Performs, steps: StepsForMessages | None) -> None:
+        if steps is None:
             raise ConfigurationError(
                 f"the handler of consumer {consumer.name!r} works in recorded steps, which cannot be given here: run "
                 "it by the Onefold or AsyncOnefold that it is declared at"
@@ -118,7 +117,7 @@ class SteppedHandling:
         self._sql = sql
         self._perform = perform
         self._check = AnswerCheck(consumer.name)
-        self._make_work = make_work
+        self._steps = steps
 
     async def run(self, stored: StoredMessage, after: tuple[Statement, ...]) -> Duplicate | Parked | Exception | None:
         """Handle it. An error: it has failed, and its recorded steps stay. Parked: it is busy elsewhere. `after`
@@ -129,9 +128,8 @@ class SteppedHandling:
             await rollback_and_release()
         else:
             await with_connection(functools.partial(run_batch, Boundary.COMMIT))
-        work = self._make_work(self._consumer, stored, self._end_of(stored, after))
         try:
-            await work.begin()
+            work = await self._steps.begin(self._consumer, stored, self._end_of(stored, after))
         except WorkInProgress:
             return await with_connection(functools.partial(self._postpone, stored))
         except WorkParked as parked:
@@ -204,7 +202,7 @@ class SteppedHandling:
         """`discard` forgets the work of a message, but for one that is being done. Its lease has ended just now: what
         was discarded before is forgotten here, what is discarded later by `discard` itself."""
         if not await Fetch(self._sql.known(self._consumer.name, stored.row_id)):
-            await Batch((Boundary.BEGIN, *work.forgetting(), Boundary.COMMIT))
+            await Batch((Boundary.BEGIN, *work.forget(), Boundary.COMMIT))
 
     async def _postpone(self, stored: StoredMessage) -> Duplicate | Parked:
         """It is busy elsewhere: keep it, and look again. That it was started to find this out does not count."""

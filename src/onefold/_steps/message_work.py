@@ -13,7 +13,7 @@ from onefold._steps.model import Held, WorkAsk, digest_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.sql.unfinished_works import STATEMENTS
 from onefold._steps.step_telemetry import tell_steps
-from onefold._steps.work_attempt import WorkAttempt
+from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works, taken_over
 
@@ -30,8 +30,8 @@ class MessageName(NamedTuple):
         return digest_of("message", *self)
 
 
-class MessageWork(WorkAttempt):
-    """One attempt at a message."""
+class MessageWork(Work):
+    """The work of one message."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class MessageWork(WorkAttempt):
         self._settle = settle
         self._known = known
 
-    def forgetting(self) -> tuple[Statement, ...]:
+    def forget(self) -> tuple[Statement, ...]:
         """See `forget_message`."""
-        return forget_message(self._works.dialect, *self._name)
+        return forget_message(self.works.dialect, *self._name)
 
-    def _end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
-        return (*self._settle, *self._works.sql.forget(held))
+    def end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
+        return (*self._settle, *self.works.sql.forget(held))
 
-    async def _is_ended(self, held: Held) -> bool | None:
+    async def is_ended(self, held: Held) -> bool | None:
         async def look() -> bool | None:
             await Batch((Boundary.BEGIN,))
-            seen = await Fetch(self._works.sql.look(held))
+            seen = await Fetch(self.works.sql.look(held))
             known = await Fetch(self._known)
             await Batch((Boundary.ROLLBACK,))
             if known:

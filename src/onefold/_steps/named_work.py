@@ -15,7 +15,7 @@ from onefold._policy.ranges import require
 from onefold._steps.model import Held, WorkAsk, digest_of
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import tell_steps
-from onefold._steps.work_attempt import WorkAttempt
+from onefold._steps.work_attempt import Work
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
 from onefold.errors import ConfigurationError
@@ -23,8 +23,8 @@ from onefold.errors import ConfigurationError
 _NAME_CHARS_MAX: Final = 200
 
 
-class NamedWork(WorkAttempt):
-    """One block of `once.work(...)`."""
+class NamedWork(Work):
+    """The work of a block of `once.work(...)`."""
 
     records_result = True
 
@@ -68,11 +68,11 @@ class NamedWork(WorkAttempt):
             tracer=tracer,
         )
 
-    def _end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
-        return self._works.sql.finish(held, result, self._ask.retention_s)
+    def end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
+        return self.works.sql.finish(held, result, self.ask.retention_s)
 
-    async def _is_ended(self, held: Held) -> bool | None:
-        return await self._works.is_finished(held)
+    async def is_ended(self, held: Held) -> bool | None:
+        return await self.works.is_finished(held)
 
 
 def _check_name(name: object) -> None:

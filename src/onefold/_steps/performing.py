@@ -49,7 +49,7 @@ class Performing:
         operation: str,
         isolation: Isolation | None,
         sealing: Sealing,
-        beats: LeaseRenewals,
+        renewals: LeaseRenewals,
         ended: StepEnds = ignore,
         tracer: Tracer | None = None,
     ) -> None:
@@ -61,10 +61,10 @@ class Performing:
         self._operation = operation
         self._isolation = isolation
         self._results = StepResults(self.digest, operation, sealing)
-        self._beats = beats
+        self._renewals = renewals
         self._tracer = tracer
         self._order = StepOrder(claim.steps, what=operation, ended=ended)
-        self.guard = AttemptGuard(works, held, operation, beats)
+        self.guard = AttemptGuard(works, held, operation, renewals)
         self._records = StepRecords(works, operation, self.guard)
         #: Names that keys were derived from.
         self.derived: set[str] = set()
@@ -188,7 +188,7 @@ class Performing:
 
     async def _enter(self, held: Held, before: tuple[BatchItem, ...]) -> None:
         """Begin a transaction that has the work's row locked. Raises WorkTakenOver."""
-        self._beats.drop(held)
+        self._renewals.drop(held)
         begin: tuple[BatchItem, ...] = (
             begin_at(self._isolation), *self._works.sql.opening(held.lease_s), *before, self._works.sql.lock(held),
         )  # fmt: skip

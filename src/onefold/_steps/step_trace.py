@@ -12,7 +12,7 @@ from onefold._kernel.telemetry.request_events import StepKind
 from onefold._kernel.tracing import Span, Tracer
 
 if TYPE_CHECKING:
-    from onefold._steps.named_work import NamedWork
+    from onefold._steps.work_attempt import WorkAttempt
 
 T = TypeVar("T")
 
@@ -40,20 +40,28 @@ def trace_recorded(tracer: Tracer, kind: StepKind, name: str) -> None:
     span.end()
 
 
+class WorkBlock:
+    """A block of `once.work(...)`, as its span sees it."""
+
+    #: None: its work is not claimed.
+    attempt: WorkAttempt | None = None
+
+
 @contextmanager
-def trace_work(tracer: Tracer, work: NamedWork) -> Iterator[None]:
+def trace_work(tracer: Tracer, name: str) -> Iterator[WorkBlock]:
     """A block of `once.work(...)`: its name is its intent. All blocks of a work have the same hash."""
-    attributes = {"onefold.intent": work.name, "onefold.key.hash": hash_key(work.name)}
-    span = tracer.begin_span("onefold work", "internal", attributes)
+    span = tracer.begin_span("onefold work", "internal", {"onefold.intent": name, "onefold.key.hash": hash_key(name)})
+    block = WorkBlock()
     try:
         with span.active():
-            yield
+            yield block
     except BaseException as error:
         span.fail(error)
         raise
     finally:
-        span.set("onefold.outcome", "replay" if work.was_done else "run")
-        span.set("onefold.end", "stored" if work.is_over else "released")
+        attempt = block.attempt
+        span.set("onefold.outcome", "replay" if attempt is not None and attempt.was_done else "run")
+        span.set("onefold.end", "stored" if attempt is not None and attempt.is_over else "released")
         span.end()
 
 

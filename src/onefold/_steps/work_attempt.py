@@ -1,16 +1,16 @@
-"""One attempt at a work that is no request: its claim, its steps, and its end with `finish` or without.
+"""A work that is no request, and one attempt at it: its claim, its steps, and its end with `finish` or without.
 
-Theory of operation. An attempt claims the work, or finds it done; each way its code runs. An exception keeps what is
-recorded and gives the lease back: the next attempt goes on. What ends the work says a subclass: `once.work` remembers
-the end with the steps, a message has its ledger row and forgets the work. The end is committed with what the function
-of `finish` wrote, or in a transaction of its own.
+Theory of operation. An attempt is made of a claim: the work is held now, or it was done before; either way its code
+runs. An exception keeps what is recorded and gives the lease back: the next attempt goes on. What ends a work depends
+on its kind: `once.work` remembers the end with the steps, a message has its ledger row and forgets the work. The end is
+committed with what the function of `finish` wrote, or in a transaction of its own.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from onefold._kernel.checkout import run_batch, with_connection
 from onefold._kernel.effects import (
@@ -43,10 +43,11 @@ from onefold.errors import (
 _NEXT_ENDS: Final = "the next attempt ends it"
 
 
-class WorkAttempt:
-    """One attempt, and how its work ends (`WorkEnd`)."""
+class Work:
+    """What an attempt claims, and what ends it."""
 
-    records_result = False
+    records_result: ClassVar[bool] = False
+    """Whether a later attempt may ask for the result of `finish`."""
 
     def __init__(
         self,
@@ -64,50 +65,79 @@ class WorkAttempt:
     ) -> None:
         """`what` names the work in errors. `before` stands before the lock of the work in the transaction that ends it;
         `unless` refuses the claim of a work that was done (RequiredValueMissing)."""
+        self.works = works
+        self.ask = ask
+        self.what = what
+        self.isolation = isolation
+        self.sealing = sealing
+        self.renewals = renewals
+        self.ended = ended
+        self.tracer = tracer
         self.before = before
-        self._works = works
-        self._ask = ask
-        self._what = what
-        self._isolation = isolation
-        self._sealing = sealing
-        self._renewals = renewals
-        self._ended = ended
-        self._tracer = tracer
-        self._unless = unless
-        self._held: Held | None = None
-        self._performing: Performing | None = None
-        #: Whether its end is committed, and whether that was so before this attempt.
-        self.is_over = self.was_done = False
+        self.unless = unless
 
-    async def begin(self) -> None:
-        """Raises WorkInProgress, WorkMismatch, WorkParked."""
-        claim = await self._works.claim(self._ask, self._unless)
+    async def claim(self) -> Held | Done:
+        """Its lease is renewed from now on, if it is held. Raises WorkInProgress, WorkMismatch, WorkParked."""
+        claim = await self.works.claim(self.ask, self.unless)
         match claim:
             case Busy():
-                raise WorkInProgress(f"{self._what} is being done elsewhere")
+                raise WorkInProgress(f"{self.what} is being done elsewhere")
             case Differs():
-                raise WorkMismatch(f"{self._what} was begun with other data: another work needs another name")
+                raise WorkMismatch(f"{self.what} was begun with other data: another work needs another name")
             case WaitsForPerson(reason):
-                raise WorkParked(self._tell_parked(reason))
+                raise WorkParked(self.describe_parked(reason))
             case Held():
-                self._held = claim
-                self._renewals.hold(claim)
+                self.renewals.hold(claim)
+                return claim
             case Done():
-                self.is_over = self.was_done = True
+                return claim
+
+    async def begin(self) -> WorkAttempt:
+        """Raises WorkInProgress, WorkMismatch, WorkParked."""
+        return WorkAttempt(self, await self.claim())
+
+    def describe_parked(self, reason: str) -> str:
+        return f"{self.what} waits for a person: {reason}. See `onefold keys show {self.ask.digest.hex()}`"
+
+    def end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
+        """What ends the work. Refused (RequiredValueMissing) where it is not ours."""
+        raise NotImplementedError
+
+    async def is_ended(self, held: Held) -> bool | None:
+        """Whether its end is committed, whose COMMIT was not answered. None: not decided yet. Raises WorkTakenOver."""
+        raise NotImplementedError
+
+
+class WorkAttempt:
+    """One attempt, and how its work ends (`WorkEnd`)."""
+
+    def __init__(self, work: Work, claim: Held | Done) -> None:
+        self._work = work
+        self._held = claim if isinstance(claim, Held) else None
+        self.was_done = self._held is None
+        #: Whether its end is committed.
+        self.is_over = self.was_done
         self._performing = Performing(
-            self._works,
+            work.works,
             claim,
             end=self,
-            operation=self._what,
-            isolation=self._isolation,
-            sealing=self._sealing,
-            beats=self._renewals,
-            ended=self._ended,
-            tracer=self._tracer,
+            operation=work.what,
+            isolation=work.isolation,
+            sealing=work.sealing,
+            renewals=work.renewals,
+            ended=work.ended,
+            tracer=work.tracer,
         )
 
+    @property
+    def before(self) -> tuple[BatchItem, ...]:
+        return self._work.before
+
+    @property
+    def records_result(self) -> bool:
+        return self._work.records_result
+
     def make_steps(self, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> Steps:
-        assert self._performing is not None
         return Steps(self._performing, perform, asynchronous=asynchronous)
 
     @property
@@ -118,19 +148,18 @@ class WorkAttempt:
     @property
     def parked(self) -> WorkParked | None:
         """Why this attempt left it to a person, if it did."""
-        reason = None if self._performing is None else self._performing.guard.parked
-        return None if reason is None else WorkParked(self._tell_parked(reason))
+        reason = self._performing.guard.parked
+        return None if reason is None else WorkParked(self._work.describe_parked(reason))
 
     async def end(self) -> None:
         """Its code has returned. Raises WorkTakenOver, WorkChanged, WorkMisused."""
-        assert self._performing is not None
         try:
             self._performing.check_end()
         except Exception:
             await self.fail()
             raise
         if self._held is not None and not self.is_over:
-            self._renewals.drop(self._held)
+            self._work.renewals.drop(self._held)
             try:
                 await self._finish_alone(self._held)
             except OutcomeUnknown:
@@ -143,51 +172,41 @@ class WorkAttempt:
         """Its code raised: what is recorded stays, and the next attempt goes on."""
         held = self.abandon()
         if held is not None:
-            await self._works.give_back(held)
+            await self._work.works.give_back(held)
 
     def abandon(self) -> Held | None:
         """Its lease is renewed no more. The work, if it is to be given back now: a step that is still under way does so
         itself."""
-        held, performing = self._held, self._performing
-        if held is None or performing is None:
+        held = self._held
+        if held is None:
             return None
-        self._renewals.drop(held)
-        return held if performing.leave() and not held.taken_over and not self.is_over else None
+        self._work.renewals.drop(held)
+        return held if self._performing.leave() and not held.taken_over and not self.is_over else None
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """Commit what the function of `finish` wrote together with the end of the work."""
         await commit(tx, functools.partial(self._commit, held, result))
         self.is_over = True
 
-    def _tell_parked(self, reason: str) -> str:
-        return f"{self._what} waits for a person: {reason}. See `onefold keys show {self._ask.digest.hex()}`"
-
-    def _end(self, held: Held, result: bytes | None) -> tuple[Statement, ...]:
-        """What ends the work. Refused (RequiredValueMissing) where it is not ours."""
-        raise NotImplementedError
-
-    async def _is_ended(self, held: Held) -> bool | None:
-        """Whether its end is committed, whose COMMIT was not answered. None: not decided yet. Raises WorkTakenOver."""
-        raise NotImplementedError
-
     async def _commit(self, held: Held, result: bytes | None, events: tuple[Statement, ...]) -> None:
-        batch = (*self._works.sql.proof, *events, *self._end(held, result), Boundary.COMMIT)
-        look = functools.partial(self._is_ended, held)
+        batch = (*self._work.works.sql.proof, *events, *self._work.end(held, result), Boundary.COMMIT)
+        look = functools.partial(self._work.is_ended, held)
         if await commit_fenced(held, batch, look, lost=self._lost, way_out=_NEXT_ENDS):
             await ReleaseCommitted()
 
     async def _finish_alone(self, held: Held) -> None:
         begin = begin_at("read committed")  # each statement must see what was committed before it
-        batch = (begin, *self.before, self._works.sql.lock(held), *self._end(held, None), Boundary.COMMIT)
+        lock, end = self._work.works.sql.lock(held), self._work.end(held, None)
+        batch = (begin, *self.before, lock, *end, Boundary.COMMIT)
         try:
             await with_connection(functools.partial(run_batch, *batch))
         except RequiredValueMissing as error:
             raise taken_over(held) from error
         except ConnectionLost as error:
-            look = functools.partial(self._is_ended, held)
+            look = functools.partial(self._work.is_ended, held)
             await find_lost_commit(look, error, lost=self._lost, way_out=_NEXT_ENDS)
         self.is_over = True
 
     @property
     def _lost(self) -> str:
-        return f"the connection of {self._what} was lost during its last COMMIT"
+        return f"the connection of {self._work.what} was lost during its last COMMIT"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from onefold._inbox.consumer import Consumer
-from onefold._inbox.stepped_handling import MakeWork
+from onefold._inbox.stepped_handling import StepsForMessages
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.ports import AsyncDatabase, Broker, MatchesPatterns
 from onefold._kernel.telemetry import Listener
@@ -36,10 +36,10 @@ class ConsumerRunner:
         *,
         transaction: MakeTransaction = OwnedTransaction,
         listener: Listener | None = None,
-        make_work: MakeWork | None = None,
+        steps: StepsForMessages | None = None,
         grace_s: float = 30.0,
     ) -> None:
-        """`make_work` is for handlers that work in recorded steps."""
+        """`steps` is for handlers that work in recorded steps."""
         for consumer in consumers:
             consumer.check_redelivery(broker.redelivery_s)
             if not (isinstance(broker, MatchesPatterns) and broker.matches_patterns):
@@ -54,7 +54,7 @@ class ConsumerRunner:
                 database,
                 broker,
                 each,
-                partial(ConsumerWorker, database, broker, each, transaction, listener, make_work=make_work),
+                partial(ConsumerWorker, database, broker, each, transaction, listener, steps=steps),
                 listener,
             )
             for each in consumers

@@ -22,7 +22,7 @@ from onefold._inbox.catching_up import RUN_MAX
 from onefold._inbox.consumer import Consumer
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
-from onefold._inbox.stepped_handling import MakeWork
+from onefold._inbox.stepped_handling import StepsForMessages
 from onefold._kernel.messages import Delivery
 from onefold._kernel.ports import AsyncDatabase, Broker, Subscription
 from onefold._kernel.telemetry import Listener, tell
@@ -65,7 +65,7 @@ class ConsumerWorker:
         calls: HandlerCalls,
         membership: Membership,
         *,
-        make_work: MakeWork | None = None,
+        steps: StepsForMessages | None = None,
     ) -> None:
         self.consumer = consumer
         self._calls = calls
@@ -79,7 +79,7 @@ class ConsumerWorker:
             draw=random.random,
             perform=self._calls,
             listener=self._hear,
-            make_work=make_work,
+            steps=steps,
             tracer=tracer_of(listener),
         )
         self._runner = FlowRunner(database, transaction)

@@ -18,8 +18,10 @@ from onefold._kernel.runners import run_async
 from onefold._kernel.telemetry import Listener
 from onefold._kernel.tracing import Tracer
 from onefold._steps.message_work import MessageName, MessageWork
+from onefold._steps.model import Done, Held
 from onefold._steps.sealing import Sealing
 from onefold._steps.steps import Steps, on_loop, on_thread
+from onefold._steps.work_attempt import WorkAttempt
 from onefold._steps.work_ports import LeaseRenewals
 from onefold._steps.works import Works
 
@@ -51,10 +53,26 @@ class MessageSteps:
         self.tracer = tracer
         self._for_workers = for_workers
 
-    def __call__(self, consumer: Consumer, stored: StoredMessage, end: MessageEnd) -> SteppedMessage:
-        """One attempt at a message."""
-        assert stored.message is not None
-        return SteppedMessage(self, consumer, stored.id, stored.message, end)
+    async def begin(self, consumer: Consumer, stored: StoredMessage, end: MessageEnd) -> SteppedMessage:
+        message = stored.message
+        assert message is not None
+        work = MessageWork(
+            self.works,
+            MessageName(consumer.name, message.source, message.id),
+            stored_id=stored.id,
+            lease_s=consumer.lease_s,
+            retention_s=consumer.retention_s,
+            before=end.before,
+            settle=end.settle,
+            known=end.known,
+            unless=end.unless,
+            isolation=consumer.isolation,
+            sealing=self.sealing,
+            renewals=self.renewals,
+            listener=self.listener,
+            tracer=self.tracer,
+        )
+        return SteppedMessage(self, message, work, await work.claim())
 
     def give_back_later(self, flow: Flow[None]) -> None:
         """Run it beside an attempt that was interrupted. Without a loop it is not run, and the lease runs out."""
@@ -64,30 +82,14 @@ class MessageSteps:
             flow.close()
 
 
-class SteppedMessage(MessageWork):
+class SteppedMessage(WorkAttempt):
     """One attempt at a message, and the steps of its handler."""
 
-    def __init__(
-        self, shared: MessageSteps, consumer: Consumer, stored_id: str, message: Message, end: MessageEnd
-    ) -> None:
-        super().__init__(
-            shared.works,
-            MessageName(consumer.name, message.source, message.id),
-            stored_id=stored_id,
-            lease_s=consumer.lease_s,
-            retention_s=consumer.retention_s,
-            before=end.before,
-            settle=end.settle,
-            known=end.known,
-            unless=end.unless,
-            isolation=consumer.isolation,
-            sealing=shared.sealing,
-            renewals=shared.renewals,
-            listener=shared.listener,
-            tracer=shared.tracer,
-        )
+    def __init__(self, shared: MessageSteps, message: Message, work: MessageWork, claim: Held | Done) -> None:
+        super().__init__(work, claim)
         self._shared = shared
         self._message = message
+        self.forget = work.forget
 
     def steps(self) -> Steps:
         executor = self._shared.executor
@@ -101,7 +103,7 @@ class SteppedMessage(MessageWork):
             return  # the loop is gone, and its heartbeat with it
         held = self.abandon()
         if held is not None:
-            self._shared.give_back_later(self._works.give_back(held))
+            self._shared.give_back_later(self._shared.works.give_back(held))
 
     def _begin(self, executor: Any) -> OwnedTransaction[Any]:
         tx = self._shared.new_transaction(executor)

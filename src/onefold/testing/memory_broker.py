@@ -54,14 +54,14 @@ class _SharedBroker:
         self._once: Any = once
         self._source = source
         self._raises = raises
-        make_work = once._make_work()
+        steps = once._message_steps()
         self._inboxes = {
             consumer.name: Inbox(
                 consumer,
                 once._database.dialect,
                 draw=random.random,
                 perform=self._perform,
-                make_work=make_work,
+                steps=steps,
                 tracer=once._outbox.tracer,
             )
             for consumer in once.consumers
