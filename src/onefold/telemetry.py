@@ -2,6 +2,7 @@
 what log lines and spans have in common: logs as JSON, the hash of a key."""
 
 from onefold._kernel.key_hash import hash_key
+from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold._kernel.telemetry.consumer_events import (
     ConsumerPaused,
@@ -48,6 +49,8 @@ __all__ = [
     "AttemptEnded",
     "BreakerMoved",
     "BucketsHeld",
+    "CacheLooked",
+    "CacheStored",
     "CallEnded",
     "Claimed",
     "ConsumerPaused",

@@ -43,7 +43,7 @@ def test_a_server_that_makes_every_look_wait_is_given_up_on_in_time() -> None:
 
 
 def found(answer: Answer) -> list[Turn]:
-    row = (False, "same", False, ASK.digest, ASK.fingerprint, ASK.operation, 2, *answer, False)
+    row = (False, "same", False, ASK.digest, ASK.fingerprint, ASK.operation, 2, *answer, 60_000)
     return [(Acquire, None), (Batch, 1), (Fetch, [row]), (Batch, 0), (Release, None)]
 
 
@@ -53,5 +53,5 @@ def test_its_own_answer_is_found_where_it_was_committed() -> None:
 
 def test_another_record_that_is_found_is_the_answer() -> None:
     assert settle([*LOST, (Now, 0.0), *look(0.0, at=0.0), *found(OTHER)]) == Replay(
-        Record(ASK.digest, ASK.fingerprint, ASK.operation, 2, *OTHER)
+        Record(ASK.digest, ASK.fingerprint, ASK.operation, 2, *OTHER, 60_000)
     )

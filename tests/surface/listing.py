@@ -28,6 +28,7 @@ MODULES: Final = (
     "onefold.clients",
     "onefold.console",
     "onefold.otel",
+    "onefold.caches",
     "onefold.policies",
     "onefold.prometheus",
     "onefold.sagas",

@@ -209,10 +209,9 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
 
     def close(self) -> None:
         """Close the connections onefold opened itself."""
-        if self._beats is not None:
-            self._beats.close()
-        if self._activity is not None:
-            self._activity.close()
+        for part in (self._beats, self._activity, self._layer.cached):
+            if part is not None:
+                part.close()
         self._notifier.close()
         self._database.close()
 
@@ -384,10 +383,9 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
 
     async def close(self) -> None:
         """Close the connections onefold opened itself."""
-        if self._beats is not None:
-            await self._beats.close()
-        if self._activity is not None:
-            await self._activity.close()
+        for part in (self._beats, self._activity, self._layer.cached):
+            if part is not None:
+                await part.close()
         await self._notifier.close()
         await self._database.close()
 

@@ -45,6 +45,7 @@ from onefold.errors import ConfigurationError, ProgrammerError
 # What only some applications need is imported when they first need it: by methods.
 if TYPE_CHECKING:
     from onefold._http.shedding import Shedding
+    from onefold._idempotency.cache.answer_cache import CacheSettings
     from onefold._inbox.consumer import Consumer, Order
     from onefold._inbox.ledger_entry import LedgerEntry
     from onefold._worker.consumer_runner import ConsumerRunner
@@ -101,25 +102,24 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         event_bytes_max: int = 512 * 1024,
         shedding: Shedding | None = None,
         quota: Quota | None = None,
+        cache: CacheSettings | None = None,
         earlier_records: bool = True,
         unsealed_answers: bool = False,
         reap_every_s: float | None = EVERY_S,
         activity: bool = False,
         **unknown: Never,
     ) -> None:
-        """`quota`: of one principal, on all routes together that have none of their own. `earlier_records`: find keys
-        of onefold 0.1, stored or in flight; may be False one retention after its last process. `unsealed_answers`: read
-        answers from before there was a `sealer`, for one retention: who can write the table can write such answers too.
-        `reap_every_s`: how often, about, an ASGI application deletes what has expired; None: that is done elsewhere.
-        `activity`: keep counts per minute of what happens, which the console shows."""
+        """`quota`: of one principal, on all routes together that have none of their own. `cache`: committed answers,
+        before the database. `earlier_records`: find keys of onefold 0.1, stored or in flight; may be False one
+        retention after its last process. `unsealed_answers`: read answers from before there was a `sealer`, for one
+        retention: who can write the table can write them too. `reap_every_s`: how often, about, an ASGI application
+        deletes what has expired; None: that is done elsewhere. `activity`: keep counts per minute, for the console."""
         self._check_given(unknown, broker, listener)
         _migrate_embedded(database)
         self._database: D = self._open(database)
         dialect, tracer = self._database.dialect, tracer_of(listener)
         self._outbox = Outbox(dialect=dialect, source=source, event_bytes_max=event_bytes_max, tracer=tracer)
-        self._prepare_transactions(session_factory, isolation)
-        self._prepare_messages(broker)
-        self._begin_activity(activity)
+        self._prepare(session_factory, isolation, broker, activity)
         self._shown: str = show_given(database, source)
         self._layer = Layer(
             name=repr(self),
@@ -132,6 +132,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
             authorize=authorize,
             defaults=defaults if isolation is None else {"isolation": isolation, **(defaults or {})},
             quota=quota,
+            cache=cache,
             sealer=sealer,
             listener=join(listener, self._activity),
             pages=pages,
@@ -153,16 +154,17 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         if not are_listeners(listener):
             raise ConfigurationError(f"listener={listener!r} must be a function of one event, a list of them, or None")
 
-    def _prepare_transactions(self, session_factory: Callable[[], Any] | None, isolation: Isolation | None) -> None:
+    def _prepare(
+        self, factory: Callable[[], Any] | None, isolation: Isolation | None, broker: BrokerGiven | None, activity: bool
+    ) -> None:
         # SQLite's one write lock is taken by handlers that touch the connection, not by all that might.
         self._plain = PlainTransaction(lazily=self._database.dialect == "sqlite")
-        self._sessions, self._isolation = self._sessions_of(session_factory), check_isolation(isolation)
-
-    def _prepare_messages(self, broker: BrokerGiven | None) -> None:
+        self._sessions, self._isolation = self._sessions_of(factory), check_isolation(isolation)
         self._outbox.committed.extend(self._wakes())
         self._consumers, self._recurring, self._published = [], [], []
         self._broker, self._news = broker, News()
         self._ledger = LedgerReaper(self._database.dialect)
+        self._begin_activity(activity)
 
     def _end_making(self, development: bool) -> None:
         self._layer.reaping.at_shutdown = self._write_activity

@@ -86,8 +86,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         self.work: RequestWork | None = None
         self.steps: RequestSteps | None = None
         self._store: Store = guard.store if key is not None else guard.unkeyed
-        self._key = key
-        self._key_ms = key_ms
+        self._key, self._key_ms = key, key_ms
         self._ask: Ask | None = None
         self._began, self._body, self.trace = 0.0, b"", None
         self._run: Run | None = None
@@ -184,6 +183,8 @@ class GuardedRequest(RefusedRequest, Generic[E]):
             if self.policy.steps and guard.stepped is not None:
                 shared, context = guard.stepped(), self._context()
                 self._store = self.work = make_work(shared, self.request, body, self._route, principal, context)
+            if guard.cached is not None and self._key is not None and self.policy.cached:
+                self._store = guard.cached(self._store, self.policy.wait_s)
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)

@@ -24,6 +24,7 @@ from onefold._http.install_checks import (
     check_parts,
     check_served,
     is_conditional_read,
+    open_cache,
 )
 from onefold._http.installed_app import InstalledApp
 from onefold._http.openapi import describe, describe_reads
@@ -98,6 +99,7 @@ class Layer:
         asynchronous: bool,
         shedding: Shedding | None = None,
         quota: Quota | None = None,
+        cache: object = None,
         earlier_records: bool = True,
         unsealed_answers: bool = False,
         reap_every_s: float | None = EVERY_S,
@@ -107,8 +109,7 @@ class Layer:
         self.name = name
         """What the Onefold of this layer is called in errors."""
         self._marks: WeakSet[IdempotentHandler] = WeakSet()
-        #: For as long as the layer lasts: frameworks cache the handlers of applications that are long gone, and those
-        #: had a route.
+        #: As long as the layer lasts: frameworks cache the handlers of applications that are gone, which had a route.
         self.applications: list[ApplicationKnown] = []
         self._defaults: Settings = _merge_defaults(defaults, principal, authorize, quota)
         self._named: dict[str, str] = {}
@@ -121,7 +122,7 @@ class Layer:
         self._others = whole if "principal" in self._defaults else None
         self.listener, self.reaping = listener, Reaping(reap_every_s)
         self.installed: list[InstalledApp] = []
-        self.store = _store(dialect)
+        self.store, self.cached = _store(dialect), open_cache(cache, listener, asynchronous)
         self.reading = reading = Reading(sealer, unsealed_answers, earlier_records)
         #: For handlers that work in steps; made when it is first asked for.
         self.stepped = functools.cache(functools.partial(make_stepped, self.store))
@@ -129,6 +130,7 @@ class Layer:
             store=self.store,
             unkeyed=UnkeyedStore(plain),
             stepped=self.stepped,
+            cached=self.cached,
             outbox=outbox,
             sessions=sessions,
             listener=listener,

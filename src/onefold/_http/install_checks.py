@@ -8,12 +8,16 @@ request where there is none). Each mistake names the handler and the way out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from onefold._http.decorator import IdempotentHandler, Serving, idempotent_handler_of, name_of
 from onefold._http.route_policy import METHODS, is_bool
 from onefold._http.steps_parameter import find_steps, find_transactions
+from onefold._kernel.telemetry import Listener
 from onefold.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onefold._idempotency.cache.cached_store import CachedStores
 
 #: What frameworks add to a route by themselves.
 _IMPLIED = frozenset({"HEAD", "OPTIONS"})
@@ -223,6 +227,15 @@ def check_parts(pages: object, shedding: object, sealer: object) -> None:
             f"sealer of type {type(sealer).__qualname__} cannot seal and unseal; give a Keyring, as in "
             "sealer=onefold.Keyring({'2026': key}, write='2026')"
         )
+
+
+def open_cache(cache: object, listener: Listener | None, asynchronous: bool) -> CachedStores | None:
+    """The answer cache of an application, if it was given one."""
+    if cache is None:
+        return None
+    from onefold._idempotency.cache.cached_store import CachedStores  # for those who use it
+
+    return CachedStores.of(cache, listener, asynchronous=asynchronous)
 
 
 def _check_shedding(shedding: object) -> None:

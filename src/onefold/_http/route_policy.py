@@ -70,6 +70,7 @@ class Policy:
     `isolation` is the level of the route's transaction; None keeps what the engine or the database has by default.
     `quota` is what a principal may have at most; routes with the same one are counted together.
     `conditional` says what its requests may depend on (If-Match, If-None-Match), and that its handler has it judged.
+    With `cached` false its answers stay out of the application's answer cache, if there is one.
     """
 
     principal: Principal
@@ -92,13 +93,14 @@ class Policy:
     isolation: Isolation | None = None
     quota: Quota | None = None
     conditional: Conditional | None = None
+    cached: bool = True
     steps: ClassVar[bool] = False
     """Whether its handler works in recorded steps: read from the handler's own parameters."""
     principal_question: Question = field(init=False, repr=False, compare=False)
     authorize_question: Question | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("required", "strict", "writes"):
+        for name in ("required", "strict", "writes", "cached"):
             is_bool(name, getattr(self, name))
         _is_fingerprint(self.fingerprint)
         _are_names("headers_kept", self.headers_kept)
@@ -191,6 +193,7 @@ class Settings(TypedDict, total=False):
     isolation: Isolation | None
     quota: Quota | None
     conditional: Conditional | None
+    cached: bool
 
 
 PARAMETER_GROUP = "onefold_"

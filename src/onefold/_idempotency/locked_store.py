@@ -214,7 +214,7 @@ class LockedStore:
 
     async def _find(self, ask: Ask) -> Claim | None:
         rows = await Fetch(self.sql.find(ask))
-        return judge_records(ask, [record_of(record) for *record, expired in rows if not expired])
+        return judge_records(ask, [record_of(row) for row in rows if row[-1]])
 
     async def _claim(self, ask: Ask) -> Claim:
         again: tuple[Boundary, ...] = ()
@@ -257,8 +257,8 @@ class LockedStore:
     async def _judge(self, ask: Ask, run: Run, rows: list[Row]) -> Claim | None:
         """Look closer, now that the first look was not empty. None: another payload seems to be in flight."""
         _, verdict, late, *_ = rows[0]  # the same in all
-        kept = [(record, expired) for _, _, _, *record, expired in rows if record[0] is not None]
-        known = judge_records(ask, [record_of(record) for record, expired in kept if not expired])
+        kept = [row[3:] for row in rows if row[3] is not None]
+        known = judge_records(ask, [record_of(row) for row in kept if row[-1]])
         if known is not None:
             return known
         if late or (kept and ask.refuses_late):

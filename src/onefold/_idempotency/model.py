@@ -84,6 +84,8 @@ class Record(NamedTuple):
     status: int
     headers: bytes
     body: bytes | None
+    left_ms: int = 0
+    """How much longer it was kept, by the database's clock, when it was read; 0: that was not asked."""
 
     @property
     def answer(self) -> Answer:

@@ -47,8 +47,8 @@ class Store(Protocol):
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The columns of a record, in the order every statement asks for them."""
-    digest, fingerprint, operation, version, status, headers, body = row
+    """The columns of a record, in the order every statement asks for them; how long it is kept, where that is asked."""
+    digest, fingerprint, operation, version, status, headers, body, *left_ms = row
     # Drivers answer with views where they can; what is compared and kept is bytes.
     return Record(
         bytes(digest),
@@ -58,6 +58,7 @@ def record_of(row: Sequence[Any]) -> Record:
         status,
         bytes(headers),
         None if body is None else bytes(body),
+        *left_ms,
     )
 
 

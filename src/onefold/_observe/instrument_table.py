@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
+from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
 from onefold._kernel.telemetry.client_events import AttemptEnded, BreakerMoved, CallEnded, RetryPlanned
 from onefold._kernel.telemetry.consumer_events import (
     ConsumerPaused,
@@ -69,6 +70,15 @@ DUPLICATES: Final = Instrument(
 REAPED: Final = Instrument(
     name="onefold.reaped", kind="counter", unit="{row}", labels=("what",),
     help="Rows deleted after their retention",
+)  # fmt: skip
+CACHE_LOOKS: Final = Instrument(
+    name="onefold.cache.looks", kind="counter", unit="{look}", labels=("operation", "outcome"),
+    help="Looks into the answer cache: hit, miss, in_flight (a mark, which decides nothing), refused (not written by "
+    "this application, or too old), failed, skipped (it failed before)",
+)  # fmt: skip
+CACHE_STORES: Final = Instrument(
+    name="onefold.cache.stores", kind="counter", unit="{answer}", labels=("operation", "outcome"),
+    help="Committed answers for the answer cache: stored, too_large, too_late (about to expire), failed, skipped",
 )  # fmt: skip
 COMPLETIONS: Final = Instrument(
     name="onefold.completions", kind="counter", unit="{attempt}", labels=("operation", "outcome"),
@@ -212,7 +222,7 @@ SAGAS_STUCK: Final = Instrument(
 )  # fmt: skip
 
 INSTRUMENTS: Final = (
-    REQUESTS, REQUEST_DURATION, RELEASED, DUPLICATES, REAPED, COMPLETIONS, STEPS,
+    REQUESTS, REQUEST_DURATION, RELEASED, DUPLICATES, CACHE_LOOKS, CACHE_STORES, REAPED, COMPLETIONS, STEPS,
     MESSAGES, MESSAGE_DURATION, REDRIVES, FAILED_MESSAGES, CONSUMER_PAUSED,
     PUBLISHED, PUBLISH_FAILURES, OUTBOX_DEAD_LETTERS, OUTBOX_PENDING, OUTBOX_OLDEST, OUTBOX_STOPPED,
     RELAYS, RELAY_BUCKETS, RELAY_PAUSED, DESTINATION_PAUSED, TAKEOVERS, LEASES_LOST,
@@ -265,6 +275,8 @@ MOVES: Final[Mapping[type, tuple[AnyMove, ...]]] = {
         Move(REQUEST_DURATION, lambda event: (event.operation, "released"), _elapsed_s),
         Move(RELEASED, attrgetter("operation", "reason")),
     ),
+    CacheLooked: (Move(CACHE_LOOKS, attrgetter("operation", "outcome")),),
+    CacheStored: (Move(CACHE_STORES, attrgetter("operation", "outcome")),),
     Reaped: (Move(REAPED, lambda _: ("records",), attrgetter("records")),),
     StepEnded: (Move(STEPS, attrgetter("operation", "kind", "outcome")),),
     WorkCompleted: (Move(COMPLETIONS, lambda event: (event.operation, "completed")),),

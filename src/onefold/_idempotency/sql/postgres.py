@@ -51,7 +51,11 @@ UNION ALL
 SELECT WHERE extract(epoch FROM now()) * 1000 > $2::bigint
 """)
 
-_RECORD = "digest, fingerprint, operation, schema_version, status, headers, body, expires_at <= now()"
+#: The last column is how many milliseconds it is kept from now on; 0 once it is past its retention.
+_RECORD = """
+digest, fingerprint, operation, schema_version, status, headers, body,
+CASE WHEN expires_at > now() THEN ceil(extract(epoch FROM expires_at - now()) * 1000)::bigint ELSE 0 END
+"""
 
 _EXPLAIN = qualified(f"""
 SELECT {_STRICT},

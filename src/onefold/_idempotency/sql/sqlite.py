@@ -39,7 +39,10 @@ UNION ALL
 SELECT 1 WHERE {_NOW} > ?2
 """
 
-_RECORD = f"digest, fingerprint, operation, schema_version, status, headers, body, expires_at_ms <= {_NOW}"
+#: The last column is how many milliseconds it is kept from now on; 0 once it is past its retention.
+_RECORD = f"""
+digest, fingerprint, operation, schema_version, status, headers, body, max(0, expires_at_ms - {_NOW})
+"""
 
 _EXPLAIN = f"""
 SELECT 0, onefold_refused(), {_NOW} > ?2, {_RECORD}

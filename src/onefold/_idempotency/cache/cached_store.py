@@ -1,0 +1,200 @@
+"""A store behind an answer cache: the same answers, and fewer questions to the database.
+
+Theory of operation. A claim looks into the cache first. A record there was committed, is of this very scope and key
+(its digest), and is judged as the store judges its own: the same request is replayed, another payload is refused.
+Anything else (nothing there, a value that is not believed, no answer) means that the database is asked, as without a
+cache. What is written into the cache is a record whose COMMIT was answered, or one that the database gave, for as long
+as the database keeps it and `ttl_s` at most.
+
+A mark (in flight) decides nothing. It may be of a process that has died, whose key is free: a 409 would be a lie. The
+database alone says that a request is in flight. A request that waits (`wait_s`) and was told so by the database looks
+into the cache while the mark stands, and asks the database again every WATCH_S and when its wait ends. So a mark that
+was left behind costs a waiting request WATCH_S at most, and no request its answer.
+
+Failure windows. A crash between COMMIT and the cache costs a look at the database later. A process that is stopped
+between the two stores what may have been erased meanwhile; its time counts from before COMMIT, so that an erased answer
+is gone after `ttl_s` all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from onefold._idempotency.cache.answer_cache import AnswerCache, CacheSettings, Look
+from onefold._idempotency.model import (
+    SCHEMA_VERSION,
+    Answer,
+    Ask,
+    Claim,
+    Expired,
+    InFlight,
+    Mismatch,
+    Record,
+    Replay,
+    Run,
+    Status,
+)
+from onefold._idempotency.record_matching import judge_records
+from onefold._idempotency.store import Store
+from onefold._kernel.arguments import show
+from onefold._kernel.effects import Call, Now, Statement
+from onefold._kernel.telemetry import Listener, tell
+from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
+from onefold.errors import ConfigurationError, OnefoldError
+
+#: How long a mark may keep a waiting request from asking the database again.
+WATCH_S: Final = 0.5
+
+#: The last look of a wait is the database's: so long before its end, and from then on.
+_LAST_S: Final = 0.1
+
+_FAILED: Final = Look("failed")
+
+_log = logging.getLogger("onefold.requests")
+
+
+class CachedStore:
+    """The store of one request."""
+
+    __slots__ = ("_asked_at", "_cache", "_listener", "_marked", "_store", "_wait_s", "_waits_until")
+
+    def __init__(self, store: Store, cache: AnswerCache, wait_s: float, listener: Listener | None) -> None:
+        self._store = store
+        self._cache = cache
+        self._wait_s = wait_s
+        self._listener = listener
+        #: When the database was last asked, before it answered.
+        self._asked_at = 0.0
+        #: Until when the request waits, once the database has said that the same is in flight.
+        self._waits_until: float | None = None
+        self._marked = False
+
+    async def claim(self, ask: Ask) -> Claim:
+        if self._waits_until is None or await Now() < self._watches_until(self._waits_until):
+            known = await self._find(ask)
+            if known is not None:
+                return known
+        self._asked_at = await Now()
+        claim = await self._store.claim(ask)
+        if isinstance(claim, InFlight):
+            if self._waits_until is None:
+                self._waits_until = await Now() + self._wait_s
+        elif isinstance(claim, Replay):
+            if claim.record.digest == ask.digest:  # else it is found by an earlier name, which is not looked for here
+                await self._keep(claim.record, self._asked_at, claim.record.left_ms / 1000)
+        elif isinstance(claim, Mismatch | Expired):
+            await self._unmark(ask)
+        return claim
+
+    async def settle(
+        self, ask: Ask, run: Run, answer: Answer, *, keep_rows: bool, also: tuple[Statement, ...] = ()
+    ) -> Claim | None:
+        since = await Now()
+        lost_to = await self._store.settle(ask, run, answer, keep_rows=keep_rows, also=also)
+        if lost_to is None:
+            record = Record(ask.digest, ask.fingerprint, ask.operation, SCHEMA_VERSION, *answer)
+            # The database counts the retention from the beginning of the transaction, which the claim began.
+            await self._keep(record, since, self._asked_at + ask.retention_s - since)
+        else:
+            await self._unmark(ask)
+        return lost_to
+
+    async def release(self, ask: Ask, run: Run, *, touched: bool = False) -> None:
+        self._waits_until = None
+        try:
+            await self._store.release(ask, run, touched=touched)
+        finally:
+            await self._unmark(ask)
+
+    async def status(self, digest: bytes) -> Status:
+        return await self._store.status(digest)
+
+    async def reap(self, limit: int) -> int:
+        return await self._store.reap(limit)
+
+    def _watches_until(self, waits_until: float) -> float:
+        return min(self._asked_at + WATCH_S, waits_until - _LAST_S)
+
+    async def _find(self, ask: Ask) -> Claim | None:
+        """What the cache knows. None: the database is asked."""
+        mark_s = ask.lease_s if self._wait_s > 0 and self._waits_until is None else None
+        look: Look = await self._ask(functools.partial(self._cache.look, ask.digest, mark_s), _FAILED)
+        self._marked |= mark_s is not None and look.outcome == "miss"
+        outcome, claim = look.outcome, None
+        if look.record is not None:
+            claim = _judge(ask, look.record)
+            outcome = "refused" if claim is None else "hit"
+        tell(self._listener, CacheLooked(ask.operation, outcome))
+        if outcome == "in_flight" and self._waits_until is not None:
+            # Late after a slow look, the wait may be over: the database has the last word.
+            return InFlight() if await Now() < self._watches_until(self._waits_until) else None
+        return claim
+
+    async def _keep(self, record: Record, since: float, left_s: float) -> None:
+        self._marked = False
+        outcome = await self._ask(functools.partial(self._cache.store, record, since, left_s), "failed")
+        tell(self._listener, CacheStored(record.operation, outcome))
+
+    async def _unmark(self, ask: Ask) -> None:
+        if self._marked:
+            self._marked = False
+            await self._ask(functools.partial(self._cache.forget, (ask.digest,)), False)
+
+    async def _ask(self, question: Callable[[], Any], otherwise: Any) -> Any:
+        """Whatever a cache raises, the request goes on: it may be committed."""
+        try:
+            return await Call(question)
+        except Exception:
+            _log.warning("the answer cache failed, and the database is asked", exc_info=True)
+            return otherwise
+
+
+def _judge(ask: Ask, record: Record) -> Claim | None:
+    """What a record of the cache means; None: nothing, the database is asked. What would have the database's own record
+    refused is said by the database."""
+    if record.digest != ask.digest:
+        return None
+    try:
+        return judge_records(ask, (record,))
+    except OnefoldError:
+        return None
+
+
+class CachedStores:
+    """Makes the store of each request, for one application."""
+
+    __slots__ = ("_asynchronous", "_listener", "cache")
+
+    def __init__(self, cache: AnswerCache, listener: Listener | None, *, asynchronous: bool) -> None:
+        self.cache = cache
+        self._listener = listener
+        self._asynchronous = asynchronous
+
+    @classmethod
+    def of(cls, given: object, listener: Listener | None, *, asynchronous: bool) -> CachedStores:
+        """With what a user gave."""
+        if isinstance(given, type) or not isinstance(given, CacheSettings):
+            raise ConfigurationError(
+                f"cache={show(given)} is no answer cache: give one of onefold.caches, as in "
+                "cache=onefold.caches.MemoryCache(), or None"
+            )
+        return cls(given.open_answers(), listener, asynchronous=asynchronous)
+
+    def __call__(self, store: Store, wait_s: float) -> CachedStore:
+        return CachedStore(store, self.cache, wait_s, self._listener)
+
+    def close(self) -> Any:
+        """As its application is closed: it is awaited, or not."""
+        return self.cache.aclose() if self._asynchronous else self.cache.close()
+
+    async def forget(self, digests: Sequence[bytes]) -> None:
+        """An operator has erased what is stored under these digests, and COMMIT was answered."""
+        found = self.cache.forget(digests)
+        if not (await found if isinstance(found, Awaitable) else found):
+            _log.warning(
+                "the answer cache could not be told that %s was erased: it may be replayed until its ttl_s is over",
+                ", ".join(digest.hex() for digest in digests),
+            )
