@@ -17,7 +17,7 @@ import onefold
 #: In the order of the help. Each is a module with a `command`, or, where it has commands of its own, an `app`.
 NAMES: Final = (
     "init", "migrate", "reap", "relay", "consume", "complete", "consumers", "storm", "verify", "outbox", "recurring",
-    "endpoints", "dlq", "keys", "intents", "saga", "asyncapi", "metrics", "docs", "doctor",
+    "endpoints", "dlq", "keys", "intents", "saga", "asyncapi", "metrics", "docs", "doctor", "capacity",
     "console",
 )  # fmt: skip
 
