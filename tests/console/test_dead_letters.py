@@ -73,7 +73,7 @@ async def test_a_filter_and_the_next_page_find_all(viewer: Visitor, failing: Fai
     [following] = [part.partition('"')[0] for part in page.text.split('rel="next" href="')[1:]]
     rest = await viewer.get(following.replace("&amp;", "&"))
     assert rest.text.count("/dead-letters/letter?") == 2
-    assert "None fits." in text_of(await viewer.get("/dead-letters?consumer=billing&topic=other"))
+    assert "None matches." in text_of(await viewer.get("/dead-letters?consumer=billing&topic=other"))
 
 
 async def test_one_shows_its_attempts_side_by_side_and_hides_its_data(actor: Visitor, failing: Failing) -> None:

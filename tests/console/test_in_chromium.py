@@ -152,8 +152,8 @@ def test_why_does_a_client_get_409_and_what_is_stuck(chromium: Browser, shop: Op
         page.get_by_label("It was made, and returned").check()
         page.get_by_label("Result", exact=True).fill('"V-100"')
         page.get_by_label("Reason", exact=True).fill("the printer has printed it")
-        page.get_by_role("button", name="Let it go on").click()
-        expect(page.get_by_role("heading", name="may go on")).to_be_visible()
+        page.get_by_role("button", name="Resume").click()
+        expect(page.get_by_role("heading", name="is resumed")).to_be_visible()
 
         click_section(page, "Dead letters")
         reload_until(page, "Dead letters of payments")

@@ -235,8 +235,8 @@ async def test_stored_answers_are_listed_page_by_page(shop: Shop) -> None:
         ({"route": "orders"}, "The route is a method and a path"),
         ({"route": "GET /orders"}, "The route is a method and a path"),
         ({"principal": " "}, "The principal is what the application calls the caller"),
-        ({"key": "a,b"}, "This is no Idempotency-Key"),
-        ({"key": "kéy\u202e"}, "This is no Idempotency-Key"),
+        ({"key": "a,b"}, "This is not an Idempotency-Key"),
+        ({"key": "kéy\u202e"}, "This is not an Idempotency-Key"),
     ],
 )
 async def test_a_search_that_cannot_find_anything_says_why_and_keeps_what_was_typed(

@@ -173,9 +173,9 @@ async def test_a_consumer_for_which_messages_wait_and_none_runs_is_told(viewer: 
     await run_flow(once, lambda dialect: leave(dialect, "mailer", "p-1"))
     page = text_of(await viewer.get("/overview"))
     assert re.search(r"Consumers .* mailer orders 1 0 messages wait, none runs last seen \S+ s ago", page)
-    assert "far payments its broker knows 1 running" in page
+    assert "far payments in its broker 1 running" in page
     await run_flow(once, lambda dialect: pause(dialect, "far", "ada"))
-    assert "far payments its broker knows 1 paused by ada" in text_of(await viewer.get("/overview"))
+    assert "far payments in its broker 1 paused by ada" in text_of(await viewer.get("/overview"))
 
 
 async def _leave_one_waiting(_: AsyncDatabase[Any], broker: Broker) -> None:
@@ -188,7 +188,7 @@ async def test_only_so_many_consumers_are_shown(viewer: Visitor, once: AsyncOnef
     for number in range(CONSUMERS_MAX + 2):
         await run_flow(once, partial(register, consumer=f"c{number}", process="p", topics=["orders"]))
     page = text_of(await viewer.get("/overview"))
-    assert page.count("orders its broker knows 1 running") == CONSUMERS_MAX
+    assert page.count("orders in its broker 1 running") == CONSUMERS_MAX
     assert "And 2 more" in page
 
 

@@ -78,7 +78,7 @@ async def test_a_work_goes_on_with_what_the_person_found_out(actor: Visitor, onc
     wrong = await actor.submit(AT, to, reason="it was paid", outcome="made", result="{paid}")
     assert "The result is no JSON" in text_of(wrong)
     done = await actor.submit(AT, to, reason="it was paid", outcome="made", result='{"state": "paid"}')
-    assert "may go on" in text_of(done)
+    assert "is resumed" in text_of(done)
     work, steps = await run_flow(once, lambda dialect: show_work(dialect, ASK.digest.hex()))
     assert (work.state, steps[1].state) == ("left", "told")
     assert json.loads((steps[1].result or b"")[1:]) == {"state": "paid"}
@@ -98,7 +98,7 @@ async def test_a_work_is_forgotten_after_its_steps_were_shown(actor: Visitor, on
 
 async def test_a_work_that_is_being_done_is_left_alone(actor: Visitor, once: AsyncOnefold) -> None:
     await begin(once)
-    assert "Let it go on" not in text_of(await actor.get(AT))
+    assert "Resume" not in text_of(await actor.get(AT))
     refused = await actor.submit(AT, f"{AT}/resume", reason="now", outcome="again")
     assert "is being done at this moment" in text_of(refused)
 

@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 REASON_CHARS_MAX: Final = 500
 
+#: Told to an operator whose form has no reason.
+ASK_WHY: Final = f"Say why, in at most {REASON_CHARS_MAX} characters."
+
 
 @dataclass(slots=True, kw_only=True)
 class ConsoleParts:
@@ -110,10 +113,10 @@ class Visit:
         given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
         return quote(self.request.scope.get("root_path", "") + path) + (f"?{urlencode(given)}" if given else "")
 
-    def render(self, template: str, /, *, status: int = 200, **values: Any) -> Response:
-        """A page."""
-        text = self.parts.render(template, {"visit": self, "url": self.url, **values})
-        return HTMLResponse(text, status)
+    def render(self, template: str, /, *, problem: str = "", **values: Any) -> Response:
+        """A page. `problem` says why what the operator asked for was not done."""
+        given = {"visit": self, "url": self.url, "root": self.url(""), "problem": problem, **values}
+        return HTMLResponse(self.parts.render(template, given), 400 if problem else 200)
 
     def redirect(self, path: str, **query: object) -> Response:
         """To a page of this console, after a POST."""

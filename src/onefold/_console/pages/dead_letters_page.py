@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from onefold._app.operator_actions import discard_fitting, discard_letters
 from onefold._console.roles import Role
-from onefold._console.sections import Page, Section, Visit, missing
+from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.failed_lists import (
@@ -49,8 +49,6 @@ CONSUMERS_MAX: Final = 50
 
 #: Of a traceback, before the whole of it is asked for.
 _FRAMES: Final = 2
-
-_ASK_WHY: Final = "Say why, in at most 500 characters."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ async def start_redrive(visit: Visit) -> Response:
     chosen = _filter_of(visit.form)
     why, rate, limit = visit.reason(), _read_rate(visit.form.get("rate", "")), _read_number(visit.form.get("limit", ""))
     if why is None:
-        return await _render_redrive(visit, chosen, problem=_ASK_WHY)
+        return await _render_redrive(visit, chosen, problem=ASK_WHY)
     if rate is None:
         return await _render_redrive(visit, chosen, problem="The rate must be between 0.001 and 100000 per second.")
     if not 1 <= limit <= REDRIVE_MAX:
@@ -146,7 +144,7 @@ async def confirm_discard(visit: Visit) -> Response:
 async def do_discard(visit: Visit) -> Response:
     chosen, why = _filter_of(visit.form), visit.reason()
     if why is None:
-        return await _render_discard(visit, chosen, problem=_ASK_WHY)
+        return await _render_discard(visit, chosen, problem=ASK_WHY)
     named: dict[str, Any] = {"actor": visit.operator.name, "why": why}
     if chosen.ids is not None:
         count = await visit.ask(partial(discard_letters, consumer=chosen.consumer, ids=chosen.ids, **named))
@@ -160,7 +158,7 @@ async def move_on(visit: Visit) -> Response:
     consumer, message_id = visit.form.get("consumer", ""), visit.form.get("id", "")
     why = visit.reason()
     if why is None:
-        return await _render_letter(visit, consumer, message_id, problem=_ASK_WHY)
+        return await _render_letter(visit, consumer, message_id, problem=ASK_WHY)
     verb = skip if visit.form.get("verb") == "skip" else resume_at
     try:
         await visit.ask(partial(verb, consumer=consumer, message_id=message_id, actor=visit.operator.name, why=why))
@@ -181,7 +179,7 @@ async def show_job(visit: Visit) -> Response:
 async def cancel_job(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
-        return await _render_job(visit, problem=_ASK_WHY)
+        return await _render_job(visit, problem=ASK_WHY)
     try:
         job = await visit.ask(partial(cancel, job_id=visit.param("id"), actor=visit.operator.name, why=why))
     except FailedMessageNotFit:
@@ -194,7 +192,7 @@ async def _render_job(visit: Visit, problem: str = "") -> Response:
         job = await visit.ask(partial(job_of, job_id=visit.param("id")))
     except FailedMessageNotFit:
         raise _missing_job(visit) from None
-    return visit.render("redrive.html", job=job, problem=problem, status=400 if problem else 200)
+    return visit.render("redrive.html", job=job, problem=problem)
 
 
 def _missing_job(visit: Visit) -> HTTPException:
@@ -206,7 +204,6 @@ async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Re
     found = await visit.ask(partial(preview, chosen=chosen, **settings))
     return visit.render(
         "redrive_confirm.html",
-        status=400 if problem else 200,
         chosen=chosen,
         fields=_fields_of(chosen),
         found=found,
@@ -221,7 +218,6 @@ async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Re
     found = await visit.ask(partial(preview, chosen=chosen, count_max=PREVIEW_MAX))
     return visit.render(
         "discard_confirm.html",
-        status=400 if problem else 200,
         chosen=chosen,
         fields=_fields_of(chosen),
         found=found,
@@ -239,7 +235,6 @@ async def _render_letter(
     message = letter.message
     return visit.render(
         "dead_letter.html",
-        status=400 if problem else 200,
         letter=letter,
         consumer=consumer,
         message=message,

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from onefold._console.key_verdicts import RouteKnown, judge_key
 from onefold._console.known_routes import match_route, retentions_of
 from onefold._console.roles import Role
-from onefold._console.sections import Page, Section, Visit, missing
+from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._console.stored_answers import read_answer
 from onefold._http.idempotency_key import MalformedKey, parse_key
 from onefold._http.request_identity import names_of
@@ -58,9 +58,9 @@ async def find(visit: Visit) -> Response:
         try:
             read = parse_key([key.encode("latin-1", "replace")], strict=False)
         except MalformedKey as error:
-            problem = f"This is no Idempotency-Key: {error.reason}"
+            problem = f"This is not an Idempotency-Key: {error.reason}"
     if problem:
-        return await _render_list(visit, problem=problem, typed=visit.form, status=400)
+        return await _render_list(visit, problem=problem, typed=visit.form)
     operations = _operations(visit)
     meant = match_route(method, template.strip(), operations)
     known: RouteKnown = "known" if meant is not None else "unknown" if operations else "unchecked"
@@ -111,7 +111,7 @@ async def confirm_erase(visit: Visit) -> Response:
 async def do_erase(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
-        return await _render_erase(visit, problem="Say why, in one line of at most 500 characters.", status=400)
+        return await _render_erase(visit, problem=ASK_WHY)
     seen = visit.form.get("seen", "").split(" ")
     question = functools.partial(erase, digests=_names(visit), actor=visit.operator.name, why=why, seen=seen)
     erased = await visit.ask(question)
@@ -122,15 +122,12 @@ async def do_erase(visit: Visit) -> Response:
     return visit.redirect(f"/keys/{visit.param('names')}", erased=1)
 
 
-async def _render_list(
-    visit: Visit, *, problem: str = "", typed: Mapping[str, str] | None = None, status: int = 200
-) -> Response:
+async def _render_list(visit: Visit, *, problem: str = "", typed: Mapping[str, str] | None = None) -> Response:
     after = visit.query("after") or None
     page = await visit.ask(functools.partial(list_keys, after=after))
     routes = sorted({*_operations(visit), *(key.operation for key in page.keys)})
     return visit.render(
         "keys.html",
-        status=status,
         page=page,
         routes=routes,
         problem=problem,
@@ -141,14 +138,12 @@ async def _render_list(
     )
 
 
-async def _render_erase(visit: Visit, *, problem: str = "", status: int = 200) -> Response:
+async def _render_erase(visit: Visit, *, problem: str = "") -> Response:
     names = _names(visit)
     keys = await visit.ask(functools.partial(find_keys, digests=names))
     if not keys:
         raise missing("Nothing is stored under this key: there is nothing to erase.")
-    return visit.render(
-        "key_erase.html", status=status, names=visit.param("names"), key=_main(keys), keys=keys, problem=problem
-    )
+    return visit.render("key_erase.html", names=visit.param("names"), key=_main(keys), keys=keys, problem=problem)
 
 
 async def _find_work(visit: Visit, names: tuple[bytes, ...]) -> WorkView | None:

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from onefold._console.roles import Role
-from onefold._console.sections import Page, Section, Visit
+from onefold._console.sections import ASK_WHY, Page, Section, Visit
 from onefold._console.timeline import draw_timeline
 from onefold._inbox.message_traces import trace_messages
 from onefold._kernel.messages import ATTRIBUTE_LENGTH_MAX
@@ -53,17 +53,17 @@ async def show_key(visit: Visit) -> Response:
     """The events of one key, in their order."""
     topic, key = visit.query("topic").strip(), visit.query("key").strip()
     source = visit.query("source").strip() or visit.once._outbox.source or ""
-    problem = ""
+    hint = ""
     if any(len(text) > ATTRIBUTE_LENGTH_MAX for text in (topic, key, source)):
-        problem = f"Topic, key and source have at most {ATTRIBUTE_LENGTH_MAX} characters each."
+        hint = f"Topic, key and source have at most {ATTRIBUTE_LENGTH_MAX} characters each."
     elif not (topic and key and source):
-        problem = "Give a topic, a key, and the source: the name of the service that publishes."
+        hint = "Give a topic, a key, and the source: the name of the service that publishes."
     found = None
-    if not problem:
+    if not hint:
         after = visit.query("after")
         found = await visit.ask(lambda dialect: look_at_key(dialect, source, topic, key, after=after, limit=LIMIT))
     return visit.render(
-        "outbox_key.html", topic=topic, key=key, source=source, problem=problem, found=found, now_ms=_now(visit)
+        "outbox_key.html", topic=topic, key=key, source=source, hint=hint, found=found, now_ms=_now(visit)
     )
 
 
@@ -82,7 +82,7 @@ async def trace(visit: Visit) -> Response:
     """One correlation id: its events and what became of them."""
     name = visit.query("id").strip()
     if not name:
-        return visit.render("trace.html", name="", timeline=None, cut=False, now_ms=_now(visit), problem="")
+        return visit.render("trace.html", name="", timeline=None, cut=False, now_ms=_now(visit))
     if len(name) > 512:
         problem = "A correlation id has at most 512 characters."
         return visit.render("trace.html", name="", timeline=None, cut=False, now_ms=_now(visit), problem=problem)
@@ -91,7 +91,7 @@ async def trace(visit: Visit) -> Response:
     traces = await visit.ask(lambda dialect: trace_messages(dialect, known, name, limit=TRACE_MAX))
     cut = TRACE_MAX in (len(events), len(traces.handled), len(traces.failed))
     timeline = draw_timeline(events, traces)
-    return visit.render("trace.html", name=name, timeline=timeline, cut=cut, now_ms=_now(visit), problem="")
+    return visit.render("trace.html", name=name, timeline=timeline, cut=cut, now_ms=_now(visit))
 
 
 # --- what is done about what is stuck -------------------------------------------------------------------------
@@ -102,11 +102,11 @@ async def confirm(visit: Visit) -> Response:
     return await _confirm(visit, visit.request.query_params)
 
 
-async def _confirm(visit: Visit, given: Any, problem: str = "", status: int = 200) -> Response:
+async def _confirm(visit: Visit, given: Any, problem: str = "") -> Response:
     action, chosen = _read_action(given)
     found = await visit.ask(lambda dialect: list_stopped(dialect, chosen, limit=COUNT_MAX))
     return visit.render(
-        "outbox_confirm.html", status=status, action=action, found=found, count_max=COUNT_MAX, problem=problem,
+        "outbox_confirm.html", action=action, found=found, count_max=COUNT_MAX, problem=problem,
         fields={name: given.get(name, "") for name in ("do", "id", "topic")}, shown=found[:20],
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ async def act(visit: Visit) -> Response:
     action, chosen = _read_action(visit.form)
     why = visit.reason()
     if why is None:
-        return await _confirm(visit, visit.form, "Say why, in at most 500 characters.", 422)
+        return await _confirm(visit, visit.form, ASK_WHY)
     actor = visit.operator.name
     count = await visit.ask(lambda dialect: act_on_stopped(dialect, action, chosen, actor=actor, why=why))
     done = f"{'tried again' if action == 'retry' else 'discarded'}: {count}"

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from starlette.responses import Response
 
 from onefold._console.roles import Role
-from onefold._console.sections import Page, Section, Visit, missing
+from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._kernel.audit import write_audit
 from onefold._saga.engine import SagaEngine
 from onefold._saga.person_actions import cancel_saga, retry_saga
@@ -49,7 +49,7 @@ async def act(visit: Visit) -> Response:
     saga_id, number, verb = (visit.form.get(name, "") for name in ("id", "engine", "verb"))
     why = visit.reason()
     if why is None:
-        return await _render_saga(visit, saga_id, number, problem="Say why, in at most 500 characters.")
+        return await _render_saga(visit, saga_id, number, problem=ASK_WHY)
     if verb not in ("retry", "cancel"):
         raise missing(f"There is no action {verb!r} for sagas.")
     engine, who = _engine_of(visit, number), visit.operator.name
@@ -83,7 +83,6 @@ async def _render_saga(
         raise missing(f"{error}.") from None
     return visit.render(
         "saga.html",
-        status=400 if problem else 200,
         saga=status,
         history=history,
         results=[write_result(entry) for entry in history] if revealed else None,

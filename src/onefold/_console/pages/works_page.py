@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from onefold._app.operator_actions import read_result, resume_work, store_result
 from onefold._console.roles import Role
-from onefold._console.sections import Page, Section, Visit, missing
+from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._kernel.audit import write_audit
 from onefold._steps.sealing import Sealing, is_sealed
 from onefold._steps.unfinished_works import (
@@ -26,8 +26,6 @@ from onefold._steps.unfinished_works import (
 from onefold.errors import ConfigurationError
 
 PAGE: Final = 50
-
-_ASK_WHY: Final = "Say why, in at most 500 characters."
 
 
 async def show_list(visit: Visit) -> Response:
@@ -56,7 +54,7 @@ async def resume(visit: Visit) -> Response:
     """Let it go on, with what the person found out."""
     why, outcome = visit.reason(), visit.form.get("outcome", "")
     if why is None:
-        return await _render_work(visit, problem=_ASK_WHY)
+        return await _render_work(visit, problem=ASK_WHY)
     work, steps = await _find(visit)
     try:
         stored = None
@@ -77,7 +75,7 @@ async def confirm_release(visit: Visit) -> Response:
 async def do_release(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
-        return await _render_release(visit, problem=_ASK_WHY)
+        return await _render_release(visit, problem=ASK_WHY)
     await visit.ask(partial(release, work_id=visit.param("id"), actor=visit.operator.name, why=why))
     return visit.redirect("/works")
 
@@ -86,7 +84,6 @@ async def _render_work(visit: Visit, *, revealed: bool = False, problem: str = "
     work, steps = await _find(visit)
     return visit.render(
         "work.html",
-        status=400 if problem else 200,
         work=work,
         steps=steps,
         results={step.position: write_result(step) for step in steps} if revealed else None,
@@ -97,7 +94,7 @@ async def _render_work(visit: Visit, *, revealed: bool = False, problem: str = "
 
 async def _render_release(visit: Visit, problem: str = "") -> Response:
     work, steps = await _find(visit)
-    return visit.render("work_release.html", status=400 if problem else 200, work=work, steps=steps, problem=problem)
+    return visit.render("work_release.html", work=work, steps=steps, problem=problem)
 
 
 async def _find(visit: Visit) -> tuple[WorkView, list[StepView]]:
