@@ -12,6 +12,7 @@ from onefold._http.condition_errors import ConditionFailed
 from onefold._http.conditional import Conditional, RequestCondition
 from onefold._http.request import Request
 from onefold._kernel.effects import HandlerStatement
+from onefold._kernel.owned_transaction import OwnedTransaction
 from tests.natural.gates import take_turns
 from tests.natural.stages import address_for, look
 from tests.support.schedules import every_schedule
@@ -27,6 +28,7 @@ def address(request: pytest.FixtureRequest) -> str:
 
 
 def condition(tx: Transaction[Any], method: str, header: str, value: bytes) -> RequestCondition:
+    assert isinstance(tx, OwnedTransaction)
     return RequestCondition(Request(method, "/orders/o1", headers=((header.encode(), value),)), RULES, "a test", tx)
 
 

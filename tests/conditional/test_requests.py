@@ -193,6 +193,11 @@ def test_what_cannot_be_conditional_is_refused_where_it_is_written(sqlite_path: 
     given: Any = 3
     with pytest.raises(ConfigurationError, match="etag=3"):
         once.conditional(etag=given)
+
+    async def version(row: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="async function"):
+        once.conditional(etag=version)
     with pytest.raises(ConfigurationError, match="required=3"):
         once.conditional(etag="version", condition_required=given)
     with pytest.raises(ConfigurationError, match="store_down"):
@@ -241,7 +246,7 @@ def test_openapi_shows_conditions(sqlite_path: Path) -> None:
     assert "428" in path["put"]["responses"]
     assert "428" not in path["patch"]["responses"]
     assert path["put"]["x-conditional"] == {"required": True, "repeatable_delete": True}
-    assert [each["name"] for each in path["get"]["parameters"]] == ["id_", "If-None-Match"]
+    assert [each["name"] for each in path["get"]["parameters"]] == ["id_", "If-Match", "If-None-Match"]
     assert {"200", "304"} <= set(path["get"]["responses"])
     assert "ETag" in path["get"]["responses"]["200"]["headers"]
     once.close()

@@ -92,7 +92,8 @@ class IdempotencyMiddleware:
             if self._guard.conditional.used and request.method in READS:
                 from onefold._http.conditional_reads import serve_asgi
 
-                return await serve_asgi(self._app, scope, receive, send, request, self._guard.refusal)
+                guard = self._guard
+                return await serve_asgi(self._app, scope, receive, send, request, guard.log_and_refuse, guard.framework)
             return await self._app(scope, receive, send)
         executor: TaskExecutor[Any] = TaskExecutor(self._database)
         guarded = self._guard.screen(request, route, executor)

@@ -65,6 +65,10 @@ class Framework(Protocol):
         """The framework's answer to an exception of its own, or of one the application has a handler for."""
         ...
 
+    def endpoint_of(self, request: Request) -> object | None:
+        """The function that serves a request, as far as its router has told."""
+        ...
+
 
 class PlainAsgi:
     """No framework, or none that is known."""
@@ -74,6 +78,9 @@ class PlainAsgi:
 
     def answer(self, error: Exception, request: Request) -> Awaitable[Response | None] | Response | None:
         return render_http_exception(error)
+
+    def endpoint_of(self, request: Request) -> object | None:
+        return None
 
 
 PLAIN_ASGI = PlainAsgi()
@@ -89,6 +96,9 @@ class PlainWsgi:
 
     def answer(self, error: Exception, request: Request) -> Response | None:
         return render_http_exception(error)
+
+    def endpoint_of(self, request: Request) -> object | None:
+        return None
 
 
 PLAIN_WSGI = PlainWsgi()

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onefold._http.condition_errors import ConditionFailed, ConditionMissing
 from onefold._http.etags import EntityTag, Preconditions, judge, make_tag, read_preconditions
 from onefold._http.request import Headers, Request
+from onefold._kernel.executors import is_async
 from onefold._kernel.inside_calls import PendingCall
-from onefold.errors import CallerError, ConfigurationError, ProgrammerError
+from onefold.errors import CallerError, ConfigurationError, OnefoldError, ProgrammerError
 
 if TYPE_CHECKING:
     from onefold._idempotency.model import Ask, Run
     from onefold._idempotency.store import Store
-    from onefold._kernel.transaction import Transaction
+    from onefold._kernel.owned_transaction import OwnedTransaction
 
 T = TypeVar("T")
 
@@ -49,49 +50,38 @@ class Conditional:
                 f"etag={given!r} must name the field with the version, as in etag='version', or be a function from the "
                 "row to it, as in etag=lambda order: order.version"
             )
+        if is_async(given):
+            raise ConfigurationError(
+                f"etag={given!r:.200} is an async function: it is asked for the version of a row that is there, and is "
+                "not awaited. Write a `def`"
+            )
         for name in ("required", "repeatable_delete"):
             value: object = getattr(self, name)
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name}={value!r} of a conditional route must be True or False")
 
-    def begin(self, request: Request, whose: str, tx: Transaction[Any]) -> RequestCondition:
-        """The condition of a request that writes."""
-        return RequestCondition(request, self, whose, tx)
-
-    def tag_of(self, value: object, whose: str) -> EntityTag:
-        """The tag of a row, or of what stands for one."""
-        try:
-            if not isinstance(self.etag, str):
-                version = self.etag(value)
-            elif isinstance(value, Mapping):
-                version = value[self.etag]
-            else:
-                version = getattr(value, self.etag)
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
-            raise ProgrammerError(
-                f"{whose}: etag={self.etag!r} cannot be found in {value!r:.80} ({type(error).__name__}: {error}). It "
-                "is asked about the row that is locked, and about what the handler returns: return the row, or call "
-                "condition.tag(row)"
-            ) from error
-        return make_tag(version, whose)
-
 
 class RequestCondition:
     """The condition of one request, for its handler."""
 
-    __slots__ = ("_asked", "_method", "_request", "_tag", "_tx", "checked", "rules", "whose")
+    __slots__ = ("_asked", "_failed", "_in_tuple", "_method", "_request", "_tag", "_tx", "_untold", "rules", "whose")
 
-    def __init__(self, request: Request, rules: Conditional | None, whose: str, tx: Transaction[Any] | None) -> None:
+    def __init__(
+        self, request: Request, rules: Conditional | None, whose: str, tx: OwnedTransaction[Any] | None
+    ) -> None:
         self._request = (request.values("if-match"), request.values("if-none-match"))
         self._method = request.method
+        #: Flask's views return the body in a tuple, with status and headers; to others a tuple is a list.
+        self._in_tuple = "REQUEST_METHOD" in request.source
         self._tx = tx
         self._asked: Preconditions | None = None
+        self._failed = False
         self._tag: EntityTag | None = None
+        #: Why what the handler returned has no tag: an error where that is a success.
+        self._untold: OnefoldError | None = None
         #: Of the route; None until the handler of a read is reached, which has them.
         self.rules = rules
         self.whose = whose
-        #: Whether it holds; None: that was not asked for.
-        self.checked: bool | None = None
 
     @property
     def is_given(self) -> bool:
@@ -106,29 +96,40 @@ class RequestCondition:
             raise ProgrammerError(f"{self.whose} reads, and has no transaction: only writes lock rows")
         found = self._tx.lock_row(table, where=where)
         if not isinstance(found, PendingCall):
-            return self.check(found)
+            return self._check(found)
 
         async def check() -> Any:
-            return self.check(await found)
+            return self._check(await found)
 
         return PendingCall("condition.lock(...)", check)
 
     def check(self, current: T) -> T:
         """For a row that you have locked yourself, by SELECT … FOR UPDATE in this transaction; None for none. The row,
         if the condition holds for it, else ConditionFailed."""
+        if hasattr(current, "_sa_instance_state"):
+            # A session hands out what it has loaded before, also for a SELECT … FOR UPDATE: the state of that time.
+            raise ProgrammerError(
+                f"{self.whose}: condition.check({current!r:.80}) got an instance of a mapped class, which may be older "
+                f"than its lock. Have condition.lock({type(current).__name__}, where=...) read it, or check columns: "
+                "session.execute(select(Order.version).where(...).with_for_update()).one()"
+            )
+        return self._check(current)
+
+    def _check(self, current: T) -> T:
         rules = self._known()
         asked = self._preconditions()
-        tag = None if current is None else rules.tag_of(current, self.whose)
+        tag = None if current is None else tag_of(rules.etag, current, self.whose)
         gone = current is None and rules.repeatable_delete and self._method == "DELETE"
         if not gone and judge(asked, tag, self._method) != "holds":
-            self.checked = False  # for good, also where the handler goes on
+            self._failed = True  # for good, also where the handler goes on
             raise failed(tag)
-        self.checked = self.checked is not False
+        if self._tx is not None:
+            self._tx.pending.held += 1
         return current
 
     def tag(self, value: object) -> None:
         """The answer has the ETag of this: for handlers that return a response instead of the row."""
-        self._tag = self._known().tag_of(value, self.whose)
+        self._tag = tag_of(self._known().etag, value, self.whose)
 
     # --- for the layer ---
 
@@ -146,30 +147,40 @@ class RequestCondition:
             raise
 
     def note_result(self, result: object) -> None:
-        """What the handler returned: its ETag, unless the handler has said it or there is nothing to tell it by."""
-        if isinstance(result, tuple) and result:  # Flask: the body, then status and headers
+        """What the handler returned: its ETag, unless the handler has said it or there is nothing to tell it by. Of
+        what kind the answer is, is known later: the body of a 404 is no row."""
+        if self._in_tuple and isinstance(result, tuple) and result:
             result = result[0]
         tells_nothing = result is None or result == "" or self._method == "DELETE" or _is_response(result)
         if self._tag is None and not tells_nothing:
-            self.tag(result)
+            try:
+                self.tag(result)
+            except OnefoldError as error:
+                self._untold = error
 
-    def failure_in(self, error: BaseException) -> ConditionFailed | None:
-        """What a handler raised, if it is a condition that does not hold."""
+    def failure_in(self, error: BaseException | None) -> ConditionFailed | None:
+        """What a handler raised, if it is a condition that does not hold; also alone in a group, as of a TaskGroup."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
         return error if isinstance(error, ConditionFailed) else None
 
-    def check_end(self) -> None:
-        """Raises ProgrammerError where the handler has answered a success that depends on nothing."""
-        if self.checked is False:
+    def check_end(self, status: int) -> None:
+        """Raises ProgrammerError where the handler has answered a success that depends on nothing, or without a tag
+        that it was to have."""
+        if self._failed:
             raise ProgrammerError(
                 f"{self.whose}: its condition does not hold, and its handler succeeded all the same: nothing was "
                 "committed. Let ConditionFailed rise"
             )
-        if self.checked is None:
+        if self._tx is not None and not self._tx.pending.held:
             raise ProgrammerError(
                 f"{self.whose} is marked as conditional, and its handler succeeded without having its condition "
                 "judged: nothing was committed. Lock the row by `condition.lock(table, where=...)`, awaited in async "
-                "code, or call condition.check(row) with a row that you have locked by SELECT … FOR UPDATE"
+                "code, or call condition.check(row) with a row that you have locked by SELECT … FOR UPDATE. Where that "
+                "was in a savepoint that was rolled back, the lock is gone: ask again"
             )
+        if self._untold is not None and self._tag is None and 200 <= status < 300:
+            raise self._untold
 
     def headers_for(self, status: int, present: Headers) -> Headers:
         """What an answer with this status gets besides its own headers."""
@@ -178,7 +189,10 @@ class RequestCondition:
         return ((b"etag", str(self._tag).encode("latin-1")),)
 
     def judge_read(self) -> EntityTag | None:
-        """The tag where the reader has this state already. Raises ConditionFailed, ConditionMalformed."""
+        """The tag where the reader has this state already. Raises ConditionFailed, ConditionMalformed, and
+        ProgrammerError where the answer was to have a tag."""
+        if self._tag is None and self._untold is not None:
+            raise self._untold
         if self._tag is None:
             return None
         verdict = judge(self._preconditions(), self._tag, self._method)
@@ -207,6 +221,25 @@ def failed(current: EntityTag | None) -> ConditionFailed:
     )
 
 
+def tag_of(etag: Etag, value: Any, whose: str) -> EntityTag:
+    """The tag of a row, or of what stands for one."""
+    try:
+        if not isinstance(etag, str):
+            version = etag(value)
+        elif isinstance(value, Mapping) or hasattr(value, "keys"):  # rows of sqlite3 and asyncpg are no Mappings
+            version = value[etag]
+        else:
+            version = getattr(value, etag)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ProgrammerError(
+            f"{whose}: etag={etag!r} cannot be found in {value!r:.80} ({type(error).__name__}: {error}). It is asked "
+            "about the row that is locked, and about what the handler returns: return the row, or call "
+            "condition.tag(row)"
+        ) from error
+    return make_tag(version, whose)
+
+
 def _is_response(result: object) -> bool:
-    """Whether it is a response of a framework, of which the row cannot be told. (Flask's, Starlette's.)"""
-    return hasattr(result, "headers") and (hasattr(result, "status_code") or hasattr(result, "status"))
+    """Whether it is a response of a framework, of which the row cannot be told: Flask's and Starlette's are
+    applications themselves. (A row may have columns of any name.)"""
+    return callable(result) and hasattr(result, "headers")

@@ -21,14 +21,13 @@ from onefold._http.background import PARAMETER, ask_for_background, hold_back
 from onefold._http.guarded_request import GuardedRequest, current_request
 from onefold._http.problems import problem
 from onefold._http.request import Response
-from onefold._http.route_policy import Policy
+from onefold._http.route_policy import Authorize, Policy
 from onefold._http.steps_parameter import find_steps, without
 from onefold._kernel.executors import is_async
 from onefold._kernel.handler_errors import late_isolation
 from onefold.errors import ConfigurationError, OnefoldError, ProgrammerError
 
 if TYPE_CHECKING:
-    from onefold._http.conditional import RequestCondition
     from onefold._steps.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +40,11 @@ class Serving(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def authorize(self) -> Authorize | None:
+        """What its routes are asked that do not say otherwise."""
+        ...
 
 
 class IdempotentHandler:
@@ -127,6 +131,14 @@ def idempotent_handler_of(function: object) -> IdempotentHandler | None:
     return found if isinstance(found, IdempotentHandler) else None
 
 
+def served_by(endpoint: object, kind: object, method: str) -> object:
+    """What a framework calls for this method: the endpoint, or the method of a class of views, which is marked as a
+    whole or method by method. A HEAD is served as a GET."""
+    if kind is None or idempotent_handler_of(endpoint) is not None:
+        return endpoint
+    return getattr(kind, method.lower(), None) or getattr(kind, "get", None)
+
+
 def policy_of(function: object) -> Policy | None:
     """The policy a handler was marked with."""
     found = idempotent_handler_of(function)
@@ -181,15 +193,21 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
     return guarded
 
 
-def _read_of(found: IdempotentHandler) -> RequestCondition | None:
-    """The condition of the read that a conditional handler is called for; None for a write."""
+def _noting_read(found: IdempotentHandler) -> Callable[[object], None] | None:
+    """What is told the result of a conditional handler that is called in a read; None for a write."""
     from onefold._http.conditional_reads import current_read
 
     read, guarded = current_read.get(), current_request.get()
     if read is None or (guarded is not None and not guarded.over):
         return None
-    read.rules = found.policy.conditional
-    return read
+    endpoint = read.endpoint()
+    if endpoint is not None and idempotent_handler_of(endpoint) is not found:
+        return _ignore  # called by the handler that serves the read: the answer is that one's
+    read.condition.rules = found.policy.conditional
+    return read.condition.note_result
+
+
+def _ignore(_: object) -> None: ...
 
 
 def _read_or_run(found: IdempotentHandler, run: F) -> F:
@@ -200,22 +218,22 @@ def _read_or_run(found: IdempotentHandler, run: F) -> F:
 
         @functools.wraps(run)
         async def call_handler(*args: Any, **kwargs: Any) -> Any:
-            if (read := _read_of(found)) is None:
+            if (note := _noting_read(found)) is None:
                 return await run(*args, **kwargs)
             kwargs.pop(PARAMETER, None)
             result = await function(*args, **kwargs)
-            read.note_result(result)
+            note(result)
             return result
 
     else:
 
         @functools.wraps(run)
         def call_handler(*args: Any, **kwargs: Any) -> Any:
-            if (read := _read_of(found)) is None:
+            if (note := _noting_read(found)) is None:
                 return run(*args, **kwargs)
             kwargs.pop(PARAMETER, None)
             result = function(*args, **kwargs)
-            read.note_result(result)
+            note(result)
             return result
 
     return cast("F", call_handler)

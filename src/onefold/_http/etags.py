@@ -9,7 +9,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import date
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
@@ -117,6 +119,8 @@ def make_tag(version: object, whose: str) -> EntityTag:
             text = None
         case int() | UUID():
             text = str(version)
+        case datetime() if version.tzinfo is not None:  # drivers give the same time in the zone of their session
+            text = version.astimezone(UTC).isoformat()
         case date():  # and datetime
             text = version.isoformat()
         case bytes():
@@ -135,15 +139,37 @@ def make_tag(version: object, whose: str) -> EntityTag:
 
 def content_tag(value: object) -> str:
     """For `etag=`: a hash of all that a value says. What is checked and what is answered must have the same form."""
-    plain: Any = value
-    if (dump := getattr(value, "model_dump", None)) is not None:
-        plain = dump(mode="json")
-    elif is_dataclass(value) and not isinstance(value, type):
-        plain = asdict(value)
-    elif not isinstance(value, Mapping | list | tuple | str | int | float):
-        raise ProgrammerError(
-            f"content_tag cannot read {value!r:.80}: it takes dicts, lists, dataclasses and pydantic models. Of "
-            "another object say what counts, as in etag=lambda order: content_tag({'item': order.item})"
-        )
-    written = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
+    plain = value if isinstance(value, list | tuple | str | int | float) else _say(value)
+    written = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=_say)
     return sha256(written.encode()).hexdigest()[:32]
+
+
+def _say(value: Any) -> object:
+    """What JSON has no words for. An object that says less than it is would keep its tag when it changes."""
+    if (dump := getattr(value, "model_dump", None)) is not None:
+        return dump()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    match value:
+        case Mapping():
+            return dict(value)
+        case Enum():
+            return value.value
+        case set() | frozenset():
+            return sorted(json.dumps(each, sort_keys=True, default=_say) for each in value)
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC).isoformat()
+        case date() | time():
+            return value.isoformat()
+        case Decimal() | UUID() | timedelta():
+            return str(value)
+        case _:
+            pass
+    if hasattr(value, "keys"):  # rows of sqlite3 and asyncpg
+        return dict(zip(value.keys(), value, strict=True))
+    raise ProgrammerError(
+        f"content_tag cannot read {value!r:.80}: it takes dicts, rows, lists, dataclasses, pydantic models and plain "
+        "values. Of another object say what counts, as in etag=lambda order: content_tag({'item': order.item})"
+    )

@@ -23,7 +23,7 @@ from werkzeug.routing import RequestRedirect, Rule
 from onefold._http.authentication import of_werkzeug, with_body
 from onefold._http.condition_errors import ConditionFailed
 from onefold._http.conditional import RequestCondition
-from onefold._http.decorator import note_exception, policy_of, refusal_of
+from onefold._http.decorator import note_exception, policy_of, refusal_of, served_by
 from onefold._http.guarded_request import current_request
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response, principal_in
@@ -160,6 +160,12 @@ class FlaskFramework:
             if not any(kind in handled for kind in type(error).__mro__ if kind is not Exception):
                 return None
         return of_werkzeug(app.make_response(app.handle_user_exception(error)))
+
+    def endpoint_of(self, request: Request) -> object | None:
+        from flask import request as served
+
+        view = self._app.view_functions.get(served.endpoint or "")
+        return served_by(view, getattr(view, "view_class", None), request.method)
 
 
 def _host(rule: Rule, app: Flask) -> str:

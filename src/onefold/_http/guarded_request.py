@@ -55,6 +55,7 @@ from onefold.errors import (
 )
 
 if TYPE_CHECKING:
+    from onefold._http.conditional import RequestCondition
     from onefold._http.request_guard import RequestGuard
     from onefold._http.request_steps import RequestSteps
     from onefold._http.stepped_store import RequestWork
@@ -90,15 +91,13 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         self._ask: Ask | None = None
         self._began, self._body, self.trace = 0.0, b"", None
         self._run: Run | None = None
-        self.request, self._route = request, route
-        self.policy = route.policy
+        self.request, self._route, self.policy = request, route, route.policy
         self.operation = f"{request.method} {route.name}"
         self.executor = executor
         self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         self.tx.carry(functools.partial(pick_carried_headers, request.headers))
-        rules = route.policy.conditional
-        self.condition = None if rules is None else rules.begin(request, self.operation, self.tx)
+        self.condition: RequestCondition | None = None
         self._token: Token[GuardedRequest[Any] | None] | None = None
         #: Whether the handler itself was reached, as far as its decorator tells. A framework that refuses the request
         #: before (validation) leaves it False.
@@ -266,12 +265,14 @@ class GuardedRequest(RefusedRequest, Generic[E]):
 
         With `kept` false the body is only the beginning of what the handler sends, and is not stored.
         """
-        run, ask = self._run, self._ask
+        run, ask, error = self._run, self._ask, self.raised
         if run is None or ask is None:  # unprotected, because the route says so
             self.over = True
             return None
-        if self.raised is not None and self._failure_of(self.raised) is not None:
-            return await self.fail(self.raised)
+        # A failed condition may be answered as any error: by the exception handler of a blueprint, below a mount.
+        unmet = response.status >= 500 and self.condition is not None and self.condition.failure_in(error)
+        if error is not None and (unmet or self._failure_of(error)):
+            return await self.fail(error)
         refused = 400 <= response.status < 500
         if response.status >= 500 or response.status in NOT_STORED or not self.entered:
             found = await self.abort("not entered" if not self.entered else f"status {response.status}")
@@ -285,7 +286,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 self.steps.check_end()
             self.tx.check_end(keep_rows=not refused)
             if self.condition is not None and not refused:
-                self.condition.check_end()
+                self.condition.check_end(response.status)
             if self.tx.joined:
                 await close_sessions(self.tx, not refused)
             if not refused and self._guard.development and self.policy.writes and self.steps is None:

@@ -141,6 +141,11 @@ class Layer:
             reading=reading,
         )
 
+    @property
+    def authorize(self) -> Authorize | None:
+        """What its routes are asked that do not say otherwise."""
+        return self._defaults.get("authorize")
+
     def policy(self, settings: Settings) -> Policy:
         """The application's defaults, with what a route says for itself."""
         merged: Settings = {**self._defaults, **settings}

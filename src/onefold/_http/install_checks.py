@@ -110,7 +110,13 @@ def _check_marked(endpoint: ServedPath, found: IdempotentHandler, layer: Serving
 
 
 def _check_read(endpoint: ServedPath, found: IdempotentHandler) -> None:
-    """A conditional read has no transaction: the first request would fail."""
+    """A conditional read has no transaction: the first request would fail. Nor is its `authorize` asked."""
+    asked = found.policy.authorize
+    if asked is not None and asked is not found.layer.authorize:
+        raise ConfigurationError(
+            f"{found.name} serves {_operation(endpoint)} and has authorize={asked!r:.80}, which is asked before a "
+            "write is let in, and never for a read. Protect it as your other reads: by a dependency, or in the handler"
+        )
     if endpoint.methods & METHODS:
         raise ConfigurationError(
             f"{found.name} serves {_operation(endpoint)}, which reads and writes: give each a function of its own"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onefold._http.idempotency_key import LENGTH_MAX, key_schema
 from onefold._http.route_policy import Policy
 
 if TYPE_CHECKING:
     from onefold._http.conditional import Conditional
+
+#: By status: what it means, and its headers.
+Problems: TypeAlias = dict[str, tuple[str, dict[str, Any] | None]]
 
 _PROBLEM_SCHEMA = {
     "type": "object",
@@ -42,8 +45,7 @@ def describe(document: dict[str, Any], operations: dict[str, Policy]) -> None:
         operation = document.get("paths", {}).get(path, {}).get(method.lower())
         if operation is not None:
             _describe(operation, policy)
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas.setdefault("IdempotencyProblem", _PROBLEM_SCHEMA)
+            _add_problem_schema(document)
 
 
 def _describe(operation: dict[str, Any], policy: Policy) -> None:
@@ -54,16 +56,7 @@ def _describe(operation: dict[str, Any], policy: Policy) -> None:
     for status, response in responses.items():
         if status.startswith(("2", "3")):
             response.setdefault("headers", {}).update(_REPLAYED)
-    for status, (meaning, headers) in _problems(policy).items():
-        addition = {
-            "description": meaning,
-            "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}},
-        } | ({"headers": headers} if headers else {})
-        if status not in responses:
-            responses[status] = addition
-        else:  # the framework's own answer with this status (FastAPI's 422) stays beside ours
-            responses[status].setdefault("content", {}).update(addition["content"])
-            responses[status]["description"] += f". Or: {meaning}"
+    _add_problems(operation, _problems(policy))
     if policy.conditional is not None:
         _describe_condition(operation, policy.conditional)
     operation["x-idempotency"] = {
@@ -74,9 +67,30 @@ def _describe(operation: dict[str, Any], policy: Policy) -> None:
     }
 
 
+def _add_problem_schema(document: dict[str, Any]) -> None:
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.setdefault("IdempotencyProblem", _PROBLEM_SCHEMA)
+
+
+def _add_problems(operation: dict[str, Any], problems: Problems) -> None:
+    responses = operation.setdefault("responses", {})
+    for status, (meaning, headers) in problems.items():
+        addition = {
+            "description": meaning,
+            "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}},
+        } | ({"headers": headers} if headers else {})
+        if status not in responses:
+            responses[status] = addition
+        else:  # the framework's own answer with this status (FastAPI's 422) stays beside ours
+            responses[status].setdefault("content", {}).update(addition["content"])
+            responses[status]["description"] += f". Or: {meaning}"
+
+
 _ETAG = {
     "ETag": {"schema": {"type": "string"}, "description": "The state of the resource, for If-Match and If-None-Match."}
 }
+
+_NOT_IN_STATE = ("The resource is not in the state that the request depends on", _ETAG)
 
 _TAGS = (
     "The ETag of the state that this request depends on, in double quotes; several with commas between; or `*`, for "
@@ -89,10 +103,16 @@ def describe_reads(document: dict[str, Any], paths: list[str]) -> None:
         path = re.sub(r":[^{}]+\}", "}", template)
         operation = document.get("paths", {}).get(path, {}).get("get")
         if operation is not None:
-            _add_condition(operation, {"If-None-Match": _TAGS + "any state. 304 where the resource is in it."}, _ETAG)
+            texts = {
+                "If-Match": _TAGS + "whatever is there. 412 where the resource is in none of them.",
+                "If-None-Match": _TAGS + "any state. 304 where the resource is in it.",
+            }
+            _add_condition(operation, texts, _ETAG)
             operation["responses"].setdefault(
                 "304", {"description": "The resource is in the state that If-None-Match names", "headers": _ETAG}
             )
+            _add_problems(operation, {"400": ("The condition is malformed", None), "412": _NOT_IN_STATE})
+            _add_problem_schema(document)
 
 
 def _describe_condition(operation: dict[str, Any], rules: Conditional) -> None:
@@ -136,8 +156,8 @@ def _parameter(policy: Policy) -> dict[str, Any]:
     }
 
 
-def _problems(policy: Policy) -> dict[str, tuple[str, dict[str, Any] | None]]:
-    found: dict[str, tuple[str, dict[str, Any] | None]] = {
+def _problems(policy: Policy) -> Problems:
+    found: Problems = {
         "400": ("The Idempotency-Key is missing or malformed", None),
         "409": ("The same request is in flight", _RETRY_AFTER),
         "410": ("The answer was not kept", None),
@@ -149,7 +169,7 @@ def _problems(policy: Policy) -> dict[str, tuple[str, dict[str, Any] | None]]:
         found["410"] = ("The Idempotency-Key has expired, or the answer was not kept", None)
     if policy.conditional is not None:
         found["400"] = ("The Idempotency-Key is missing or malformed, or the condition is malformed", None)
-        found["412"] = ("The resource is not in the state that the request depends on", _ETAG)
+        found["412"] = _NOT_IN_STATE
         if policy.conditional.required:
             found["428"] = ("The request has neither If-Match nor If-None-Match", None)
     if policy.quota is not None:

@@ -115,7 +115,12 @@ class RequestGuard:
                 request,
                 f"{request.method} {route.name}",
             )
-        return GuardedRequest(self, request, route, key, key_ms, executor)
+        guarded = GuardedRequest(self, request, route, key, key_ms, executor)
+        if route.policy.conditional is not None:
+            from onefold._http.conditional import RequestCondition  # for those who have such routes
+
+            guarded.condition = RequestCondition(request, route.policy.conditional, guarded.operation, guarded.tx)
+        return guarded
 
     def refusal(self, error: OnefoldError, request: Request) -> Response:
         """An error as a response, with a link to the specification, wherever the application is mounted."""

@@ -31,7 +31,7 @@ from starlette.requests import HTTPConnection
 from onefold._http.authentication import PlainAsgi, render_http_exception
 from onefold._http.condition_errors import ConditionFailed
 from onefold._http.conditional import RequestCondition
-from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of, refusal_of
+from onefold._http.decorator import idempotent_handler_of, note_exception, policy_of, refusal_of, served_by
 from onefold._http.install_checks import ServedPath
 from onefold._http.request import Request, Response, completing_of, principal_in
 from onefold._http.route_policy import METHODS, Policy, Route
@@ -58,6 +58,7 @@ class ApplicationRoutes:
             self._read = len(routes)
             for _, mounted in self.mounted():
                 note_exceptions(mounted)
+                answer_failed_conditions(mounted)
         route = self._table.resolve(request)
         mark = completing_of(request.source)
         if route is not None and mark is not None:  # the completer calls the application itself: no router is above it
@@ -219,6 +220,10 @@ class StarletteFramework(PlainAsgi):
         [start] = [message for message in sent if message["type"] == "http.response.start"]
         headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
         return Response(start["status"], headers, b"".join(message.get("body", b"") for message in sent))
+
+    def endpoint_of(self, request: Request) -> object | None:
+        endpoint = request.source.get("endpoint")
+        return served_by(endpoint, endpoint if isinstance(endpoint, type) else None, request.method)
 
 
 #: Catch-all handlers: they would hide which function failed.

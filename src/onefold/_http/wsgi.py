@@ -71,7 +71,8 @@ class IdempotencyMiddleware:
             if self._guard.conditional.used and request.method in READS:
                 from onefold._http.conditional_reads import serve_wsgi
 
-                return serve_wsgi(self._app, environ, start_response, request, self._guard.refusal, send_whole)
+                guard = self._guard
+                return serve_wsgi(self._app, environ, start_response, request, guard.log_and_refuse, guard.framework)
             return self._app(environ, start_response)
         executor: ThreadExecutor[Any] = ThreadExecutor(self._database)
         guarded = self._guard.screen(request, route, executor)
@@ -163,7 +164,7 @@ class _HeldResponse:
         return Response(self.code, headers, bytes(self._body))
 
     def forward(self, rest: Iterator[bytes] | None) -> Iterable[bytes]:
-        return _ClosingBody(chain((bytes(self._body),), rest or ()), self.close)
+        return ClosingBody(chain((bytes(self._body),), rest or ()), self.close)
 
     def close(self) -> None:
         close = getattr(self._iterable, "close", None)
@@ -171,7 +172,7 @@ class _HeldResponse:
             close()
 
 
-class _ClosingBody:
+class ClosingBody:
     """An iterable that closes the application's own when the server closes it."""
 
     def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:

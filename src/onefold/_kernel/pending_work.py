@@ -1,4 +1,4 @@
-"""What waits for the end of a transaction: events for COMMIT, hooks, and the sessions that joined.
+"""What waits for the end of a transaction: events for COMMIT, hooks, conditions, and the sessions that joined.
 
 Invariant: what was published or asked for in a part that is rolled back is not left to the end: `retract` cuts it.
 """
@@ -18,17 +18,21 @@ class Mark(NamedTuple):
 
     published: int
     hooks: int
+    held: int
 
 
 class PendingWork:
-    """The events, hooks and sessions of one transaction."""
+    """The events, hooks, conditions and sessions of one transaction."""
 
-    __slots__ = ("_hooks", "_new_buffer", "_outgoing", "joined")
+    __slots__ = ("_hooks", "_new_buffer", "_outgoing", "held", "joined")
 
     def __init__(self, new_buffer: Callable[[], Outgoing]) -> None:
         self._new_buffer = new_buffer
         self._outgoing: Outgoing | None = None
         self._hooks: Hooks | None = None
+        #: How many conditions of its request were found to hold, by rows that are still locked: a savepoint that is
+        #: rolled back takes its locks with it.
+        self.held = 0
         #: The sessions that work inside the transaction.
         self.joined: list[Joined] = []
 
@@ -57,11 +61,12 @@ class PendingWork:
         return None if self._hooks is None else self._hooks.take_next(due)
 
     def mark(self) -> Mark:
-        """Where events and hooks stand now."""
-        return Mark(self.published, 0 if self._hooks is None else len(self._hooks))
+        """Where events, hooks and conditions stand now."""
+        return Mark(self.published, 0 if self._hooks is None else len(self._hooks), self.held)
 
     def retract(self, mark: Mark) -> None:
-        """Forget the events and the commit hooks since then: what they told of was rolled back."""
+        """Forget the events, the commit hooks and the conditions since then: what they told of was rolled back."""
+        self.held = mark.held
         if self._outgoing is not None:
             self._outgoing.cut(mark.published)
         if self._hooks is not None:
