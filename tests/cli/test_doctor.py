@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import psycopg
 import pytest
 
-from tests.cli.commands import Shop, told
+from onefold import Onefold
+from onefold._app.health_findings import HealthFinding
+from onefold._app.setup_findings import (
+    check_autovacuum,
+    check_clock,
+    check_connections,
+    check_durability,
+    check_pooler,
+)
+from onefold._kernel.effects import Acquire, Fetch, Flow, Release
+from tests.cli.commands import Shop, onefold, told
+from tests.support.scripts import play
 
 D = ("-d", "shop.db")
 
@@ -30,6 +43,8 @@ def test_an_idle_shop_is_well(shop: Shop) -> None:
         ("refused event", "Refused events", "bad", "onefold outbox retry"),
         ("no consumer", "Consumer ship", "bad", "Start onefold consume"),
         ("paused consumer", "Consumer ship", "warn", "onefold consumers resume ship"),
+        ("dropped index", "Indexes", "bad", "Make them again"),
+        ("old record", "Reaping", "warn", "Run onefold reap from cron"),
     ],
 )
 def test_control_a_trouble_is_named_with_its_way_out(
@@ -51,6 +66,10 @@ def test_control_a_trouble_is_named_with_its_way_out(
                 "INSERT INTO onefold_consumer (consumer, process, topics, started_at_ms, seen_at_ms)"
                 " VALUES ('ship', 'p-1', '[]', 1, 1)"
             )
+        case "dropped index":
+            shop.change("DROP INDEX onefold_record_expires_at")
+        case "old record":
+            shop.change("INSERT INTO onefold_record VALUES (x'01', x'', 'POST /', 1, 200, x'', x'', 1)")
         case _:
             assert shop.onefold("consumers", "pause", "ship", *D, "--yes").returncode == 0
     answer = shop.onefold("doctor", *D, "--json")
@@ -65,3 +84,84 @@ def test_a_database_that_is_not_there_is_no_finding(shop: Shop) -> None:
     answer = shop.onefold("doctor", "-d", "typo.db")
     assert answer.returncode == 2
     assert "there is no SQLite file" in answer.stderr
+
+
+def test_a_postgres_is_asked_how_it_is_set_up_and_each_fault_is_named(postgres_dsn: str) -> None:
+    """The private server has fsync off, which is the first fault; the others are planted."""
+    once = Onefold(postgres_dsn)
+    once.migrate()
+    once.close()
+    assert unwell(postgres_dsn) == {"Durability": "Set fsync = on."}
+    with psycopg.connect(postgres_dsn, autocommit=True) as server:
+        server.execute("DROP INDEX onefold_record_expires_at")
+        server.execute("ALTER TABLE onefold_outbox SET (autovacuum_enabled = false)")
+        server.execute("INSERT INTO onefold_record VALUES ('a', '', 'POST /', 1, 200, '', '', now() - interval '2 h')")
+    found = unwell(postgres_dsn)
+    assert set(found) == {"Durability", "Indexes", "Autovacuum", "Reaping"}
+    assert found["Autovacuum"] == "ALTER TABLE onefold_outbox RESET (autovacuum_enabled);"
+    with psycopg.connect(postgres_dsn, autocommit=True) as server:
+        server.execute("CREATE INDEX onefold_record_expires_at ON onefold_record (expires_at)")
+        server.execute(
+            "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'onefold_record_expires_at'::regclass"
+        )
+    assert unwell(postgres_dsn)["Indexes"] == "REINDEX INDEX CONCURRENTLY onefold_record_expires_at;"
+
+
+def unwell(database: str) -> dict[str, str]:
+    answer = onefold("doctor", "-d", database, "--json")
+    assert answer.returncode == 1, answer.stderr
+    return {each["what"]: each["way_out"] for each in json.loads(answer.stdout)["findings"] if each["level"] != "good"}
+
+
+def scripted(flow: Flow[HealthFinding], *answers: object) -> HealthFinding:
+    """The finding of a server that gives these answers, each on a connection of its own."""
+    turns: list[tuple[Any, Any]] = []
+    for each in answers:
+        turns += [(Acquire, None), (Fetch, [each] if isinstance(each, tuple) else each), (Release, None)]
+    return play(flow, turns)
+
+
+@pytest.mark.parametrize(
+    ("flow", "answers", "level", "said"),
+    [
+        (check_durability(), [("on", "on", "off")], "bad", "synchronous_commit is off"),
+        (check_durability(), [("on", "on", "on")], "good", "fsync is on"),
+        (check_autovacuum(), [("off", "on", "on")], "bad", "It is off"),
+        (check_autovacuum(), [("on", "on", "on"), [], [("onefold_record", 90_000)]], "warn", "does not keep up"),
+        (check_clock(1000.0), [(1005.0,)], "warn", "5.0 s behind the database"),
+        (check_clock(1000.0), [(999.0,)], "good", "differs"),
+        (check_connections(), [(81, 100)], "warn", "81 of 100 are taken"),
+        (check_connections(), [(79, 100)], "good", "79 of 100 are taken"),
+    ],
+)
+def test_a_fault_of_the_server_is_named_by_its_answers(
+    flow: Flow[HealthFinding], answers: list[object], level: str, said: str
+) -> None:
+    finding = scripted(flow, *answers)
+    assert finding.level == level
+    assert said in finding.said
+    assert bool(finding.way_out) == (level != "good")
+
+
+@pytest.mark.parametrize(("sessions", "level"), [((7, 7, 7, 7, 7), "good"), ((7, 7, 8, 7, 7), "warn")])
+def test_a_pooler_is_known_by_the_sessions_behind_one_connection(sessions: tuple[int, ...], level: str) -> None:
+    looks = [(Fetch, [(session,)]) for session in sessions]
+    assert play(check_pooler(), [(Acquire, None), *looks, (Release, None)]).level == level
+
+
+def test_the_routes_of_a_target_are_checked_too(shop: Shop) -> None:
+    (shop.folder / "brief.py").write_text(
+        "from starlette.applications import Starlette\n"
+        "from starlette.responses import JSONResponse\n"
+        "from starlette.routing import Route\n"
+        "from onefold import AsyncOnefold, single_principal\n"
+        "once = AsyncOnefold('shop.db', principal=single_principal)\n"
+        "@once.idempotent(retention_s=60)\n"
+        "async def pay(request): return JSONResponse({})\n"
+        "app = Starlette(routes=[Route('/pay', pay, methods=['POST'])])\n"
+        "once.install(app)\n"
+    )
+    answer = shop.onefold("doctor", "brief:once", "--json")
+    [finding] = [each for each in json.loads(answer.stdout)["findings"] if each["level"] != "good"]
+    assert (finding["what"], answer.returncode) == ("Retention", 1)
+    assert "POST /pay (60 s)" in finding["said"]

@@ -1,30 +1,69 @@
-"""`onefold doctor`: what is well in a database, what is not, and the way out."""
+"""`onefold doctor`: what is well in a database and in its set-up, what is not, and what to change."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from onefold._app.health_findings import check_health
-from onefold._cli.options import DATABASE, JSON
+from onefold._app.base_app import run_flow
+from onefold._app.health_findings import HealthFinding, check_health
+from onefold._app.setup_findings import check_retention, check_setup
+from onefold._cli.options import DATABASE, JSON, TARGET_HELP
 from onefold._cli.output import answer, print_table
 from onefold._cli.session import ask
+from onefold._cli.targets import AnyOnefold, close_onefold, load_target, open_target
 from onefold._kernel.redaction import redact
 
 _STATES = {"good": "well", "warn": "look", "bad": "act"}
 
 
-def command(database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False) -> None:
-    """Check tables, relays, consumers, dead letters and works. Exits with 1 where something needs a look."""
-    findings = ask(database, check_health)
+def command(
+    target: Annotated[str, typer.Argument(help=f"{TARGET_HELP} Its routes are checked, too.")] = "",
+    database: Annotated[str, DATABASE] = "",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Check tables, indexes, vacuum, clock, connections, reaping, relays, consumers, dead letters and works. Exits with
+    1 where something needs a look."""
+    findings = _check_target(target) if target else ask(database, _check)
     unwell = [each for each in findings if each.level != "good"]
     if as_json:
         answer({"well": not unwell, "findings": [asdict(each) for each in findings]})
     else:
         rows = [(each.what, _STATES[each.level], each.said, each.way_out or None) for each in findings]
-        print_table(f"health of {redact(database)}", ("what", "state", "finding", "way out"), rows)
+        print_table(f"health of {target or redact(database)}", ("what", "state", "finding", "way out"), rows)
         typer.echo(f"need a look: {len(unwell)} of {len(findings)}" if unwell else "all is well")
     if unwell:
         raise typer.Exit(1)
+
+
+async def _check(dialect: str) -> list[HealthFinding]:
+    findings = await check_health(dialect)
+    if findings[0].level == "bad":  # tables are missing: nothing else can be asked
+        return findings
+    return findings + await check_setup(dialect, now_s=time.time())
+
+
+def _check_target(target: str) -> list[HealthFinding]:
+    value = load_target(target)
+
+    async def check() -> list[HealthFinding]:
+        once = await open_target(target, value)
+        try:
+            return [*await run_flow(once, _check), *_check_routes(once)]
+        finally:
+            await close_onefold(once)
+
+    return asyncio.run(check())
+
+
+def _check_routes(once: AnyOnefold) -> list[HealthFinding]:
+    kept_s = {
+        operation: policy.retention_s
+        for routes in once._layer.applications
+        for operation, policy in routes.operations().items()
+    }
+    return [check_retention(kept_s.items())] if kept_s else []
