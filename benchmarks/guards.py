@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
 import asyncpg
+from starlette.applications import Starlette
 
 import onefold
 from benchmarks.applications import APPLICATIONS
@@ -303,7 +304,12 @@ def counted_hops() -> Iterator[list[None]]:
 @asynccontextmanager
 async def _application(name: str, place: str) -> AsyncIterator[Application]:
     """The application in this process, on one connection."""
-    app = APPLICATIONS[name](place, 1)
+    async with serve_in_process(APPLICATIONS[name](place, 1)) as application:
+        yield application
+
+
+@asynccontextmanager
+async def serve_in_process(app: Starlette) -> AsyncIterator[Application]:
     async with app.router.lifespan_context(app):
         yield Application(app)
 

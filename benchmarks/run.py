@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from benchmarks import metrics_cost
 from benchmarks.client.__main__ import run as run_client
 from benchmarks.guards import Verdict, run_guards
 from benchmarks.messages import parts as messages
@@ -105,10 +106,14 @@ def main() -> int:
     usual = messages.QUICK if told.quick else messages.THOROUGH
     messages_effort = replace(usual, rounds=told.rounds or usual.rounds)
     client_code = steps_code = 0
-    for part in [told.only] if told.only else [*COMPARISONS, "guards", "steps", "client", "messages"]:
+    costs: list[metrics_cost.Cost] = []
+    for part in [told.only] if told.only else [*COMPARISONS, "guards", "metrics", "steps", "client", "messages"]:
         if part == "guards":
             verdicts = run_guards(_progress)
             print(guards_of(verdicts), end="\n\n")
+        elif part == "metrics":
+            costs = metrics_cost.run(metrics_cost.ROUNDS_QUICK if told.quick else metrics_cost.ROUNDS, _progress)
+            print(metrics_cost.table_of(costs), end="\n\n")
         elif part == "steps":
             steps_code = run_steps(rounds=effort.rounds, seconds=min(effort.seconds, 1.0))
             print()
@@ -126,7 +131,8 @@ def main() -> int:
         Path(told.json).write_text(json.dumps(document, indent=1) + "\n")
     print(f"{time.monotonic() - started:.0f} s; {machine()}")
     floors = not told.no_floors
-    codes = (_exit_code(tables, verdicts, floors=floors), steps_code, client_code)
+    metrics_code = int(floors and any(cost.standing != "PASS" for cost in costs))
+    codes = (_exit_code(tables, verdicts, floors=floors), metrics_code, steps_code, client_code)
     return max(*codes, messages.exit_code(found, floors=floors))
 
 
@@ -173,7 +179,7 @@ def _told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
     parser.add_argument(
-        "--only", choices=[*COMPARISONS, *WAYS, "guards", "steps", "client", "messages"], help="one part"
+        "--only", choices=[*COMPARISONS, *WAYS, "guards", "metrics", "steps", "client", "messages"], help="one part"
     )
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")

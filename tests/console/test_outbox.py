@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from onefold import AsyncOnefold, single_principal
 from onefold._console.timeline import draw_timeline
 from onefold._inbox.message_traces import MessageTraces
 from onefold.fastapi import Tx
+from onefold.telemetry import hash_key
 from tests.console.browsing import Visitor, text_of
 from tests.upgrade.places import rows
 from tests.worker.consuming import until
@@ -185,12 +188,17 @@ async def test_a_request_is_followed_to_its_event_its_relay_and_its_consumers(
         )
     page = text_of(await viewer.get("/outbox/trace?id=checkout-1"))
     hops = (
+        "request POST /orders done run, and answered 201", f"key hash {hash_key('k')}",
         "order.placed, key 7, version 1", "published to order.placed", "consumer billing done handled", "invoice.sent",
         "published to invoice.sent", "consumer mailer stuck a dead letter",
     )  # fmt: skip
     places = [page.find(hop) for hop in hops]
     assert -1 not in places, (places, page)
     assert "LookupError" in page
+    [address] = re.findall(r"/keys/[0-9a-f.]+[^\"]*", (await viewer.get("/outbox/trace?id=checkout-1")).text)
+    assert "Done: answered 201" in text_of(await viewer.get(html.unescape(address)))
+    rows(str(sqlite_path), "DELETE FROM onefold_record")
+    assert "its record is not stored" in text_of(await viewer.get("/outbox/trace?id=checkout-1"))
     assert "Nothing of this id" in text_of(await viewer.get("/outbox/trace?id=checkout-2"))
 
 

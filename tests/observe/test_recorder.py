@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from onefold import AsyncOnefold, Retrying
 from onefold._kernel.telemetry import join
+from onefold._observe import prometheus_backend
 from onefold._observe.instrument_table import INSTRUMENTS, MOVES
 from onefold._observe.recorder import OTHER, VALUES_MAX
 from onefold.errors import ConfigurationError
 from onefold.prometheus import prometheus_metrics
-from onefold.telemetry import Claimed, Event, Reaped
+from onefold.telemetry import Claimed, Event, Reaped, Settled
 from tests.observe.listing import PAGE, page_with, table
 from tests.observe.measured import Measured
 
@@ -37,6 +39,39 @@ def test_a_label_with_too_many_values_is_counted_as_other_and_logged_once(
     assert [record.getMessage() for record in caplog.records] == 2 * [  # each backend has its own
         f"metric onefold.requests has {VALUES_MAX} values of operation: further ones are counted as 'other'"
     ]
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_counters_and_histograms_move_the_same_where_prometheus_client_has_no_such_inside(
+    is_hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the values below its public methods, which requests do not pay for; and by those methods, without."""
+    by_public = []
+    for kind, method in ((Counter, "inc"), (Histogram, "observe")):
+        public = getattr(kind, method)
+        monkeypatch.setattr(kind, method, lambda *given, public=public: by_public.append(public(*given)))
+    if is_hidden:
+        monkeypatch.setattr(prometheus_backend, "getattr", lambda _, __, missing: missing, raising=False)
+    registry = CollectorRegistry()
+    listener = prometheus_metrics(registry)
+    durations = (0.0, 0.001, 0.0011, 30.0, 31.0)
+    for duration in durations:
+        listener(Claimed("POST /a", "run"))
+        listener(Settled("POST /a", 201, body_kept=True, elapsed_s=duration))
+    assert len(by_public) == (2 * len(durations) if is_hidden else 0)
+    values = functools.partial(registry.get_sample_value, labels={"operation": "POST /a", "end": "stored"})
+    assert registry.get_sample_value("onefold_requests_total", {"operation": "POST /a", "outcome": "run"}) == 5
+    assert values("onefold_request_duration_seconds_count") == 5
+    assert values("onefold_request_duration_seconds_sum") == pytest.approx(sum(durations))
+    buckets = {
+        sample.labels["le"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "onefold_request_duration_seconds_bucket"
+    }
+    assert {le: buckets[le] for le in ("0.001", "0.0025", "10.0", "30.0", "+Inf")} == {
+        "0.001": 2, "0.0025": 3, "10.0": 3, "30.0": 4, "+Inf": 5,
+    }  # fmt: skip
 
 
 def test_a_listener_that_is_given_twice_is_told_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,12 @@ from onefold import AsyncOnefold, Onefold
 from onefold._http.fastapi_dependencies import Tx
 from onefold._http.fastapi_sessions import AsyncSessionTx, SessionTx
 from onefold._http.flask_views import current_transaction
+from onefold._outbox.request_names import read_headers
+from onefold.telemetry import hash_key
 from tests.http.stages import account_of, calling, replayed
 from tests.outbox.test_write import Refused, Stage, void
+from tests.upgrade.places import rows
+from tests.worker.consuming import until
 
 
 def fastapi_app(once: AsyncOnefold) -> FastAPI:
@@ -51,9 +54,31 @@ async def test_an_event_commits_with_its_request(stage: Stage, key: str | None) 
     async with calling(fastapi_app(stage.once)) as client:
         answer = await client.post("/orders", key=key)
         assert answer.status_code == 201
-        assert stage.rows("id, topic, key, version, headers") == [
-            (answer.json()["event"], "order.placed", "ord-1", 1, '{"tenant":"acme"}')
-        ]
+        assert stage.rows("id, topic, key, version") == [(answer.json()["event"], "order.placed", "ord-1", 1)]
+    [(stored,)] = stage.rows("headers")
+    headers, request = read_headers(stored)
+    assert headers == {"tenant": "acme"}
+    assert (request is None) == (key is None)
+    if request is not None:
+        assert request.key_hash == hash_key("k")
+        [(digest,)] = rows(stage.address, "SELECT digest FROM onefold_record")
+        assert bytes(digest).hex() == request.digest
+
+
+async def test_which_request_it_was_stays_in_the_database(stage: Stage) -> None:
+    """The digest of a record can be guessed by those who can guess principal and key."""
+    once = AsyncOnefold(stage.address, source="shop", principal=account_of, broker="local")
+    seen: list[Any] = []
+
+    @once.consumer("billing", topic="order.placed")
+    async def bill(message: Any) -> None:
+        seen.append(message.headers)
+
+    async with calling(fastapi_app(once)) as client, once.relaying(), once.consuming():
+        await client.post("/orders", key='"k"')
+        await until(lambda: bool(seen))
+    assert seen == [{"tenant": "acme"}]
+    await once.close()
 
 
 async def test_a_replay_publishes_nothing(stage: Stage) -> None:
@@ -82,7 +107,7 @@ async def test_trace_and_correlation_are_carried_from_the_request_to_its_events(
         await client.post("/orders", key='"k"', headers=given)
         odd = {"traceparent": "x" * 600, "correlation-id": "caf\xe9"}
         await client.post("/orders", key='"l"', headers={name: value.encode("latin-1") for name, value in odd.items()})
-    [carried, nothing] = [json.loads(headers) for (headers,) in stage.rows("headers")]
+    [carried, nothing] = [read_headers(headers)[0] for (headers,) in stage.rows("headers")]
     assert carried == {"traceparent": trace, "tracestate": "a=1", "correlation-id": "c-1", "tenant": "acme"}
     assert nothing == {"tenant": "acme"}
 
@@ -117,7 +142,8 @@ def test_a_flask_view_publishes_too(request: pytest.FixtureRequest, sqlite_path:
     answers = [client.post("/orders", headers=sent) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 201]
     stage = Stage(once, address)
-    assert stage.rows("key, version, headers") == [("7", 1, '{"correlation-id":"c-1"}')]
+    [(key, version, headers)] = stage.rows("key, version, headers")
+    assert (key, version, read_headers(headers)[0]) == ("7", 1, {"correlation-id": "c-1"})
     once.close()
 
 

@@ -1,18 +1,21 @@
-"""The timeline of one correlation id: what was written, published, handled and failed, in the order of time.
+"""The timeline of one correlation id: what was asked for, written, published, handled and failed, in the order of time.
 
 It is made of what the tables of this database still have. An event is here while it waits, and after that for as long
-as relays keep published events; what consumers of another database did is in theirs.
+as relays keep published events; what consumers of another database did is in theirs. A request is found by its events,
+which name its record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
+from onefold._idempotency.stored_keys import KeyView
 from onefold._inbox.message_traces import FailedAt, HandledMessage, MessageTraces
 from onefold._outbox.event_lists import ListedEvent
+from onefold._outbox.request_names import RequestName
 
 Tone = Literal["neutral", "good", "warn", "bad"]
 
@@ -55,9 +58,12 @@ class Timeline:
         return self.moments[-1].at_ms - self.moments[0].at_ms if self.moments else 0
 
 
-def draw_timeline(events: Sequence[ListedEvent], traces: MessageTraces) -> Timeline:
-    """Events and what became of them."""
-    found = [moment for event in events for moment in _of_event(event)]
+def draw_timeline(
+    events: Sequence[ListedEvent], traces: MessageTraces, records: Mapping[str, KeyView] | None = None
+) -> Timeline:
+    """Events, the requests that they are of, by their records, and what became of them."""
+    found = list(_of_requests(events, records or {}))
+    found += [moment for event in events for moment in _of_event(event)]
     found += map(_of_handled, traces.handled)
     found += [moment for failed in traces.failed for moment in _of_failed(failed)]
     moments = tuple(sorted(found, key=lambda moment: (moment.at_ms, _RANK[moment.lane.partition(" ")[0]])))
@@ -72,7 +78,26 @@ def draw_timeline(events: Sequence[ListedEvent], traces: MessageTraces) -> Timel
     return Timeline(moments=moments, lanes=lanes, marks=marks)
 
 
-_RANK = {"service": 0, "relay": 1, "consumer": 2}
+_RANK = {"request": 0, "service": 1, "relay": 2, "consumer": 3}
+
+
+def _of_requests(events: Sequence[ListedEvent], records: Mapping[str, KeyView]) -> Iterator[Moment]:
+    """Each once, at the time of its first event: in Postgres that of the BEGIN of its transaction."""
+    first: dict[RequestName, ListedEvent] = {}
+    for event in events:
+        if event.request is not None:
+            first.setdefault(event.request, event)
+    for request, event in first.items():
+        record = records.get(request.digest)
+        if record is None:
+            what, tone = "its record is not stored: it is not finished, or was erased, or has expired", "neutral"
+        else:
+            what, tone = f"run, and answered {record.status}", "good" if record.status < 400 else "warn"
+        yield Moment(
+            at_ms=event.written_ms, lane="request" if record is None else f"request {record.operation}", what=what,
+            tone=cast("Tone", tone), event=event.id, detail=f"key hash {request.key_hash}",
+            link=f"/keys/{request.digest}?hash={request.key_hash}",
+        )  # fmt: skip
 
 
 def _of_event(event: ListedEvent) -> Iterator[Moment]:

@@ -70,7 +70,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
 
     __slots__ = (
         "_ask", "_body", "_key_ms", "_run", "_store", "_token", "condition", "entered", "executor", "followed_by",
-        "over", "policy", "quota_slot", "raised", "sent", "steps", "stream_error", "tx", "work",
+        "over", "policy", "quota_slot", "raised", "record_name", "sent", "steps", "stream_error", "tx", "work",
     )  # fmt: skip
 
     def __init__(
@@ -82,18 +82,18 @@ class GuardedRequest(RefusedRequest, Generic[E]):
         key_ms: int | None,
         executor: E,
     ) -> None:
-        self._guard = guard
+        self._guard, self.executor = guard, executor
         #: Its work and its steps, where its handler works in some: from the claim on, and from the handler's start on.
         self.work: RequestWork | None = None
         self.steps: RequestSteps | None = None
         self._store: Store = guard.store if key is not None else guard.unkeyed
         self._key, self._key_ms = key, key_ms
         self._ask: Ask | None = None
+        self.record_name: tuple[bytes, str] | None = None  # the digest of the record that it will have, and its key
         self._began, self._body, self.trace = 0.0, b"", None
         self._run: Run | None = None
         self.request, self._route, self.policy = request, route, route.policy
         self.operation = f"{request.method} {route.name}"
-        self.executor = executor
         self.tx: OwnedTransaction[Any] = OwnedTransaction(executor, guard.outbox, guard.sessions, guard.natural)
         # Not the request itself: it knows the scope, where the transaction will be, and so would never be let go of.
         self.tx.carry(functools.partial(pick_carried_headers, request.headers))
@@ -179,6 +179,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                     self.request, self._route, guard.naming,
                     principal=principal, key=self._key, key_ms=self._key_ms, body=body,
                 )  # fmt: skip
+                self.record_name = (self._ask.digest, self._key)
             if self.policy.steps and guard.stepped is not None:
                 shared, context = guard.stepped(), self._context()
                 self._store = self.work = make_work(shared, self.request, body, self._route, principal, context)
@@ -211,7 +212,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 self._began = monotonic_s()
                 self._emit_claimed("run")
             if self.work is None:
-                self.tx.open(self.operation)
+                self.tx.open(self.operation, self.record_name)
             else:
                 self.steps = self.work.begin(self)
             return None
@@ -240,8 +241,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
     async def step_aside(self) -> bool:
         """The request has to wait for its turn, and its handler has not run: let others have its connection and its key
         meanwhile. True: it must `step_back` before it runs."""
-        run, ask = self._run, self._ask
-        if run is None or ask is None or self.over:  # unprotected: there is nothing it holds
+        if (run := self._run) is None or (ask := self._ask) is None or self.over:  # unprotected: it holds nothing
             return False
         self._run = None
         await undo(self.tx, functools.partial(self._store.release, ask, run))

@@ -100,6 +100,6 @@ class RequestSteps:
         tx: OwnedTransaction[Any] = OwnedTransaction(
             executor, shared.outbox, shared.sessions, shared.natural, development=shared.development
         )
-        tx.carry(functools.partial(pick_carried_headers, guarded.request.headers))
+        tx.carry(functools.partial(pick_carried_headers, guarded.request.headers), guarded.record_name)
         cast("MutableMapping[str, Any]", guarded.request.source)[TRANSACTION] = tx
         return tx

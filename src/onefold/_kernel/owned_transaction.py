@@ -85,9 +85,10 @@ class OwnedTransaction(Transaction[H]):
         executed. Where a driver cannot tell, it was."""
         return self._handed and not getattr(self._executor.connection, "executed", True)
 
-    def carry(self, headers: Callable[[], Mapping[str, str]]) -> None:
-        """Have its events carry on these headers of what caused it: trace, correlation."""
-        self._carried = headers
+    def carry(self, headers: Callable[[], Mapping[str, str]], request: tuple[bytes, str] | None = None) -> None:
+        """Have its events carry on these headers of what caused it: trace, correlation; and name the request that they
+        are of, by the digest of its record and its key."""
+        self._carried, self._request = headers, request
 
     def forbid_awaiting(self) -> None:
         """Its user is a plain `def`, which cannot await."""
@@ -100,9 +101,11 @@ class OwnedTransaction(Transaction[H]):
             self.kept = True
             self._pending.announce()
 
-    def open(self, name: str) -> None:
-        """It has begun, for this operation or consumer."""
+    def open(self, name: str, request: tuple[bytes, str] | None = None) -> None:
+        """It has begun, for this operation or consumer, and for this request, if `carry` has not named it."""
         self.name = name
+        if request is not None:
+            self._request = request
         self._over = None
         self._executor.inside = self
 

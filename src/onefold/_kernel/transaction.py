@@ -86,7 +86,7 @@ class Transaction(Generic[H]):
 
     __slots__ = (
         "_begun", "_calls", "_carried", "_executor", "_handed", "_in_plain_def", "_natural", "_outbox", "_over",
-        "_pending", "_savepoints", "_session", "_sessions", "_touched",
+        "_pending", "_request", "_savepoints", "_session", "_sessions", "_touched",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,8 @@ class Transaction(Generic[H]):
         self._begun = False
         #: Gives the headers of what caused this transaction that its events carry on: trace, correlation.
         self._carried: Callable[[], Mapping[str, str]] = dict
+        #: The request that it belongs to, where that has a key: the digest of its record, and the key.
+        self._request: tuple[bytes, str] | None = None
         self._calls: InsideCalls | None = None
         #: Whether its user cannot await.
         self._in_plain_def = False
@@ -168,6 +170,7 @@ class Transaction(Generic[H]):
             headers=_all_headers(self._carried(), topic, headers),
             content_type=content_type,
             not_before=not_before,
+            request=self._request,
         )
         return EventId(event_id)
 

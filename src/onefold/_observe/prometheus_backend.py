@@ -34,11 +34,11 @@ class PrometheusBackend:
         series = metric.labels(*labels) if labels else metric
         match series:
             case Counter():
-                return series.inc
+                return _counting(series)
             case Gauge():
                 return series.set
             case Histogram():
-                return series.observe
+                return _observing(series)
 
     def _make(self, instrument: Instrument) -> Counter | Gauge | Histogram:
         name, about, labels = instrument.prometheus_name, instrument.help, instrument.labels
@@ -50,6 +50,30 @@ class PrometheusBackend:
                 return Gauge(name, about, labels, registry=self._registry, multiprocess_mode=across)
             case "histogram":
                 return Histogram(name, about, labels, registry=self._registry, buckets=SECONDS)
+
+
+def _counting(series: Counter) -> Record:
+    """What adds to a counter. Without prometheus_client's own layers above its value, of which every request would pay
+    for two; by its public method, where a release of it has no such value."""
+    value = getattr(series, "_value", None)
+    return series.inc if value is None else value.inc
+
+
+def _observing(series: Histogram) -> Record:
+    """What puts a value into a histogram: the same without layers."""
+    bounds, total, buckets = (getattr(series, name, None) for name in ("_upper_bounds", "_sum", "_buckets"))
+    if bounds is None or total is None or buckets is None:
+        return series.observe
+    add, counts = total.inc, [(bound, bucket.inc) for bound, bucket in zip(bounds, buckets, strict=True)]
+
+    def observe(amount: float) -> None:
+        add(amount)
+        for bound, count in counts:
+            if amount <= bound:
+                count(1)
+                return
+
+    return observe
 
 
 _recorders: Final[WeakKeyDictionary[CollectorRegistry, Recorder]] = WeakKeyDictionary()

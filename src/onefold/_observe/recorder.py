@@ -8,7 +8,7 @@ has taken `values_max` values takes no more: what comes after that counts as "ot
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
@@ -21,6 +21,8 @@ VALUES_MAX: Final = 200
 OTHER: Final = "other"
 
 Record: TypeAlias = Callable[[float], object]
+#: And what it is given, of an event.
+_Valued: TypeAlias = tuple[Record, Callable[[Any], float]]
 
 _log = logging.getLogger("onefold.metrics")
 
@@ -39,17 +41,32 @@ class Recorder:
     def __init__(self, backend: Backend, *, values_max: int = VALUES_MAX) -> None:
         series = {move.instrument: _SeriesOf(backend, move.instrument, values_max)
                   for moves in MOVES.values() for move in moves}  # fmt: skip
-        self._readers: Mapping[type, Callable[[Any], None]] = {
-            kind: _reader_of_all([(move, series[move.instrument]) for move in moves], LABELLED_BY.get(kind))
-            for kind, moves in MOVES.items()
-        }
+        self._readers: dict[type, Callable[[Any], None]] = {}
+        self._remembering: dict[type, _Remembering] = {}
+        for kind, moves in MOVES.items():
+            pairs = [(move, series[move.instrument]) for move in moves]
+            simple = [(move, series) for move, series in pairs if isinstance(move, Move)]
+            if kind in LABELLED_BY and len(simple) == len(pairs):
+                self._remembering[kind] = _Remembering(simple, LABELLED_BY[kind])
+            else:
+                self._readers[kind] = _reader_of_all(pairs)
 
     def __call__(self, event: Event) -> None:
         try:
-            read = self._readers[event.__class__]
-        except KeyError:  # of an event that moves nothing
+            often = self._remembering[event.__class__]
+        except KeyError:
+            if (read := self._readers.get(event.__class__)) is not None:  # an event that moves nothing has none
+                read(event)
             return
-        read(event)
+        # Every request pays for what follows: hence all of it here.
+        try:
+            counters, valued = often.known[often.labelled_by(event)]
+        except KeyError:
+            counters, valued = often.bind(event)
+        for count in counters:
+            count(1)
+        for record, value in valued:
+            record(value(event))
 
 
 class _SeriesOf:
@@ -96,43 +113,40 @@ class _SeriesOf:
         return OTHER
 
 
-def _reader_of_all(
-    moves: Sequence[tuple[AnyMove, _SeriesOf]], labelled_by: Callable[[Any], object] | None
-) -> Callable[[Any], None]:
+class _Remembering:
+    """All moves of an event at once, by what decides their labels: counters that grow by one, and what takes a value of
+    the event."""
+
+    __slots__ = ("_moves", "known", "labelled_by")
+
+    def __init__(self, moves: Sequence[tuple[Move, _SeriesOf]], labelled_by: Callable[[Any], object]) -> None:
+        self._moves = moves
+        self.labelled_by = labelled_by
+        self.known: dict[object, tuple[Sequence[Record], Sequence[_Valued]]] = {}
+
+    def bind(self, event: Any) -> tuple[Sequence[Record], Sequence[_Valued]]:
+        """For labels that are not known."""
+        labelled = [
+            (move, series, labels) for move, series in self._moves if (labels := move.labels(event)) is not None
+        ]
+        bound = [(series.bind(labels), move.value) for move, series, labels in labelled]
+        records = (
+            tuple(record for record, value in bound if value is None),
+            tuple((record, value) for record, value in bound if value is not None),
+        )
+        # What counts as "other" is not remembered: there is no end to its values.
+        if all(labels in series.bound for _, series, labels in labelled):
+            self.known[self.labelled_by(event)] = records
+        return records
+
+
+def _reader_of_all(moves: Sequence[tuple[AnyMove, _SeriesOf]]) -> Callable[[Any], None]:
     """What an event of one kind is handed to."""
-    simple = [(move, series) for move, series in moves if isinstance(move, Move)]
-    if labelled_by is not None and len(simple) == len(moves):
-        return _remembering_reader(simple, labelled_by)
     readers = tuple(_reader(move, series) for move, series in moves)
 
     def read(event: Any) -> None:
         for each in readers:
             each(event)
-
-    return read
-
-
-def _remembering_reader(
-    moves: Sequence[tuple[Move, _SeriesOf]], labelled_by: Callable[[Any], object]
-) -> Callable[[Any], None]:
-    """All moves of an event at once, by what decides their labels: every request pays for it."""
-    known: dict[object, Sequence[tuple[Record, Callable[[Any], float] | None]]] = {}
-
-    def bind(event: Any) -> Sequence[tuple[Record, Callable[[Any], float] | None]]:
-        labelled = [(move, series, labels) for move, series in moves if (labels := move.labels(event)) is not None]
-        records = [(series.bind(labels), move.value) for move, series, labels in labelled]
-        # What counts as "other" is not remembered: there is no end to its values.
-        if all(labels in series.bound for _, series, labels in labelled):
-            known[labelled_by(event)] = records
-        return records
-
-    def read(event: Any) -> None:
-        try:
-            records = known[labelled_by(event)]
-        except KeyError:
-            records = bind(event)
-        for record, value in records:
-            record(1 if value is None else value(event))
 
     return read
 

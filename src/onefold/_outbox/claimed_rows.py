@@ -6,13 +6,13 @@ hold them in their order.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Final, NamedTuple
 
 from onefold._kernel.effects import Row
 from onefold._kernel.messages import Message
+from onefold._outbox.request_names import read_headers
 
 #: How often a row may have been at hand when a relay died, before it is a dead letter.
 AT_HAND_MAX: Final = 3
@@ -132,7 +132,7 @@ def read(row: Row) -> ClaimedRow:
             key=key,
             epoch=epoch,
             version=version,
-            headers={} if headers == "{}" else json.loads(headers),
+            headers={} if headers == "{}" else read_headers(headers)[0],
             endpoint=destination,
         )
     except ValueError as unreadable:  # it was edited by hand: it stops its stream, not the relay

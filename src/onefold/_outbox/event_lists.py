@@ -3,7 +3,6 @@ one correlation id. Reads that lock nothing, and whose cost does not grow with t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -12,6 +11,7 @@ from onefold._kernel.audit import note_of
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.effects import Batch, Boundary, Fetch, Row, Statement
 from onefold._kernel.messages import stream_of
+from onefold._outbox.request_names import RequestName, read_headers
 from onefold._outbox.schema import bucket_of
 from onefold._outbox.sql import STATEMENTS
 from onefold._outbox.sql.event_lists import BEHIND_MAX, EVENT_LISTS
@@ -42,6 +42,8 @@ class ListedEvent:
     key: str | None
     version: int | None
     headers: dict[str, str]
+    request: RequestName | None = None
+    """The request that published it, where that had a key."""
     written_ms: int
     due_ms: int | None
     died_ms: int | None
@@ -193,6 +195,7 @@ def _number(text: str | None) -> int:
 def _read(row: Row) -> ListedEvent:
     (position, id_, source, topic, destination, key, version, headers, written_ms, due_ms, died_ms, published_ms,
      started, error, content_type, data_bytes, behind) = row  # fmt: skip
+    own, request = read_headers(headers)
     return ListedEvent(
         position=position,
         id=id_,
@@ -201,7 +204,8 @@ def _read(row: Row) -> ListedEvent:
         destination=destination,
         key=key,
         version=version,
-        headers=json.loads(headers),
+        headers=own,
+        request=request,
         written_ms=written_ms,
         due_ms=None if due_ms == _NEVER else due_ms,
         died_ms=died_ms,

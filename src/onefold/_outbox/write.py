@@ -121,6 +121,7 @@ class EventBuffer:
         headers: Mapping[str, str],
         content_type: str | None,
         not_before: datetime | None,
+        request: tuple[bytes, str] | None = None,
     ) -> str:
         """Check an event and keep it for COMMIT; its id."""
         if len(self._entries) >= EVENTS_MAX:
@@ -133,6 +134,10 @@ class EventBuffer:
             from onefold._kernel.message_trace import trace_creation  # most applications make no spans
 
             event = replace(event, headers=trace_creation(self._outbox.tracer, event))
+        if request is not None:
+            from onefold._outbox.request_names import name_request  # most requests publish nothing
+
+            event = replace(event, headers=name_request(event.headers, *request))
         self._entries.append(_BufferedEvent(event, check_due_ms(topic, not_before, event.key)))
         return event.id
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from starlette.exceptions import HTTPException
@@ -10,10 +12,12 @@ from starlette.responses import Response
 from onefold._console.roles import Role
 from onefold._console.sections import ASK_WHY, Page, Section, Visit
 from onefold._console.timeline import draw_timeline
+from onefold._idempotency.stored_keys import NAMES_MAX, KeyView, find_keys, read_digest
 from onefold._inbox.message_traces import trace_messages
 from onefold._kernel.messages import ATTRIBUTE_LENGTH_MAX
 from onefold._outbox.event_lists import (
     BEHIND_MAX,
+    ListedEvent,
     act_on_stopped,
     list_dead_events,
     list_retrying,
@@ -90,8 +94,19 @@ async def trace(visit: Visit) -> Response:
     known = [(event.source, event.id) for event in events] or [("", name)]
     traces = await visit.ask(lambda dialect: trace_messages(dialect, known, name, limit=TRACE_MAX))
     cut = TRACE_MAX in (len(events), len(traces.handled), len(traces.failed))
-    timeline = draw_timeline(events, traces)
+    timeline = draw_timeline(events, traces, await _find_records(visit, events))
     return visit.render("trace.html", name=name, timeline=timeline, cut=cut, now_ms=_now(visit))
+
+
+async def _find_records(visit: Visit, events: Sequence[ListedEvent]) -> dict[str, KeyView]:
+    """The records of the requests that published these, by their digests."""
+    named = dict.fromkeys(event.request.digest for event in events if event.request is not None)
+    digests = [digest for digest in map(read_digest, named) if digest is not None]
+    found: dict[str, KeyView] = {}
+    for start in range(0, len(digests), NAMES_MAX):
+        some = digests[start : start + NAMES_MAX]
+        found |= {key.id: key for key in await visit.ask(functools.partial(find_keys, digests=some))}
+    return found
 
 
 # --- what is done about what is stuck -------------------------------------------------------------------------
