@@ -127,6 +127,7 @@ def test_a_command_imports_no_adapter_and_no_other_command() -> None:
     one = imported_by("outbox", "--help")
     assert {name for name in one if name.startswith(("onefold._cli.", "onefold._simulate"))} == {
         "onefold._cli.commands",
+        "onefold._cli.manual",
         "onefold._cli.session",
         "onefold._cli.times",
         "onefold._cli.options",

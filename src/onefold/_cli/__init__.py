@@ -18,7 +18,7 @@ def main() -> None:
     from onefold.errors import OnefoldError
 
     try:
-        app()
+        app(prog_name="onefold")
     except OnefoldError as error:
         # One line: what the error names is what the operator needs.
         sys.exit(f"onefold: {error}")

@@ -13,32 +13,36 @@ from typing import Annotated, Final
 import typer
 
 import onefold
+from onefold._cli.manual import GROUPS, describe, epilog_of, panel_of, root_epilog
 
-#: In the order of the help. Each is a module with a `command`, or, where it has commands of its own, an `app`.
-NAMES: Final = (
-    "init", "migrate", "reap", "relay", "consume", "complete", "consumers", "storm", "verify", "outbox", "recurring",
-    "endpoints", "dlq", "keys", "intents", "saga", "asyncapi", "metrics", "docs", "doctor", "capacity",
-    "console",
-)  # fmt: skip
+#: Each is a module with a `command`, or, where it has commands of its own, an `app`.
+NAMES: Final = tuple(name for names in GROUPS.values() for name in names)
 
 
 def assemble(words: Sequence[str]) -> typer.Typer:
     """With the command that the first word names; with all of them where it names none: help, or a mistake."""
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-    app.callback(invoke_without_command=True)(_root)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True, epilog=root_epilog())(_root)
     for name in words[:1] if words and words[0] in NAMES else NAMES:
         module = import_module(f"onefold._cli.{name}")
+        panel, epilog = panel_of(name), epilog_of(name)
         if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
+            describe(name, module.app)
+            app.add_typer(module.app, name=name, rich_help_panel=panel, epilog=epilog)
         else:
-            app.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
+            settings = getattr(module, "CONTEXT", None)
+            app.command(name, context_settings=settings, rich_help_panel=panel, epilog=epilog)(module.command)
     return app
 
 
 def _root(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
-    """Retry it as often as you like. It happens once."""
+    """Retry it as often as you like. It happens once.
+
+    What operators do with the tables of an application that uses onefold: make them, publish what waits in them, run
+    consumers, and look at what went wrong. Results go to stdout, everything else to stderr.
+    """
     if show_version:
         typer.echo(f"onefold {onefold.__version__}")
         raise typer.Exit

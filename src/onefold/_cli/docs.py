@@ -12,17 +12,25 @@ from typing import Annotated
 import typer
 
 import onefold
+from onefold._cli.options import JSON
+from onefold._cli.output import answer
 
 
 def command(
     page: Annotated[str | None, typer.Argument(help="Of which page. All are listed, when none is given.")] = None,
     section: Annotated[str | None, typer.Argument(help="Only the section under this heading.")] = None,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Print a page of the documentation, or a section of it: `onefold docs metrics OnefoldNoRelay`."""
     pages = find_pages()
     if page is None:
-        for each, kept in pages.items():
-            title = kept.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        titles = {
+            each: kept.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for each, kept in pages.items()
+        }
+        if as_json:
+            answer(titles)
+            return
+        for each, title in titles.items():
             typer.echo(f"{each:<24} {title}")
         return
     name = page.casefold().removeprefix("docs/").removesuffix(".md")
@@ -31,7 +39,10 @@ def command(
     text = pages[name].read_text(encoding="utf-8")
     if section is not None:
         text = find_section(text, section)
-    typer.echo(text, nl=False)
+    if as_json:
+        answer({"page": name, "section": section, "text": text})
+    else:
+        typer.echo(text, nl=False)
 
 
 def find_pages() -> dict[str, Traversable]:

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from onefold._app.migrations import MIGRATIONS
-from onefold._cli.options import DATABASE
+from onefold._cli.options import DATABASE, JSON
+from onefold._cli.output import answer, show_progress
 from onefold._cli.session import open_session
 from onefold._kernel.redaction import redact
 from onefold.db._drivers import dialect_of, file_of
@@ -25,6 +26,7 @@ def command(
     show: Annotated[
         bool, typer.Option("--print", help="Print the SQL and change nothing; the database is not opened.")
     ] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Create or upgrade onefold's tables. Safe to run again, and from several processes at once. A SQLite file that is
     not there is made."""
@@ -35,10 +37,13 @@ def command(
         return
     file = file_of(database)
     is_new = file is not None and not file.exists()
-    with open_session(database) as db:
+    with show_progress("migrating"), open_session(database) as db:
         known = MIGRATIONS[db.dialect]
         applied = db.ask(migrate(db.dialect, known))
         beyond = db.ask(newer(db.dialect, known))
+    if as_json:
+        answer({"applied": applied, "newer": beyond, "created": is_new})
+        return
     if is_new and file is not None:
         typer.echo(f"created the SQLite file {str(file.absolute())!r}, which was not there")
     if applied:

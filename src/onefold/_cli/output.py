@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Final, TextIO
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -101,6 +103,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         table.add_row(*(Text("-" if cell is None else harmless(str(cell))) for cell in row))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+@contextmanager
+def show_progress(text: str) -> Iterator[None]:
+    """What is being done, and for how long by now: on a terminal, on stderr, and gone at the end."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(text, total=None)
+        yield
 
 
 def broker_name(given: BrokerGiven | None) -> str:

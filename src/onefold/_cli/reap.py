@@ -11,7 +11,7 @@ import typer
 from onefold._app import AsyncOnefold
 from onefold._app.base_app import run_flow
 from onefold._cli.options import DATABASE, require_database
-from onefold._cli.output import log_to_stderr
+from onefold._cli.output import log_to_stderr, show_progress
 from onefold._cli.times import seconds_of
 from onefold._idempotency.retention import pg_cron_job
 from onefold._kernel.telemetry.request_events import Reaped
@@ -42,7 +42,9 @@ def command(
         return
     log_to_stderr()
     keep_s = seconds_of(captured_outbox, "--captured-outbox") if captured_outbox else None
-    reaped, events = asyncio.run(_reap(require_database(database), limit, batches, keep_s))
+    require_database(database)
+    with show_progress("deleting what has expired"):
+        reaped, events = asyncio.run(_reap(database, limit, batches, keep_s))
     if as_json:
         typer.echo(json.dumps({"records": reaped.records} | ({} if events is None else {"events": events})))
     else:
