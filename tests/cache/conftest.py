@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import pytest
 
 from onefold._idempotency.cache.answer_cache import CacheSettings
-from onefold.caches import MemoryCache
+from onefold.caches import MemoryCache, RedisCache
+from onefold.testing.servers import PrivateValkey
 from tests.cache.stage import COLOURS, Colour, Stage
 
 MakeCache: TypeAlias = Callable[..., CacheSettings]
 MakeStage: TypeAlias = Callable[..., Stage]
 
-CACHES = ("memory",)
+CACHES = ("memory", "redis")
+SECRET = b"s" * 32
 
 
 @pytest.fixture(params=COLOURS)
@@ -28,7 +32,11 @@ def colour(request: pytest.FixtureRequest) -> Colour:
 @pytest.fixture(params=CACHES)
 def make_cache(request: pytest.FixtureRequest) -> MakeCache:
     """Makes the settings of a cache, with what they are to differ in."""
-    return MemoryCache
+    if request.param == "memory":
+        return MemoryCache
+    server: PrivateValkey = request.getfixturevalue("valkey")
+    # All that a test opens stands before the same answers, and no other test's.
+    return partial(RedisCache, server.url, secret=SECRET, prefix=f"test-{uuid4().hex}", timeout_s=5.0)
 
 
 @pytest.fixture

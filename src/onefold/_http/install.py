@@ -122,7 +122,7 @@ class Layer:
         self._others = whole if "principal" in self._defaults else None
         self.listener, self.reaping = listener, Reaping(reap_every_s)
         self.installed: list[InstalledApp] = []
-        self.store, self.cached = _store(dialect), open_cache(cache, listener, asynchronous)
+        self.store, self.cached = _store(dialect), open_cache(cache, dialect, listener, asynchronous)
         self.reading = reading = Reading(sealer, unsealed_answers, earlier_records)
         #: For handlers that work in steps; made when it is first asked for.
         self.stepped = functools.cache(functools.partial(make_stepped, self.store))

@@ -235,13 +235,13 @@ def check_parts(pages: object, shedding: object, sealer: object) -> None:
         )
 
 
-def open_cache(cache: object, listener: Listener | None, asynchronous: bool) -> CachedStores | None:
+def open_cache(cache: object, dialect: str, listener: Listener | None, asynchronous: bool) -> CachedStores | None:
     """The answer cache of an application, if it was given one."""
     if cache is None:
         return None
     from onefold._idempotency.cache.cached_store import CachedStores  # for those who use it
 
-    return CachedStores.of(cache, listener, asynchronous=asynchronous)
+    return CachedStores(cache, dialect, listener, asynchronous=asynchronous)
 
 
 def _check_shedding(shedding: object) -> None:

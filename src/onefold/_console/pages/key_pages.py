@@ -118,7 +118,7 @@ async def do_erase(visit: Visit) -> Response:
     if not erased:
         raise HTTPException(409, "What was to be erased is not stored any more, and nothing was done. Look again.")
     if (cached := visit.once._layer.cached) is not None:
-        await cached.forget(_names(visit))
+        await visit.ask(lambda _: cached.forget(_names(visit)))
     return visit.redirect(f"/keys/{visit.param('names')}", erased=1)
 
 

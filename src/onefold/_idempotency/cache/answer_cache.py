@@ -37,6 +37,16 @@ MARKED: Final = Look("in_flight")
 class AnswerCache(Protocol):
     """The answers of one application. It raises nothing: what goes wrong is an outcome."""
 
+    @property
+    def bound(self) -> bool:
+        """Whether it knows whose answers it has. One that others can reach is bound to a database first: two
+        applications that share a server must not answer each other's retries."""
+        ...
+
+    def bind(self, database: bytes) -> None:
+        """Keep to the answers of this database."""
+        ...
+
     def look(self, digest: bytes, mark_s: float | None) -> Maybe[Look]:
         """What is stored under a digest. With `mark_s`, where there is nothing, the digest is marked as being in flight
         for so long: those who wait for it look here more often than in the database."""

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from onefold._idempotency.cache.answer_cache import AnswerCache, CacheSettings, Look
@@ -40,7 +41,9 @@ from onefold._idempotency.model import (
 from onefold._idempotency.record_matching import judge_records
 from onefold._idempotency.store import Store
 from onefold._kernel.arguments import show
+from onefold._kernel.checkout import fetch_rows, with_connection
 from onefold._kernel.effects import Call, Now, Statement
+from onefold._kernel.pg_catalog import qualified
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.cache_events import CacheLooked, CacheStored
 from onefold.errors import ConfigurationError, OnefoldError
@@ -53,17 +56,32 @@ _LAST_S: Final = 0.1
 
 _FAILED: Final = Look("failed")
 
+#: What tells a database from another that an application may have: when its tables were made, and what it is called.
+_IDENTITY: Final = {
+    "postgres": qualified(
+        "SELECT current_database()::text, extract(epoch FROM applied_at)::text FROM onefold_migration "
+        "ORDER BY version LIMIT 1"
+    ),
+    "sqlite": """
+        SELECT (SELECT file FROM pragma_database_list WHERE name = 'main'), applied_at
+        FROM onefold_migration ORDER BY version LIMIT 1
+    """,
+}
+
 _log = logging.getLogger("onefold.requests")
 
 
 class CachedStore:
     """The store of one request."""
 
-    __slots__ = ("_asked_at", "_cache", "_listener", "_marked", "_store", "_wait_s", "_waits_until")
+    __slots__ = ("_asked_at", "_cache", "_dialect", "_listener", "_marked", "_store", "_wait_s", "_waits_until")
 
-    def __init__(self, store: Store, cache: AnswerCache, wait_s: float, listener: Listener | None) -> None:
+    def __init__(
+        self, store: Store, cache: AnswerCache, dialect: str, wait_s: float, listener: Listener | None
+    ) -> None:
         self._store = store
         self._cache = cache
+        self._dialect = dialect
         self._wait_s = wait_s
         self._listener = listener
         #: When the database was last asked, before it answered.
@@ -120,6 +138,8 @@ class CachedStore:
 
     async def _find(self, ask: Ask) -> Claim | None:
         """What the cache knows. None: the database is asked."""
+        if not self._cache.bound:
+            await bind(self._cache, self._dialect)
         mark_s = ask.lease_s if self._wait_s > 0 and self._waits_until is None else None
         look: Look = await self._ask(functools.partial(self._cache.look, ask.digest, mark_s), _FAILED)
         self._marked |= mark_s is not None and look.outcome == "miss"
@@ -163,28 +183,33 @@ def _judge(ask: Ask, record: Record) -> Claim | None:
         return None
 
 
+async def bind(cache: AnswerCache, dialect: str) -> None:
+    """Tell a cache which database it stands before. What cannot be found out now is asked again by the next request,
+    and the cache keeps out of this one."""
+    with suppress(OnefoldError):
+        [row] = await with_connection(lambda: fetch_rows(Statement(_IDENTITY[dialect])))
+        cache.bind("\0".join(map(str, row)).encode())
+
+
 class CachedStores:
     """Makes the store of each request, for one application."""
 
-    __slots__ = ("_asynchronous", "_listener", "cache")
+    __slots__ = ("_asynchronous", "_dialect", "_listener", "cache")
 
-    def __init__(self, cache: AnswerCache, listener: Listener | None, *, asynchronous: bool) -> None:
-        self.cache = cache
-        self._listener = listener
-        self._asynchronous = asynchronous
-
-    @classmethod
-    def of(cls, given: object, listener: Listener | None, *, asynchronous: bool) -> CachedStores:
-        """With what a user gave."""
+    def __init__(self, given: object, dialect: str, listener: Listener | None, *, asynchronous: bool) -> None:
+        """`given`: by the user."""
         if isinstance(given, type) or not isinstance(given, CacheSettings):
             raise ConfigurationError(
                 f"cache={show(given)} is no answer cache: give one of onefold.caches, as in "
                 "cache=onefold.caches.MemoryCache(), or None"
             )
-        return cls(given.open_answers(), listener, asynchronous=asynchronous)
+        self.cache = given.open_answers()
+        self._dialect = dialect
+        self._listener = listener
+        self._asynchronous = asynchronous
 
     def __call__(self, store: Store, wait_s: float) -> CachedStore:
-        return CachedStore(store, self.cache, wait_s, self._listener)
+        return CachedStore(store, self.cache, self._dialect, wait_s, self._listener)
 
     def close(self) -> Any:
         """As its application is closed: it is awaited, or not."""
@@ -192,8 +217,9 @@ class CachedStores:
 
     async def forget(self, digests: Sequence[bytes]) -> None:
         """An operator has erased what is stored under these digests, and COMMIT was answered."""
-        found = self.cache.forget(digests)
-        if not (await found if isinstance(found, Awaitable) else found):
+        if not self.cache.bound:
+            await bind(self.cache, self._dialect)
+        if not await Call(functools.partial(self.cache.forget, digests)):
             _log.warning(
                 "the answer cache could not be told that %s was erased: it may be replayed until its ttl_s is over",
                 ", ".join(digest.hex() for digest in digests),

@@ -89,6 +89,14 @@ class MemoryAnswers:
         return len(self._entries)
 
     @property
+    def bound(self) -> bool:
+        """No other application reaches it."""
+        return True
+
+    def bind(self, database: bytes) -> None:
+        """There is nothing to tell apart."""
+
+    @property
     def size(self) -> int:
         """Bytes, about."""
         return self._bytes

@@ -1,0 +1,1 @@
+"""Answer caches on servers of their own."""

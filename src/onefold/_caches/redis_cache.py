@@ -1,0 +1,284 @@
+"""Answers on a server of Redis or Valkey, for all processes of an application.
+
+Never the truth: a server that is flushed, killed, full, hung, cut off or lying costs time, and nothing else. What it
+gives back is opened only if this application wrote it for this key (`_idempotency/cache/cache_entry.py`). Each question
+has a short time-out; after a few failures a breaker leaves the server alone, and looks now and then whether it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, Look, Maybe
+from onefold._idempotency.cache.cache_entry import entry_key, read_entry, write_entry
+from onefold._idempotency.model import Record
+from onefold._kernel.arguments import named_settings
+from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
+from onefold._kernel.executors import in_background, runs_a_loop
+from onefold._kernel.extras import missing_extra
+from onefold._kernel.fork_and_loop import PerLoop
+from onefold._kernel.redaction import redact
+from onefold._kernel.telemetry.cache_events import StoreOutcome
+from onefold._policy.breaker import Breaker, BreakerConfig, Permit, Refused
+from onefold._policy.ranges import require
+from onefold.errors import ConfigurationError
+
+T = TypeVar("T")
+
+#: Of a cache, so it opens early and looks again soon: what it saves is worth less than what a hung server costs.
+_BREAKER: Final = BreakerConfig(
+    failure_share=0.5,
+    calls_least=3,
+    window_s=0.5,
+    slices=5,
+    open_s=1.0,
+    open_max_s=8.0,
+    probes=1,
+    proofs=1,
+    probe_s=10.0,
+)
+
+#: A mark has no content that would be believed.
+_MARK: Final = b"in flight"
+
+_SCHEMES: Final = ("redis", "rediss", "unix")
+_SECRET_BYTES_MIN: Final = 32
+_LOG_EVERY_S: Final = 60.0
+
+_log = logging.getLogger("onefold.requests")
+
+
+@named_settings
+@dataclass(frozen=True, slots=True)
+class RedisCache:
+    """Completed answers on a server of Redis or Valkey, which all processes of an application share:
+    `AsyncOnefold(..., cache=RedisCache("redis://127.0.0.1:6379/0", secret=secret))`.
+
+    `secret` (32 bytes or more, the same in all processes) is what the application knows its own entries by. `ttl_s` is
+    how long an answer is repeated without asking the database again. The server has `timeout_s` to answer; then the
+    database is asked. At most `connections_max` connections per process and loop.
+    """
+
+    url: str = field(repr=False)
+    _: KW_ONLY
+    secret: bytes = field(repr=False)
+    prefix: str = "onefold-answer"
+    ttl_s: float = TTL_S
+    answer_bytes_max: int = ANSWER_BYTES_MAX
+    timeout_s: float = 0.05
+    connections_max: int = 32
+
+    def __post_init__(self) -> None:
+        try:
+            import_module("redis")
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, "redis") from None
+        _check_url(self.url)
+        given: object = self.secret
+        if not isinstance(given, bytes) or len(given) < _SECRET_BYTES_MIN:
+            what = f"{len(given)} bytes" if isinstance(given, bytes) else f"a {type(given).__qualname__}"
+            raise ConfigurationError(
+                f"RedisCache(secret=...) is {what}: it must be {_SECRET_BYTES_MIN} bytes or more (os.urandom(32), kept "
+                "where your other secrets are, the same in all processes): an answer on the server is believed by it"
+            )
+        if not re.fullmatch(r"[\w.:{}-]{1,100}", str(self.prefix), re.ASCII):
+            raise ConfigurationError(f"RedisCache(prefix={self.prefix!r}): must be letters, digits and . : {{ }} _ -")
+        require("ttl_s", self.ttl_s, least=0.001, most=86_400)
+        require("answer_bytes_max", self.answer_bytes_max, least=0, most=1 << 28, whole=True)
+        require("timeout_s", self.timeout_s, least=0.001, most=5)
+        require("connections_max", self.connections_max, least=1, most=10_000, whole=True)
+
+    def open_answers(self) -> RedisAnswers:
+        return RedisAnswers(self)
+
+
+def _check_url(url: object) -> None:
+    """The parser's error is neither quoted nor chained: it repeats what it could not read, which may be a password."""
+    try:
+        readable = isinstance(url, str) and urlsplit(url).port != 0 and urlsplit(url).scheme in _SCHEMES
+    except ValueError:
+        readable = False
+    if not readable:
+        shown = redact(url) if isinstance(url, str) else url
+        raise ConfigurationError(
+            f"RedisCache({shown!r}): the address is written redis://user:password@host:port/0, rediss:// or unix://, "
+            "with special characters of the password percent-encoded"
+        ) from None
+
+
+class RedisAnswers:
+    """The answers of one application on one server. Shared by its threads and its loops."""
+
+    def __init__(
+        self,
+        settings: RedisCache,
+        *,
+        monotonic: Callable[[], float] = monotonic_s,
+        wall: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._settings = settings
+        self._monotonic = monotonic
+        self._wall_ms = wall
+        self._key: bytes | None = None
+        self._breaker = Breaker(lambda: 1.0, _BREAKER)
+        self._log_after = 0.0
+        self._on_loops: PerLoop[Any] = PerLoop(self._connect_on_loop, lambda client: None)
+        self._on_threads: Any = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether it is known whose answers these are. Until then nothing is looked for and nothing stored."""
+        return self._key is not None
+
+    def bind(self, database: bytes) -> None:
+        self._key = entry_key(self._settings.secret, database)
+
+    def look(self, digest: bytes, mark_s: float | None) -> Maybe[Look]:
+        name = self._name(digest)
+
+        def send(client: Any) -> Any:
+            if mark_s is None:
+                return client.get(name)
+            pipe = client.pipeline(transaction=False)
+            pipe.set(name, _MARK, nx=True, px=max(1, milliseconds(mark_s)))
+            pipe.get(name)
+            return pipe.execute(raise_on_error=False)
+
+        return self._ask(send, lambda found: self._read(digest, found), Look("failed"), Look("skipped"))
+
+    def store(self, record: Record, since: float, left_s: float) -> Maybe[StoreOutcome]:
+        if len(record.headers) + len(record.body or b"") > self._settings.answer_bytes_max:
+            return self._drop_mark(record.digest)
+        gone_s = max(0.0, self._monotonic() - since)
+        lives_s = min(left_s, self._settings.ttl_s)
+        left_ms = milliseconds(lives_s - gone_s) if lives_s > gone_s else 0
+        if left_ms < 1 or self._key is None:
+            return "too_late" if left_ms < 1 else "skipped"
+        entry = write_entry(record, self._key, self._wall_ms() - milliseconds(gone_s), milliseconds(lives_s))
+        name = self._name(record.digest)
+        stored: StoreOutcome = "stored"
+        return self._ask(lambda client: client.set(name, entry, px=left_ms), lambda _: stored, "failed", "skipped")
+
+    def forget(self, digests: Sequence[bytes]) -> Maybe[bool]:
+        names = [self._name(digest) for digest in digests]
+        return self._ask(lambda client: client.delete(*names), lambda _: True, False, False)
+
+    def close(self) -> None:
+        client, self._on_threads = self._on_threads, None
+        if client is not None:
+            with suppress(Exception):
+                client.close()
+        if runs_a_loop():
+            in_background(self.aclose())
+
+    async def aclose(self) -> None:
+        for client in self._on_loops.take():
+            with suppress(Exception):
+                await client.aclose()
+
+    def _name(self, digest: bytes) -> str:
+        return f"{self._settings.prefix}:{digest.hex()}"
+
+    def _drop_mark(self, digest: bytes) -> Maybe[StoreOutcome]:
+        large: StoreOutcome = "too_large"
+        return self._ask(lambda client: client.delete(self._name(digest)), lambda _: large, "failed", "skipped")
+
+    # --- one question ---------------------------------------------------------------------------------------
+
+    def _ask(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, skipped: T) -> Maybe[T]:
+        """Ask the server, wherever this is called, unless it is left alone."""
+        permit = self._breaker.admit(self._monotonic())
+        if isinstance(permit, Refused) or self._key is None:
+            if isinstance(permit, Permit):
+                self._breaker.excuse(permit)
+            return skipped
+        if runs_a_loop():
+            return self._await(send, read, failed, permit)
+        try:
+            found = send(self._on_this_thread())
+        except Exception as error:
+            return self._fail(permit, error, failed)
+        return self._succeed(permit, read, found)
+
+    async def _await(self, send: Callable[[Any], Any], read: Callable[[Any], T], failed: T, permit: Permit) -> T:
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                found = await send(self._on_loops.here())
+        except Exception as error:
+            return self._fail(permit, error, failed)
+        except BaseException:  # cancelled: nothing is known about the server
+            self._breaker.excuse(permit)
+            raise
+        return self._succeed(permit, read, found)
+
+    def _succeed(self, permit: Permit, read: Callable[[Any], T], found: Any) -> T:
+        self._breaker.succeed(permit, self._monotonic())
+        return read(found)
+
+    def _fail(self, permit: Permit, error: Exception, failed: T) -> T:
+        from redis.exceptions import ResponseError
+
+        if isinstance(error, ResponseError):  # it answers: it is full, say
+            self._breaker.succeed(permit, self._monotonic())
+        else:
+            self._breaker.fail(permit, self._monotonic())
+        self._log("does not answer" if not str(error) else f"failed ({type(error).__name__}: {error})")
+        return failed
+
+    def _read(self, digest: bytes, found: Any) -> Look:
+        if isinstance(found, list):  # what became of the mark, and what is there now
+            was_marked, found = found
+            if was_marked is True:
+                return MISS
+        if found is None:
+            return MISS
+        if isinstance(found, Exception):
+            return Look("failed")
+        if found == _MARK:
+            return MARKED
+        assert self._key is not None
+        record = read_entry(found, digest, self._key, self._wall_ms()) if isinstance(found, bytes) else None
+        if record is None:
+            self._log("has an entry that this application did not write for this key, or that is past its time")
+            return Look("refused")
+        return Look("hit", record)
+
+    def _log(self, what: str) -> None:
+        """Once a minute at most: each request might say it. What is shown of an error has no part of an answer."""
+        if self._monotonic() >= self._log_after:
+            self._log_after = self._monotonic() + _LOG_EVERY_S
+            _log.warning("the answer cache at %s %s; the database is asked", redact(self._settings.url), what[:300])
+
+    # --- clients --------------------------------------------------------------------------------------------
+
+    def _on_this_thread(self) -> Any:
+        client = self._on_threads
+        if client is None:
+            from redis import BlockingConnectionPool, Redis
+
+            client = self._on_threads = Redis.from_pool(BlockingConnectionPool.from_url(**self._pool()))
+        return client
+
+    def _connect_on_loop(self) -> Any:
+        from redis.asyncio import BlockingConnectionPool, Redis
+
+        return Redis.from_pool(BlockingConnectionPool.from_url(**self._pool()))
+
+    def _pool(self) -> dict[str, Any]:
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        timeout_s = self._settings.timeout_s
+        return {
+            "url": self._settings.url, "max_connections": self._settings.connections_max, "timeout": timeout_s,
+            "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "socket_keepalive": True,
+            "retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False,
+        }  # fmt: skip

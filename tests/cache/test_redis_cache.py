@@ -1,0 +1,95 @@
+"""The settings of a cache server, and its entries: what was written for a key opens for it, and nothing else does."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onefold._idempotency.cache.cache_entry import SKEW_MS, entry_key, read_entry, write_entry
+from onefold._idempotency.model import Record
+from onefold.caches import RedisCache
+from onefold.errors import ConfigurationError
+
+URL = "redis://:hunter2@127.0.0.1:6379/0"
+SECRET = b"s" * 32
+KEY = entry_key(SECRET, b"orders")
+NOW_MS = 1_800_000_000_000
+
+RECORDS = st.builds(
+    Record,
+    digest=st.binary(min_size=16, max_size=16),
+    fingerprint=st.binary(max_size=60),
+    operation=st.text(max_size=40),
+    version=st.integers(1, 2),
+    status=st.integers(200, 499),
+    headers=st.binary(max_size=60),
+    body=st.none() | st.binary(max_size=200),
+    left_ms=st.just(0),
+)
+
+
+@settings(max_examples=20)
+@given(RECORDS, st.integers(0, 59_999))
+def test_an_entry_opens_as_the_record_it_was_written_from(record: Record, age_ms: int) -> None:
+    entry = write_entry(record, KEY, NOW_MS, 60_000)
+    assert read_entry(entry, record.digest, KEY, NOW_MS + age_ms) == record
+    assert read_entry(entry, record.digest, KEY, NOW_MS - SKEW_MS) == record
+
+
+@settings(max_examples=20)
+@given(RECORDS, st.data())
+def test_an_entry_that_differs_in_a_bit_does_not_open(record: Record, data: st.DataObject) -> None:
+    entry = bytearray(write_entry(record, KEY, NOW_MS, 60_000))
+    entry[data.draw(st.integers(0, len(entry) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert read_entry(bytes(entry), record.digest, KEY, NOW_MS) is None
+    assert read_entry(bytes(entry[: data.draw(st.integers(0, len(entry)))]), record.digest, KEY, NOW_MS) is None
+
+
+@settings(max_examples=20)
+@given(RECORDS)
+def test_an_entry_opens_for_no_other_key_database_secret_or_time(record: Record) -> None:
+    entry = write_entry(record, KEY, NOW_MS, 60_000)
+    other = bytes([record.digest[0] ^ 1]) + record.digest[1:]
+    assert read_entry(entry, other, KEY, NOW_MS) is None
+    assert read_entry(entry, record.digest, entry_key(SECRET, b"payments"), NOW_MS) is None
+    assert read_entry(entry, record.digest, entry_key(b"t" * 32, b"orders"), NOW_MS) is None
+    assert read_entry(entry, record.digest, KEY, NOW_MS + 60_000) is None
+    assert read_entry(entry, record.digest, KEY, NOW_MS - SKEW_MS - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "written", "named"),
+    [
+        (URL, {}, "secret"),
+        (URL, {"secret": b"short"}, "5 bytes.* must be 32 bytes or more"),
+        (URL, {"secret": "s" * 32}, "a str"),
+        (URL, {"secret": SECRET, "ttl_s": 0}, "ttl_s"),
+        (URL, {"secret": SECRET, "timeout_s": 60}, "timeout_s"),
+        (URL, {"secret": SECRET, "prefix": "a b"}, "prefix"),
+        (URL, {"secret": SECRET, "ttl": 5}, "ttl_s"),
+        ("127.0.0.1:6379", {"secret": SECRET}, "redis://user:password@host:port/0"),
+        ("http://127.0.0.1", {"secret": SECRET}, "redis://user:password@host:port/0"),
+        ("redis://:p[w@127.0.0.1:x", {"secret": SECRET}, "percent-encoded"),
+        (6379, {"secret": SECRET}, "redis://user:password@host:port/0"),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_are_written(url: Any, written: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named) as refused:
+        RedisCache(url, **written)
+    assert "p[w" not in str(refused.value)
+
+
+def test_neither_secret_nor_password_is_shown() -> None:
+    shown = repr(RedisCache(URL, secret=SECRET))
+    assert "hunter2" not in shown
+    assert "sss" not in shown
+
+
+def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'onefold\[redis\]'"):
+        RedisCache(URL, secret=SECRET)
