@@ -1,4 +1,4 @@
-"""Natural writes beside the same statements by hand: `python -m benchmarks.natural`.
+"""Natural writes beside the same statements by hand: `python -m benchmarks.natural`, and a part of `make bench`.
 
 What is counted is the same on every machine, and fails a build (`tests/benchmarks/test_guards.py`): round trips of a
 transaction, on asyncpg. The times are for people.
@@ -7,9 +7,10 @@ transaction, on asyncpg. The times are for people.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.load import HOST
@@ -86,6 +87,17 @@ async def _lock_by_hand(tx: Any, name: str) -> None:
     await tx.connection.fetch("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
 
 
+async def _lock_row(tx: Any, name: str) -> None:
+    await tx.lock_row("natural_order", where={"id": name})
+
+
+async def _lock_row_by_hand(tx: Any, name: str) -> None:
+    await tx.connection.fetch("SELECT * FROM natural_order WHERE id = $1 FOR UPDATE", name)
+
+
+#: These need a row that is there.
+_ON_ROWS: Final = (_move, _move_by_hand, _lock_row, _lock_row_by_hand)
+
 #: A helper, and the same by hand. Each is called twice for a name: the second finds what the first has done.
 WAYS: Final[dict[str, tuple[Way, Way]]] = {
     "insert_once": (_insert, _insert_by_hand),
@@ -93,12 +105,22 @@ WAYS: Final[dict[str, tuple[Way, Way]]] = {
     "transition": (_move, _move_by_hand),
     "ledger_entry": (_enter, _enter_by_hand),
     "exclusive": (_lock, _lock_by_hand),
+    "lock_row": (_lock_row, _lock_row_by_hand),
 }
 
 
-async def count(dsn: str) -> dict[str, tuple[float, float, float, float]]:
-    """Round trips of a transaction, ours and by hand, and microseconds of each: by the names of WAYS."""
-    found: dict[str, tuple[float, float, float, float]] = {}
+class Cost(NamedTuple):
+    """Round trips of a transaction and its microseconds, ours and by hand."""
+
+    trips: float
+    trips_by_hand: float
+    us: float
+    us_by_hand: float
+
+
+async def count(dsn: str) -> dict[str, Cost]:
+    """What each costs, by the names of WAYS."""
+    found: dict[str, Cost] = {}
     port = urlsplit(dsn).port or 0
     async with counting_proxy(HOST, port) as (wire, through):
         once = AsyncOnefold(dsn.replace(f":{port}/", f":{through}/"))
@@ -112,7 +134,7 @@ async def count(dsn: str) -> dict[str, tuple[float, float, float, float]]:
                 await _run(once, way, f"{name} {kind}", 20)
                 trips.append((wire.cycles - before) / 40)
                 times.append((time.perf_counter() - began) / 40 * 1e6)
-            found[name] = (trips[0], trips[1], times[0], times[1])
+            found[name] = Cost(*trips, *times)
         await once.close()
     return found
 
@@ -124,16 +146,28 @@ async def _run(once: AsyncOnefold, way: Way, name: str, names: int) -> None:
                 await tx.connection.execute(
                     "INSERT INTO natural_order (id) VALUES ($1) ON CONFLICT DO NOTHING", f"{name} {number} there"
                 )
-                await way(tx, f"{name} {number}" + " there" * (way in (_move, _move_by_hand)))
+                await way(tx, f"{name} {number}" + " there" * (way in _ON_ROWS))
 
 
-def main() -> None:
-    """Print a line for each."""
+def too_dear(found: Mapping[str, Cost]) -> list[str]:
+    """The helpers that need more round trips than they may."""
+    return [name for name, cost in found.items() if cost.trips > cost.trips_by_hand * MOST_BY_HAND]
+
+
+def run() -> int:
+    """Print a line for each. 1: one costs more than it may."""
     with private_postgres() as server:
         found = asyncio.run(count(postgres_place(server)))
-    for name, (ours, theirs, ours_us, theirs_us) in found.items():
-        print(f"{name:24} {ours:5.2f} round trips, by hand {theirs:5.2f}; {ours_us:6.0f} us, by hand {theirs_us:6.0f}")
+    print("Natural writes beside the same statements by hand, a transaction each")
+    for name, cost in found.items():
+        print(
+            f"{name:24} {cost.trips:5.2f} round trips, by hand {cost.trips_by_hand:5.2f}; {cost.us:6.0f} us, "
+            f"by hand {cost.us_by_hand:6.0f}"
+        )
+    for name in (missed := too_dear(found)):
+        print(f"MISSED: {name} needs more than {MOST_BY_HAND} times the round trips of the same by hand")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run())

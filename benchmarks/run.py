@@ -21,6 +21,7 @@ from benchmarks.client.__main__ import run as run_client
 from benchmarks.guards import Verdict, run_guards
 from benchmarks.messages import parts as messages
 from benchmarks.messages.comparison import Outcome
+from benchmarks.natural import run as run_natural
 from benchmarks.processes import a_core_to_itself
 from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Keys, Measured, Variant, compare
@@ -92,6 +93,10 @@ def _ways(driver: str) -> Comparison:
 WAYS: Final = {f"ways-{driver}": _ways(driver) for driver in ("asyncpg", "psycopg")}
 
 
+#: The parts of `make bench` besides the tables.
+PARTS: Final = ("guards", "metrics", "steps", "natural", "client", "messages")
+
+
 def main() -> int:
     told = _told()
     effort = _effort(told)
@@ -105,9 +110,9 @@ def main() -> int:
     found: dict[str, list[Outcome]] = {}
     usual = messages.QUICK if told.quick else messages.THOROUGH
     messages_effort = replace(usual, rounds=told.rounds or usual.rounds)
-    client_code = steps_code = 0
+    client_code = steps_code = natural_code = 0
     costs: list[metrics_cost.Cost] = []
-    for part in [told.only] if told.only else [*COMPARISONS, "guards", "metrics", "steps", "client", "messages"]:
+    for part in [told.only] if told.only else [*COMPARISONS, *PARTS]:
         if part == "guards":
             verdicts = run_guards(_progress)
             print(guards_of(verdicts), end="\n\n")
@@ -116,6 +121,9 @@ def main() -> int:
             print(metrics_cost.table_of(costs), end="\n\n")
         elif part == "steps":
             steps_code = run_steps(rounds=effort.rounds, seconds=min(effort.seconds, 1.0))
+            print()
+        elif part == "natural":
+            natural_code = run_natural()
             print()
         elif part == "client":
             client_code = run_client(quick=told.quick, json_file=None, floors=not told.no_floors)
@@ -132,7 +140,7 @@ def main() -> int:
     print(f"{time.monotonic() - started:.0f} s; {machine()}")
     floors = not told.no_floors
     metrics_code = int(floors and any(cost.standing != "PASS" for cost in costs))
-    codes = (_exit_code(tables, verdicts, floors=floors), metrics_code, steps_code, client_code)
+    codes = (_exit_code(tables, verdicts, floors=floors), metrics_code, steps_code, natural_code, client_code)
     return max(*codes, messages.exit_code(found, floors=floors))
 
 
@@ -178,9 +186,7 @@ def _exit_code(tables: dict[str, list[Measured]], verdicts: Sequence[Verdict], *
 def _told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them: a first impression")
-    parser.add_argument(
-        "--only", choices=[*COMPARISONS, *WAYS, "guards", "metrics", "steps", "client", "messages"], help="one part"
-    )
+    parser.add_argument("--only", choices=[*COMPARISONS, *WAYS, *PARTS], help="one part")
     parser.add_argument("--rounds", type=int, help="rounds per comparison")
     parser.add_argument("--seconds", type=float, help="measured seconds per variant and round")
     parser.add_argument("--pool", type=int, help="connections in each pool")

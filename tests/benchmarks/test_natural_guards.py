@@ -9,16 +9,12 @@ import pytest
 from benchmarks import natural
 
 
-def too_dear(found: dict[str, tuple[float, float, float, float]]) -> list[str]:
-    return [name for name, (ours, by_hand, *_) in found.items() if not ours <= by_hand * natural.MOST_BY_HAND]
-
-
 async def test_natural_writes_cost_no_more_round_trips_than_by_hand(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = await natural.count(f"{postgres_dsn}?sslmode=disable")
     assert found.keys() == natural.WAYS.keys()
-    assert too_dear(found) == []
+    assert natural.too_dear(found) == []
 
     async def look_once_more(tx: Any, name: str) -> None:
         await natural.WAYS["exclusive"][0](tx, name)
@@ -26,4 +22,4 @@ async def test_natural_writes_cost_no_more_round_trips_than_by_hand(
 
     exclusive = natural.WAYS["exclusive"]
     monkeypatch.setattr(natural, "WAYS", {"planted": (look_once_more, exclusive[1]), "exclusive": exclusive})
-    assert too_dear(await natural.count(f"{postgres_dsn}?sslmode=disable")) == ["planted"]
+    assert natural.too_dear(await natural.count(f"{postgres_dsn}?sslmode=disable")) == ["planted"]

@@ -1,6 +1,7 @@
 """A payment that is killed before or after its n-th verb: `python -m tests.natural.killed_payment ADDRESS N EDGE`.
 
-All four natural writes in one transaction. Without an N that is reached it ends by itself, with 0.
+All natural writes in one transaction, after a look that locks the row, or its place. Without an N that is reached it
+ends by itself, with 0.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class CountedConnection:
 
 
 def pay(tx: Transaction[Any]) -> None:
+    there = tx.lock_row("orders", where={"id": "o1"})
+    assert there is None or there["status"] == "paid"
     with tx.exclusive("pay", "o1"):
         tx.insert_once("orders", {"id": "o1", "status": "new"}, on="id")
         moved = tx.transition(

@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import JSON, Column, DateTime, MetaData, Numeric, String, Table
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import ARRAY, JSON, Column, DateTime, MetaData, Numeric, String, Table
+from sqlalchemy.dialects.postgresql import DOMAIN, JSONB
 
 from onefold import InsertOutcome
 from onefold.errors import ProgrammerError, RowDiffers, SerializationFailed, TransactionMisused, UniqueViolated
@@ -216,9 +216,12 @@ async def test_a_mapped_row_is_the_instance_of_the_session_and_is_refreshed(requ
 
 
 TYPES = """
+CREATE DOMAIN document AS json;
+CREATE DOMAIN small_document AS document CHECK (length(VALUE::text) < 100);
+CREATE DOMAIN documents AS json[];
 CREATE TABLE typed (
     id text PRIMARY KEY, price numeric(10,2), ratio real, code char(8), at timestamptz(0), plain json, tree jsonb,
-    spot point
+    spot point, plains json[], small small_document, many documents, smalls small_document[], codes varchar(4)[]
 )
 """
 
@@ -237,6 +240,11 @@ async def test_values_are_the_same_where_the_database_says_so(request: pytest.Fi
         "at": moment,
         "plain": '{"a": 1, "b": [1, 2]}',
         "tree": '{"a": 1, "b": [1, 2]}',
+        "plains": ['{"a": 1, "b": 2}', "3"],
+        "small": '{"a": 1, "b": 2}',
+        "many": ['{"a": 1, "b": 2}', "3"],
+        "smalls": ['{"a": 1, "b": 2}', "3"],
+        "codes": ["a", "b"],
     }
     same: dict[str, Any] = {
         "price": Decimal("5000.00"),
@@ -244,6 +252,10 @@ async def test_values_are_the_same_where_the_database_says_so(request: pytest.Fi
         "at": moment.astimezone(berlin),
         "plain": '{"b":[1,2],"a":1}',
         "tree": '{"b":[1,2],"a":1.0}',
+        "plains": ['{"b":2,"a":1}', "3"],
+        "small": '{"b":2,"a":1}',
+        "many": ['{"b":2,"a":1}', "3"],
+        "smalls": ['{"b":2,"a":1}', "3"],
     }
     other: dict[str, Any] = {
         "price": Decimal("5000.01"),
@@ -252,6 +264,11 @@ async def test_values_are_the_same_where_the_database_says_so(request: pytest.Fi
         "at": moment + datetime.timedelta(seconds=1),
         "plain": "{}",
         "tree": "{}",
+        "plains": ["3", '{"a": 1, "b": 2}'],
+        "small": "{}",
+        "many": ["3"],
+        "smalls": [],
+        "codes": ["b", "a"],
     }
     async with opened(driver, address) as stage, stage.transaction() as tx:
         assert (await tx.insert_once("typed", values, on="id", compare=True)).created
@@ -276,13 +293,30 @@ async def test_types_of_sqlalchemy_hold(request: pytest.FixtureRequest, driver: 
         Column("at", DateTime(timezone=True)),
         Column("plain", JSON),
         Column("tree", JSONB),
+        Column("plains", ARRAY(JSON)),
+        Column("small", DOMAIN("small_document", DOMAIN("document", JSON))),
     )
-    values = {"id": "t1", "price": Decimal("1.004"), "plain": {"a": [1]}, "tree": {"a": [1]}}
+    document = {"a": [1]}
+    values = {
+        "id": "t1",
+        "price": Decimal("1.004"),
+        "plain": document,
+        "tree": document,
+        "plains": [document, 3],
+        "small": '{"a": [1]}',
+    }
     async with opened(driver, address) as stage, stage.transaction() as tx:
         row, created = await tx.insert_once(typed, values, on="id", compare=True)
         assert (created, row["price"], row["tree"]) == (True, Decimal("1.00"), {"a": [1]})
         assert (await tx.insert_once(typed, values, on="id", compare=True)).outcome is InsertOutcome.SAME
-        for column, value in (("price", Decimal("1.01")), ("plain", {}), ("tree", {"a": [2]})):
+        others: dict[str, Any] = {
+            "price": Decimal("1.01"),
+            "plain": {},
+            "tree": {"a": [2]},
+            "plains": [3, document],
+            "small": "{}",
+        }
+        for column, value in others.items():
             found = await tx.insert_once(typed, {**values, column: value}, on="id", compare="tell")
             assert found.differing == (column,)
 

@@ -99,13 +99,12 @@ async def test_a_trigger_that_keeps_a_row_where_it_is_ends_the_tries(request: py
                 await move(stage, tx)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg engine"])
-@pytest.mark.parametrize("form", ["plain", "table", "mapped"])
+@pytest.mark.parametrize(
+    ("driver", "form"), [("psycopg", "plain"), ("asyncpg engine", "table"), ("asyncpg engine", "mapped")]
+)
 async def test_a_trigger_that_leads_a_row_elsewhere_is_told(
     request: pytest.FixtureRequest, driver: str, form: Any
 ) -> None:
-    if driver == "psycopg" and form != "plain":
-        pytest.skip("tables of SQLAlchemy need an engine")
     address = str(request.getfixturevalue("postgres_dsn"))
     look(address, TABLES[0])
     look(address, "INSERT INTO orders (id, status) VALUES ('o1', 'paid')")

@@ -13,8 +13,10 @@ from typing import Any
 from onefold._kernel.effects import HandlerStatement, Query
 from onefold._kernel.table_writes import AddTo, FindRow, FindState, FoundRow, InsertUnlessThere, MoveState, Write
 from onefold._natural.argument_checks import check_name, check_table
-from onefold._natural.sql.natural_dialect import NaturalDialect, quote, read_types
+from onefold._natural.sql.natural_dialect import ColumnType, NaturalDialect, quote, read_types
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
+
+_UNKNOWN = ColumnType()
 
 
 class PlainTable:
@@ -27,7 +29,7 @@ class PlainTable:
         self._table = ".".join(quote(part) for part in check_table(name))
         self._sql = sql
         #: The types of columns, as far as they are known.
-        self._types: Mapping[str, str] = {}
+        self._types: Mapping[str, ColumnType] = {}
 
     def check_columns(self, columns: tuple[str, ...]) -> None:
         for column in columns:
@@ -81,7 +83,7 @@ class PlainTable:
     async def _find(self, write: FindRow) -> list[FoundRow]:
         values, sql = _Values(self._sql), self._sql
         asked = [
-            sql.same(f"t.{quote(column)}", values.add(value), self._types.get(column))
+            sql.same(f"t.{quote(column)}", values.add(value), *self._types.get(column, _UNKNOWN))
             for column, value in write.compare.items()
         ]
         selected = ", ".join([*asked, "t.*"])
@@ -137,7 +139,7 @@ class PlainTable:
     def _key(self, key: Mapping[str, Any], values: _Values, prefix: str) -> str:
         """With the table in front: SQLite takes a quoted name that is no column for a text, and compares that."""
         return " AND ".join(
-            f"{prefix}{quote(column)} = {self._sql.coerce(values.add(value), self._types.get(column))}"
+            f"{prefix}{quote(column)} = {self._sql.coerce(values.add(value), self._types.get(column, _UNKNOWN).kind)}"
             for column, value in key.items()
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from onefold._kernel.effects import Statement
 
@@ -28,8 +28,8 @@ class NaturalDialect(Protocol):
         """A value as a column of this type stores it."""
         ...
 
-    def same(self, column: str, place: str, kind: str | None) -> str:
-        """Whether a column has a value, NULL included."""
+    def same(self, column: str, place: str, kind: str | None, base: str | None) -> str:
+        """Whether a column has a value, NULL included. Its type may be made of another: a domain of it, an array."""
         ...
 
     def literal(self, value: Any) -> str:
@@ -37,7 +37,7 @@ class NaturalDialect(Protocol):
         ...
 
     def types(self, table: str, columns: tuple[str, ...]) -> str:
-        """An expression: the types of columns as JSON."""
+        """An expression: the types of columns, and what each is made of, as JSON."""
         ...
 
     def is_no_key(self, error: BaseException) -> bool:
@@ -58,9 +58,16 @@ def quote(name: str) -> str:
     return f'"{name}"'
 
 
-def read_types(found: object) -> Mapping[str, str]:
+class ColumnType(NamedTuple):
+    """Of a column, and what that is made of. None: not known."""
+
+    kind: str | None = None
+    base: str | None = None
+
+
+def read_types(found: object) -> Mapping[str, ColumnType]:
     """What `types` has come back with."""
     import json
 
     known = json.loads(found) if isinstance(found, str) else {}
-    return known if isinstance(known, dict) else {}
+    return {name: ColumnType(*kinds) for name, kinds in known.items()} if isinstance(known, dict) else {}

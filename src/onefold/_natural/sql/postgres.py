@@ -1,8 +1,8 @@
 """Natural writes on Postgres.
 
 A column's type stands beside its values wherever rows are compared: `numeric(10,2)` has stored 5000.00 for 5000.004,
-and a retry with the same payload must find it the same. What has no equality of its own (json, xml, points) is compared
-in a form that has one.
+and a retry with the same payload must find it the same. What has no equality of its own (json, xml, points), nor has
+an array or a domain of it, is compared in a form that has one.
 
 The lock is tried first, and only where it is held elsewhere waited for: then with a limit of its own, which ends with
 that statement. Waiting is done by the server, which finds deadlocks and wakes those who wait in their order.
@@ -40,6 +40,24 @@ SELECT CASE WHEN set_config('onefold.wait', current_setting('lock_timeout'), tru
 """)
 
 
+#: Down from a column's type to what it is made of: a domain of domains, an array of domains.
+_TYPES: Final = """(
+WITH RECURSIVE made_of (name, kind, oid, array_of) AS (
+    SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid, ''
+      FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = {table}::regclass AND a.attname IN ({names})
+     UNION ALL
+    SELECT m.name, m.kind, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END,
+           CASE t.typtype WHEN 'd' THEN m.array_of ELSE '[]' END
+      FROM made_of AS m JOIN pg_catalog.pg_type AS t ON t.oid = m.oid
+     WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND t.typelem <> 0)
+)
+SELECT pg_catalog.json_object_agg(m.name,
+       pg_catalog.json_build_array(m.kind, pg_catalog.format_type(m.oid, NULL) || m.array_of))::text
+  FROM made_of AS m JOIN pg_catalog.pg_type AS t ON t.oid = m.oid
+ WHERE t.typtype <> 'd' AND (t.typcategory <> 'A' OR t.typelem = 0)
+)"""
+
+
 def place(number: int) -> str:
     return f"${number}"
 
@@ -48,12 +66,14 @@ def coerce(place: str, kind: str | None) -> str:
     return place if kind is None else f"CAST({place} AS {kind})"
 
 
-def same(column: str, place: str, kind: str | None) -> str:
-    other = _COMPARED_AS.get(kind or "")
+def same(column: str, place: str, kind: str | None, base: str | None) -> str:
+    element = (base or "").removesuffix("[]")
+    other = _COMPARED_AS.get(element)
     value = coerce(place, kind)
     if other is None:
         return f"{column} IS NOT DISTINCT FROM {value}"
-    return f"{column}::{other} IS NOT DISTINCT FROM {value}::{other}"
+    form = f"{other}[]" if base != element else other
+    return f"{column}::{form} IS NOT DISTINCT FROM {value}::{form}"
 
 
 def literal(value: Any) -> str:
@@ -72,10 +92,7 @@ def literal(value: Any) -> str:
 
 def types(table: str, columns: tuple[str, ...]) -> str:
     names = ", ".join(literal(column) for column in columns)
-    return (
-        "(SELECT pg_catalog.json_object_agg(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod))::text "
-        f"FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = {literal(table)}::regclass AND a.attname IN ({names}))"
-    )
+    return _TYPES.format(table=literal(table), names=names)
 
 
 def is_no_key(error: BaseException) -> bool:

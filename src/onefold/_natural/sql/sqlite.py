@@ -31,7 +31,7 @@ def coerce(place: str, kind: str | None) -> str:
     return place
 
 
-def same(column: str, place: str, kind: str | None) -> str:
+def same(column: str, place: str, kind: str | None, base: str | None) -> str:
     return f"{column} IS {place}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     Table,
     and_,
@@ -28,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapper
-from sqlalchemy.types import JSON
+from sqlalchemy.types import JSON, TypeDecorator
 
 from onefold._kernel.effects import Call
 from onefold._kernel.table_writes import AddTo, FindRow, FindState, FoundRow, InsertUnlessThere, MoveState, Write
@@ -190,9 +191,26 @@ def _stored(column: Any, value: Any, dialect: str | None) -> Any:
 
 
 def _same(column: Any, value: Any, dialect: str) -> Any:
-    if dialect == "postgresql" and isinstance(column.type, JSON) and not isinstance(column.type, postgresql.JSONB):
-        return cast(column, postgresql.JSONB).is_not_distinct_from(cast(literal(value, column.type), postgresql.JSONB))
+    if dialect == "postgresql" and (form := _comparable(column.type)) is not None:
+        return cast(column, form).is_not_distinct_from(cast(literal(value, column.type), form))
     return column.is_not_distinct_from(_stored(column, value, dialect))
+
+
+def _comparable(kind: Any) -> Any:
+    """The type to compare a type's values in that has no equality, as JSON and what is made of it; None: its own."""
+    match kind:
+        case postgresql.JSONB():
+            return None
+        case JSON():
+            return postgresql.JSONB
+        case ARRAY() if (form := _comparable(kind.item_type)) is not None:
+            return postgresql.ARRAY(form)
+        case postgresql.DOMAIN():
+            return _comparable(kind.data_type)
+        case TypeDecorator():
+            return _comparable(kind.impl_instance)
+        case _:
+            return None
 
 
 def _read(given: object) -> tuple[Mapper[Any] | None, Table, Mapping[str, Any]]:
