@@ -38,7 +38,7 @@ def a_core_to_itself() -> Iterator[int | None]:
     """A core for the worker alone, which is told by its number; whatever else is started meanwhile keeps to the others.
 
     Who shares a core with whom is the scheduler's choice, and a different one every time: that alone makes a worker a
-    fifth faster or slower. None: there is one core only, or this is no Linux.
+    fifth faster or slower. None: there is one core only, or this is not Linux.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if len(cores) < 2:

@@ -80,7 +80,7 @@ class Measured:
 
     @property
     def standing(self) -> Standing:
-        """How it stands to its floor. A ratio above it that the rounds do not agree on is no pass."""
+        """How it stands to its floor. A ratio above it that the rounds do not agree on is not a pass."""
         if self.variant.floor is None:
             return ""
         if self.ratio < self.variant.floor:

@@ -79,7 +79,7 @@ class Raced:
 
     @property
     def standing(self) -> Standing:
-        """How it stands to its floor. A ratio above it that the rounds do not agree on is no pass."""
+        """How it stands to its floor. A ratio above it that the rounds do not agree on is not a pass."""
         if self.floor is None:
             return ""
         if self.ratio < self.floor:
@@ -110,7 +110,7 @@ class Timed:
 
     @property
     def standing(self) -> Standing:
-        """How it stands to its ceiling. A median below it that some round was above is no pass."""
+        """How it stands to its ceiling. A median below it that some round was above is not a pass."""
         if self.ceiling_ms is None:
             return ""
         if self.p50 > self.ceiling_ms:

@@ -415,7 +415,7 @@ async def test_who_died_while_changing_a_consumer_keeps_nobody_from_it(
         held = asyncio.create_task(hold(other))
         await locked.wait()
         await other.close()  # no more is heard of it
-        assert [seen.consumer for seen in await broker.subscriptions([])] == ["billing"], "the lock is no consumer"
+        assert [seen.consumer for seen in await broker.subscriptions([])] == ["billing"], "the lock is not a consumer"
         await broker.subscribe("billing", ["payments"])
         with pytest.raises(TimeoutError):
             await held
@@ -424,7 +424,7 @@ async def test_who_died_while_changing_a_consumer_keeps_nobody_from_it(
 
 async def test_a_wrong_password_is_told_as_such(nats: PrivateNats, stream: str) -> None:
     broker = NatsBroker(re.sub(":[^:@/]+@", ":wrong@", nats.url), stream=stream)
-    with pytest.raises(ConfigurationError, match=r"does not let us in.*user and password") as caught:
+    with pytest.raises(ConfigurationError, match=r"refused the login.*user and password") as caught:
         await broker.open()
     assert "wrong" not in str(caught.value)
     await broker.close()

@@ -132,8 +132,8 @@ def test_the_published_example_is_verified() -> None:
         ({"webhook-signature": "v1a,é v2,x"}, VECTOR_BODY, 1614265330, "no signature of the webhook fits"),
         ({"webhook-signature": ""}, VECTOR_BODY, 1614265330, "no header 'webhook-signature'"),
         ({"webhook-id": ""}, VECTOR_BODY, 1614265330, "no header 'webhook-id'"),
-        ({"webhook-timestamp": "-1"}, VECTOR_BODY, 1614265330, "no number of seconds"),
-        ({"webhook-timestamp": "9" * 5000}, VECTOR_BODY, 1614265330, "no number of seconds"),
+        ({"webhook-timestamp": "-1"}, VECTOR_BODY, 1614265330, "not a number of seconds"),
+        ({"webhook-timestamp": "9" * 5000}, VECTOR_BODY, 1614265330, "not a number of seconds"),
         ({}, VECTOR_BODY, 1614265330 + 301, "301 s old"),
         ({}, VECTOR_BODY, 1614265330 - 301, "301 s ahead"),
     ],
@@ -235,7 +235,7 @@ async def test_a_pattern_of_topics_has_endpoints_and_each_gets_a_message_once() 
     asked = [url for _, url, _, _ in endpoint.asked]
     assert sorted(asked[:3]) == ["https://a.example/", "https://b.example/", "https://c/"]
     assert sorted(asked[3:]) == ["https://a.example/", "https://c/", "https://c/"]
-    with pytest.raises(ConfigurationError, match="topic 'order>' of an endpoint is no topic"):
+    with pytest.raises(ConfigurationError, match="topic 'order>' of an endpoint is not a topic"):
         WebhookBroker({"order>": URL}, secret=SECRET)
 
 

@@ -116,7 +116,7 @@ def test_wrong_settings_are_refused_where_they_are_written(name: str, value: Any
 @pytest.mark.parametrize("made", [AsyncOnefold, Onefold])
 @pytest.mark.parametrize("wrong", [MemoryCache, "redis://127.0.0.1", {}, 60, Path("x")])
 def test_what_is_no_cache_is_refused_with_the_way_out(made: Any, wrong: object, sqlite_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"cache=.* is no answer cache: give one of onefold\.caches"):
+    with pytest.raises(ConfigurationError, match=r"cache=.* is not an answer cache: give one of onefold\.caches"):
         made(sqlite_path, principal=single_principal, cache=wrong)
 
 

@@ -19,7 +19,7 @@ def test_the_sizes_that_are_written_down_are_measured_again(postgres_dsn: str) -
     assert compare(found, kept) == []
     grown = kept | {"record_row_bytes": kept["record_row_bytes"] * 1.4}
     assert [line.partition(":")[0] for line in compare(found, grown)] == ["record_row_bytes"], "the control"
-    assert len(compare({}, kept)) == len(kept), "the control: what is not measured is no size"
+    assert len(compare({}, kept)) == len(kept), "the control: what is not measured is not a size"
 
 
 def test_a_day_of_ten_thousand_requests_per_second_is_summed_up() -> None:
@@ -63,4 +63,4 @@ def test_the_command_speaks_to_people_and_to_programs() -> None:
     assert set(found["constants"]) == {"sizes", "log", "speeds"}
     refused = onefold("capacity", "--rps", "10", "--ttl", "soon")
     assert refused.returncode == 2
-    assert "--ttl 'soon' is no age" in " ".join(refused.stderr.split())
+    assert "--ttl 'soon' is not an age" in " ".join(refused.stderr.split())

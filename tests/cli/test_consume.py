@@ -130,7 +130,7 @@ def test_a_health_port_that_is_taken_is_told_in_one_line(shop: Shop) -> None:
         consume.until_said("/healthz")
         [port] = re.findall(r":(\d+)/healthz", consume.said)
         line = one_line(shop.onefold("consume", "shop:once", "--health-port", port))
-    assert f"--health-port {port} cannot be listened on" in line
+    assert f"--health-port {port}: this process cannot listen" in line
 
 
 def test_check_prints_the_consumers_and_runs_none(shop: Shop) -> None:

@@ -137,7 +137,7 @@ def test_dead_letters_are_discarded_by_the_filters_they_are_listed_by(
 def test_a_time_without_a_zone_is_refused(shop: Shop) -> None:
     answer = shop.onefold("dlq", "list", *D, "--since", "2026-07-01")
     assert answer.returncode == 2
-    assert "is no time with a zone" in " ".join(answer.stderr.split())
+    assert "is not a time with a zone" in " ".join(answer.stderr.split())
 
 
 def test_people_see_every_failed_message_and_no_control_characters(

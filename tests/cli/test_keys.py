@@ -260,7 +260,7 @@ def test_sealed_results_are_not_shown_and_an_outcome_is_sealed_with_the_keys_of_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("show", "xyz"), "'xyz' is no id of a work"),
+        (("show", "xyz"), "'xyz' is not an id of a work"),
         (("show", "00" * 16), "there is no unfinished work 0000"),
         (("release", "00" * 16, "--yes"), "there is no unfinished work 0000"),
         (("resume", "00" * 16, "--yes"), "there is no unfinished work 0000"),
@@ -274,9 +274,9 @@ def test_an_id_that_is_none_is_told(place: Place, words: tuple[str, ...], said: 
     ("words", "said"),
     [
         (("--result", "7", "--again"), "either --result"),
-        (("--result", "{"), "--result is no JSON"),
-        (("--result", ""), "--result is no JSON"),
-        (("--result", "NaN"), "--result is no JSON"),
+        (("--result", "{"), "--result is not JSON"),
+        (("--result", ""), "--result is not JSON"),
+        (("--result", "NaN"), "--result is not JSON"),
         (("--result", "7"), "has no call whose outcome is unknown"),
         (("--again",), "has no call whose outcome is unknown"),
         (("--actor", " \n"), "must say who does this"),

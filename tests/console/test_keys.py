@@ -257,7 +257,7 @@ async def test_an_address_that_is_no_keys_is_not_found(actor: Visitor, names: st
 async def test_a_place_that_no_page_gave_is_told(actor: Visitor) -> None:
     page = await actor.get("/keys?after=1'--")
     assert page.status_code == 400
-    assert "no place in a list of keys" in text_of(page)
+    assert "not a place in a list of keys" in text_of(page)
 
 
 # The stored answer

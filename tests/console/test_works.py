@@ -76,7 +76,7 @@ async def test_a_work_goes_on_with_what_the_person_found_out(actor: Visitor, onc
     unsaid = await actor.submit(AT, to, reason="it must go on")
     assert "find out whether it was made" in text_of(unsaid)
     wrong = await actor.submit(AT, to, reason="it was paid", outcome="made", result="{paid}")
-    assert "The result is no JSON" in text_of(wrong)
+    assert "The result is not JSON" in text_of(wrong)
     done = await actor.submit(AT, to, reason="it was paid", outcome="made", result='{"state": "paid"}')
     assert "is resumed" in text_of(done)
     work, steps = await run_flow(once, lambda dialect: show_work(dialect, ASK.digest.hex()))

@@ -47,7 +47,9 @@ def contract_tests() -> Iterator[Callable[..., Any]]:
 def shortcomings(rows: Mapping[str, Row], claims: list[Claims]) -> list[str]:
     """What is wrong between a table of rows and what the tests claim."""
     claimed = {(row, backend) for claim in claims for row in claim.rows for backend in claim.backends}
-    found = [f"{row} is claimed by a test but is no row" for row in sorted({row for row, _ in claimed} - rows.keys())]
+    found = [
+        f"{row} is claimed by a test but is not a row" for row in sorted({row for row, _ in claimed} - rows.keys())
+    ]
     for name, row in rows.items():
         for backend in ALL:
             if backend in row.absent and not row.absent[backend].strip():

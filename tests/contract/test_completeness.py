@@ -19,7 +19,7 @@ def test_every_row_has_a_test_in_every_backend() -> None:
     ("row", "claim", "finding"),
     [
         (Row("stays"), Claims(("C01",), ASGI), "C01 has no test in wsgi-sqlite: stays"),
-        (Row("stays"), Claims(("C01", "C99"), ALL), "C99 is claimed by a test but is no row"),
+        (Row("stays"), Claims(("C01", "C99"), ALL), "C99 is claimed by a test but is not a row"),
         (Row("stays", {"asgi-sqlite": " "}), Claims(("C01",), WSGI), "C01 is absent from asgi-sqlite without a reason"),
         (
             Row("stays", {"asgi-sqlite": "no socket"}),

@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """The last part of a problem's type; empty when this is no problem of ours."""
+        """The last part of a problem's type; empty when this is not a problem of ours."""
         if self.header("content-type") != "application/problem+json":
             return ""
         kind = self.json["type"]

@@ -67,7 +67,7 @@ def replayed(response: httpx.Response) -> bool:
 
 
 def problem(response: httpx.Response) -> str:
-    """The last part of a problem's type; empty when it is no problem of ours."""
+    """The last part of a problem's type; empty when it is not a problem of ours."""
     if response.headers.get("content-type") != "application/problem+json":
         return ""
     kind: str = response.json()["type"]

@@ -524,7 +524,7 @@ def of_token(token: Annotated[str, Depends(HTTPBearer())]) -> str:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("acme", r"='acme' is no function"),
+        ("acme", r"='acme' is not a function"),
         (of_two, r"of_two takes 2 parameters"),
         (of_token, r"of_token.*principal_from|of_token.*authorize_from"),
     ],

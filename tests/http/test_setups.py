@@ -353,7 +353,7 @@ def test_a_name_shows_no_password() -> None:
 # --- settings ------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ({"principal": "acme"}, r"principal='acme' is no function"),
+    ({"principal": "acme"}, r"principal='acme' is not a function"),
     ({"fingerprint": "raw"}, r"fingerprint='raw'.*raw_bytes"),
     ({"headers_kept": "x-request-id"}, r"headers_kept='x-request-id'.*\{'x-request-id'\}"),
     ({"headers_kept": [1]}, r"headers_kept=\[1\]"),
@@ -364,8 +364,8 @@ WRONG = [
     ({"lease_s": True}, r"lease_s=True.*number"),
     ({"body_bytes_max": 1.5}, r"body_bytes_max=1\.5.*whole number"),
     ({"expiry": ["new"]}, r"expiry=\['new'\]"),
-    ({"requierd": True}, r"'requierd' is no setting.*'required'"),
-    ({"wait": 1}, r"'wait' is no setting"),
+    ({"requierd": True}, r"'requierd' is not a setting.*'required'"),
+    ({"wait": 1}, r"'wait' is not a setting"),
 ]
 
 
@@ -385,11 +385,14 @@ def test_a_wrong_setting_is_a_clear_error_where_it_is_written(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"pricipal": onefold.single_principal}, r"'pricipal' is no setting of \w*Onefold; did you mean 'principal'"),
-        ({"nonsense": 1}, r"'nonsense' is no setting of \w*Onefold; there are activity, authorize, broker"),
+        (
+            {"pricipal": onefold.single_principal},
+            r"'pricipal' is not a setting of \w*Onefold; did you mean 'principal'",
+        ),
+        ({"nonsense": 1}, r"'nonsense' is not a setting of \w*Onefold; there are activity, authorize, broker"),
         ({"broker": "nat://x"}, r"broker 'nat://x' is unknown.*nats://"),
         ({"broker": "https://shop.test"}, r"webhooks are signed"),
-        ({"broker": 7}, r"broker=int\(\.\.\.\) is no address"),
+        ({"broker": 7}, r"broker=int\(\.\.\.\) is not an address"),
     ],
 )
 def test_what_an_application_cannot_be_made_with_is_refused_where_it_is_made(
@@ -410,7 +413,7 @@ def test_a_consumer_whose_name_is_taken_is_refused_where_it_is_written(threads: 
 
 def test_a_setting_that_no_consumer_has_is_refused_by_name(threads: Onefold) -> None:
     with pytest.raises(
-        ConfigurationError, match="'atempts' is no setting of consumer 'mailer'; did you mean 'attempts'"
+        ConfigurationError, match="'atempts' is not a setting of consumer 'mailer'; did you mean 'attempts'"
     ):
         threads.consumer("mailer", topic="order.placed", atempts=3)  # type: ignore[call-arg]
 

@@ -92,7 +92,7 @@ async def test_one_of_a_batch_is_dead_and_the_others_are_handled(backend: Backen
 
 @pytest.mark.parametrize("given", ["ValueError", (ValueError, "KeyError"), (ValueError("no"),), (KeyboardInterrupt,)])
 async def test_what_is_no_class_of_exceptions_is_refused_at_definition(backend: Backend, given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"'billing' has dead_letter_on=.* is no class of exceptions"):
+    with pytest.raises(ConfigurationError, match=r"'billing' has dead_letter_on=.* is not a class of exceptions"):
         backend.consumer(dead_letter_on=given)
 
 

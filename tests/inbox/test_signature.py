@@ -121,7 +121,7 @@ def yields(message: Message) -> Iterator[None]:
         (depends_on_what_nobody_has, r"the dependency of consumer 'billing' .*Nothing is known of 'secret'"),
         (depends_on_what_must_be_awaited, "cannot await its dependency awaited"),
         (depends_on_what_yields_asynchronously, "cannot await its dependency yielded"),
-        (depends_on_nothing, "no class that could be called"),
+        (depends_on_nothing, "not a class that could be called"),
         (lambda *messages: None, "must take the message"),
         (lambda message, **more: None, "must take the message"),
         (yields, "must take the message"),

@@ -90,7 +90,7 @@ def test_what_a_flow_does_not_catch_rises(performed: Runner) -> None:
 
 
 class Stranger:
-    """Something that can be awaited, but is no effect."""
+    """Something that can be awaited, but is not an effect."""
 
     def __await__(self) -> Generator[str, None, None]:
         yield "a stranger"

@@ -91,7 +91,7 @@ async def test_half_of_a_movement_is_refused(request: pytest.FixtureRequest) -> 
             ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance": None}}, "None"),
             ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance = 0 --": 1}}, "column"),
             *(
-                ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance": number}}, "no number")
+                ({"balance": "accounts", "where": {"id": "a"}, "add": {"balance": number}}, "not a number")
                 for number in (float("nan"), float("-inf"), Decimal("NaN"), "ten", b"10")
             ),
         ]

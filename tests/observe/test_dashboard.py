@@ -34,7 +34,7 @@ def name_faults(expr: str) -> list[str]:
     for name, selected in re.findall(r"(onefold_\w+)(\{[^}]*\})?", expr):
         labels |= known.get(name, set())
         if name not in known:
-            faults.append(f"{name} is no metric")
+            faults.append(f"{name} is not a metric")
         elif unknown := set(re.findall(r"(\w+)[=!]~?\"", selected)) - known[name] - {"job"}:
             faults.append(f"{name} has no {unknown}")
     by = {label for group in re.findall(r"by \(([^)]*)\)", expr) for label in re.split(r", ?", group)}
@@ -50,7 +50,7 @@ def test_rules_and_panels_ask_for_metrics_and_labels_that_are_there() -> None:
 
 def test_metrics_and_labels_that_are_not_there_are_found() -> None:
     """The control."""
-    assert name_faults('sum by (consumer) (onefold_requests{key="a"})')[:1] == ["onefold_requests is no metric"]
+    assert name_faults('sum by (consumer) (onefold_requests{key="a"})')[:1] == ["onefold_requests is not a metric"]
     assert name_faults('sum by (consumer) (onefold_requests_total{key="a"})') == [
         "onefold_requests_total has no {'key'}",
         "nothing has consumer",

@@ -330,4 +330,4 @@ def test_the_reaper_removes_what_was_captured(dsn: str) -> None:
     asyncio.run(prepare())
     assert told(onefold("reap", "-d", dsn, "--captured-outbox", "1h", "--json")) == {"records": 0, "events": 0}
     assert onefold("reap", "-d", dsn, "--captured-outbox", "0s").stdout == "forgotten: 0 records, 7 events\n"
-    assert "is no age" in onefold("reap", "-d", dsn, "--captured-outbox", "soon").stderr
+    assert "is not an age" in onefold("reap", "-d", dsn, "--captured-outbox", "soon").stderr

@@ -66,7 +66,7 @@ async def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server((HOST, 0)) as taken:
         listen = f"{HOST}:{taken.getsockname()[1]}"
         engine = Restate(ingress="http://localhost:8080", admin="http://localhost:9070", sagas=[order], listen=listen)
-        with pytest.raises(ConfigurationError, match=rf"listen='{listen}' cannot be listened on"):
+        with pytest.raises(ConfigurationError, match=rf"listen='{listen}': this process cannot listen there"):
             await engine.__aenter__()
 
 

@@ -101,7 +101,7 @@ def test_a_consumer_that_cannot_have_its_session_is_refused_where_it_is_written(
 
     def handle(message: Message, session: Session) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"'mail' takes a session of type Session.* no SQLAlchemy engine"):
+    with pytest.raises(ConfigurationError, match=r"'mail' takes a session of type Session.* not a SQLAlchemy engine"):
         once.consumer("mail", topic="order.placed")(handle)
     once.close()
 

@@ -59,7 +59,7 @@ class Straggler:
     def _pause(self, *_: object) -> None:
         if self.given is None or self._resting:
             return
-        self._resting = True  # what it does itself is no step of the end
+        self._resting = True  # what it does itself is not a step of the end
         try:
             if self.stage.asynchronous:
                 await_only(self.attempt())

@@ -246,7 +246,7 @@ async def test_a_session_that_is_in_use_already_is_refused(request: pytest.Fixtu
 
 def test_a_factory_of_the_other_colour_is_refused_where_it_is_given(tmp_path: Any) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    with pytest.raises(ConfigurationError, match="AsyncSession, which is no Session: Onefold needs a sessionmaker"):
+    with pytest.raises(ConfigurationError, match="AsyncSession, not Session: Onefold needs a sessionmaker"):
         Onefold(engine, session_factory=async_sessionmaker())
     with pytest.raises(ConfigurationError, match="cannot be called"):
         Onefold(engine, session_factory="sessions")  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ def test_a_factory_of_the_other_colour_is_refused_where_it_is_given(tmp_path: An
 
 
 def test_a_factory_without_an_engine_is_refused_where_it_is_given(tmp_path: Any) -> None:
-    with pytest.raises(ConfigurationError, match="no SQLAlchemy engine"):
+    with pytest.raises(ConfigurationError, match="not a SQLAlchemy engine"):
         Onefold(tmp_path / "shop.db", session_factory=sessionmaker())
 
 
@@ -280,6 +280,6 @@ async def test_without_an_engine_there_is_no_session(tmp_path: Any) -> None:
     async with once.transaction() as tx:
         with pytest.raises(ProgrammerError, match="sessions need SQLAlchemy"):
             tx.session()
-    with pytest.raises(ConfigurationError, match="its database is no SQLAlchemy engine"):
+    with pytest.raises(ConfigurationError, match="its database is not a SQLAlchemy engine"):
         buying(once)
     await once.close()

@@ -63,7 +63,7 @@ def refused(call: Callable[..., object], *args: Any, **kwargs: Any) -> str:
         (onefold.Retrying, (), {"retention_s": -1}, ("retention_s=-1", "out of range")),
         (onefold.Retrying, (), {"quoted": "no"}, ("quoted='no'", "True or False")),
         (onefold.Retrying, (), {"hosts": ["a"]}, ("hosts=['a']", "RetryPolicy")),
-        (onefold.Retrying, (), {"hosts": {1: RetryPolicy()}}, ("1", "no host")),
+        (onefold.Retrying, (), {"hosts": {1: RetryPolicy()}}, ("1", "not a host")),
         (onefold.Retrying, (), {"listener": 1}, ("listener=1", "function")),
         (onefold.Retrying, (), {"draw": 1}, ("draw=1", "function")),
         (onefold.Retrying().calls, (), {}, ("Retrying.calls", "missing to and on")),
@@ -214,7 +214,7 @@ def _entered(block: Any) -> object:
         (lambda: onefold.intent(), ("onefold.intent(...)", "missing name")),  # type: ignore[call-arg]
         (lambda: options(3), ("onefold.clients.options(...)", "3", "deadline_s=...")),  # type: ignore[call-arg]
         (lambda: options(deadline=3), ("'deadline'", "did you mean 'deadline_s'?")),  # type: ignore[call-arg]
-        (lambda: _entered(options(deadline_s="3")), ("deadline_s='3'", "no number")),  # type: ignore[arg-type]
+        (lambda: _entered(options(deadline_s="3")), ("deadline_s='3'", "not a number")),  # type: ignore[arg-type]
         (lambda: onefold.deadline(), ("onefold.deadline(...)", "missing seconds")),  # type: ignore[call-arg]
         (lambda: _entered(onefold.deadline("2")), ("deadline('2')", "0 to")),  # type: ignore[arg-type]
         (lambda: fallback(print), ("onefold.clients.fallback(...)", "missing on")),  # type: ignore[call-arg]
@@ -238,7 +238,7 @@ def test_an_intent_that_is_no_text_is_refused_where_its_block_begins() -> None:
     [
         (lambda once: once.handling("ship"), ("once.handling(...)", "missing message_id")),
         (lambda once: _entered(once.handling("ship", 4)), ("'ship'", "message_id=4")),
-        (lambda once: _entered(once.reaping(every_s="5")), ("every_s='5'", "no number")),
+        (lambda once: _entered(once.reaping(every_s="5")), ("every_s='5'", "not a number")),
         (lambda once: once.reap(limit="5"), ("limit='5'", "whole number")),
         (lambda once: once.install(FastAPI), ("the class fastapi", "give the application")),
         (lambda once: once.install(Flask), ("the class flask", "give the application")),

@@ -23,7 +23,7 @@ from onefold.errors import ConnectionLost
 H = TypeVar("H")
 T = TypeVar("T")
 
-#: `suspended` is no edge of a verb, but every place where a task stands still (see `Suspensions`).
+#: `suspended` is not an edge of a verb, but every place where a task stands still (see `Suspensions`).
 Edge: TypeAlias = Literal["before", "during", "after", "suspended"]
 Interruptions: TypeAlias = tuple[type[BaseException], ...]
 

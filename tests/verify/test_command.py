@@ -243,7 +243,7 @@ def test_the_checks_that_are_announced_are_those_of_the_result() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ftp://127.0.0.1/x"], "is no address"),
+        (["ftp://127.0.0.1/x"], "is not an address"),
         (["http://me:s3cret@127.0.0.1:1/"], "give them by --header"),
         (["http://127.0.0.1:1/", "--method", "GET"], "takes no key"),
         (["http://127.0.0.1:1/", "--profile", "acp"], "there are: ietf, stripe"),

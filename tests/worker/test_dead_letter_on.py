@@ -96,7 +96,7 @@ async def test_handling_on_threads_keeps_one_too(sqlite_path: Path) -> None:
     with once.handling("billing", "m1") as tx:
         assert tx is None
     with (
-        pytest.raises(ConfigurationError, match="no class of exceptions"),
+        pytest.raises(ConfigurationError, match="not a class of exceptions"),
         once.handling("billing", "m2", dead_letter_on=("ValueError",)),  # type: ignore[arg-type]
     ):
         pass

@@ -254,7 +254,7 @@ def test_a_worker_on_a_thread_says_so_too(sqlite_path: Path) -> None:
         ("mqtt://user:hush@example.test", "'mqtt://example.test' is unknown"),
         ("", "'' is unknown"),
         ("nats://[", "cannot be read"),
-        ("local?lease_s=soon", "is no number"),
+        ("local?lease_s=soon", "is not a number"),
         ("local?lease_s=0", "lease_s=0.0 must be between"),
         ("local?leases=2", "no setting 'leases'"),
     ],

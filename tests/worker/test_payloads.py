@@ -105,7 +105,7 @@ async def test_what_does_not_fit_is_dead_at_once_and_what_it_contains_is_not_log
     backend: Backend, data: bytes, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    reason = f"PayloadInvalid: the message's data is no Order: {where}"
+    reason = f"PayloadInvalid: the message's data is not a valid Order: {where}"
 
     async def handler(order: Order) -> None:
         backend.calls.append("never")

@@ -86,7 +86,7 @@ def test_due_times(cron: str, zone: str, start: str, expected: list[str]) -> Non
         ({"cron": "0 6 * *"}, r"'daily-report' has cron='0 6 \* \*'.*Five fields"),
         ({"cron": "99 6 * * *"}, "Bad minute"),
         ({"cron": "0 0 31 2 *"}, "Bad day-of-month"),
-        ({"zone": "Europe/Nowhere"}, "'Europe/Nowhere', which is no time zone"),
+        ({"zone": "Europe/Nowhere"}, "'Europe/Nowhere', which is not a time zone"),
         ({"name": "a b"}, "letters, digits"),
         ({"topic": "no topic"}, "topic 'no topic'"),
         ({"data": object()}, "cannot be written as JSON"),

@@ -238,7 +238,7 @@ async def test_what_was_confirmed_is_not_sent_again_because_its_bookkeeping_fail
     ids = await stage.write(("1", None), ("2", None))
     async with running(stage, broker=using(stage, receivers), poll_s_max=0.05):
         await until(lambda: waiting_is(stage, 0))
-        assert "how endpoint bad fared cannot be noted now: the database is away" in caplog.text
+        assert "the outcome of deliveries to endpoint bad could not be stored: the database is away" in caplog.text
         away = False
         ids += await stage.write(("3", None))
         await until(lambda: waiting_is(stage, 0))

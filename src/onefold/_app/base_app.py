@@ -335,7 +335,7 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
     def _check_session(self, consumer: Consumer) -> None:
         has = None if self._sessions is None else self._sessions.kind
         if (wanted := consumer.signature.session) not in (None, has):
-            offers = f"it has sessions of type {has}" if has else "its database is no SQLAlchemy engine"
+            offers = f"it has sessions of type {has}" if has else "its database is not a SQLAlchemy engine"
             raise ConfigurationError(
                 f"the handler of consumer {consumer.name!r} takes a session of type {wanted}, which this "
                 f"{type(self).__name__} cannot give: {offers}"
@@ -345,8 +345,8 @@ class BaseOnefold(RouteMarks, RecurringEvents, Described, WorkBlocks, ActivityHi
         make: Callable[[Any], Sessions] | None = getattr(self._database, "sessions", None)
         if make is None and factory is not None:
             raise ConfigurationError(
-                "session_factory is given, but the database is no SQLAlchemy engine, so that sessions cannot share its "
-                "transactions: pass the engine that the sessions are bound to instead"
+                "session_factory is given, but the database is not a SQLAlchemy engine, so that sessions cannot share "
+                "its transactions: pass the engine that the sessions are bound to instead"
             )
         return None if make is None else make(factory)
 

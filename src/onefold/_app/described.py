@@ -54,7 +54,7 @@ class Described:
 
         check_topic(topic)
         if any(each.topic == topic for each in self._published):
-            raise ConfigurationError(f"once.publishes({topic!r}) is said twice; one topic has one type of data")
+            raise ConfigurationError(f"once.publishes({topic!r}) is declared twice; one topic has one type of data")
         read = None if payload is None else PydanticPayload(payload)
         self._published.append(Published(topic=topic, payload=read, description=description))
 

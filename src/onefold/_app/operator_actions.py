@@ -68,7 +68,7 @@ def read_result(text: str, *, what: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
-        raise ConfigurationError(f"{what} is no JSON: {error}; text is written in quotes: '\"paid\"'") from None
+        raise ConfigurationError(f"{what} is not JSON: {error}; text is written in quotes: '\"paid\"'") from None
 
 
 def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing: Sealing | None, *, what: str) -> bytes:
@@ -93,4 +93,4 @@ def store_result(work: WorkView, steps: Sequence[StepView], value: Any, sealing:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no value of JSON")
+    raise ValueError(f"{name} is not a value of JSON")

@@ -69,7 +69,7 @@ async def healthz(health: HealthPage, alive: Callable[[], Mapping[str, float]]) 
         server = await asyncio.start_server(serve, health.host, health.port, limit=_REQUEST_BYTES_MAX)
     except OSError as error:
         raise ConfigurationError(
-            f"--health-port {health.port} cannot be listened on at {health.host}: {error.strerror or error}"
+            f"--health-port {health.port}: this process cannot listen there at {health.host}: {error.strerror or error}"
         ) from error
     async with server:
         host = f"[{health.host}]" if ":" in health.host else health.host

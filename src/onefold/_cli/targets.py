@@ -129,7 +129,9 @@ def _from_addresses(database: str, broker: str, *, activity: bool) -> Callable[[
     try:
         urlsplit(broker)
     except ValueError:
-        raise typer.BadParameter("--broker is no address: is there a '[' in its password? Write it as %5B") from None
+        raise typer.BadParameter(
+            "--broker is not an address: is there a '[' in its password? Write it as %5B"
+        ) from None
 
     async def make() -> AnyOnefold:
         return AsyncOnefold(database, broker=broker or None, activity=activity)

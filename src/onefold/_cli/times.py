@@ -24,7 +24,7 @@ def moment_of(text: str, option: str) -> datetime | None:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise typer.BadParameter(
-            f"{option} {text!r} is no time with a zone; write 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d"
+            f"{option} {text!r} is not a time with a zone; write 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d"
         )
     return moment
 
@@ -32,5 +32,5 @@ def moment_of(text: str, option: str) -> datetime | None:
 def seconds_of(text: str, option: str) -> float:
     """How long an age is."""
     if not (found := _AGE.fullmatch(text)):
-        raise typer.BadParameter(f"{option} {text!r} is no age; write 90m, 2h or 7d")
+        raise typer.BadParameter(f"{option} {text!r} is not an age; write 90m, 2h or 7d")
     return timedelta(**{_UNITS[found[2]]: int(found[1])}).total_seconds()

@@ -1,4 +1,4 @@
-"""Attempts as a loop, for code that is no function:
+"""Attempts as a loop, for code that is not a function:
 
     for attempt in retrying.attempts("ledger", on=OSError):
         with attempt:

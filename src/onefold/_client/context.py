@@ -3,7 +3,7 @@
 Theory of operation. A block stands for one call, however many attempts are made of it, and by which loop: our own
 loop, an SDK's, tenacity's. All of them are sent under the block's key. The first request that needs a key is the call;
 another one in the same block is refused, for its server would take it for a repetition of the first. Requests that
-only read, and those that fetch a token, are no calls in this sense.
+only read, and those that fetch a token, are not calls in this sense.
 """
 
 from __future__ import annotations

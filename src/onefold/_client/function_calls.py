@@ -74,7 +74,7 @@ class FunctionCalls:
             return cast("Callable[P, T]", self._wrap_async(function))
         if self._hedge_s is not None:
             raise ConfigurationError(
-                f"hedge_s={self._hedge_s!r} for calls of {self.name}: {name_of(function)} is no coroutine function, "
+                f"hedge_s={self._hedge_s!r} for calls of {self.name}: {name_of(function)} is not a coroutine function, "
                 "and a call on a thread cannot be broken off when another is answered first; write it with `async def`"
             )
         host, deadline_s = self.host, self.host.policy.deadline_s

@@ -29,7 +29,7 @@ def log_breaker(host: HostHealth, now: float) -> State | None:
         case "open":
             host.troubled = True
             _log.warning(
-                "%s: fails nearly always; its breaker is open, calls are refused for a while", host.name,
+                "%s: nearly all calls fail; its breaker is open, calls are refused for a while", host.name,
                 extra=log_extra("client.breaker_open"),
             )  # fmt: skip
         case "half-open":

@@ -25,7 +25,7 @@ class HostPolicies:
             name = named if isinstance(named, str) else ""
             if not name or "/" in name or name != name.strip():
                 raise ConfigurationError(
-                    f"hosts has {named!r}, which is no host: write 'api.stripe.com' or 'localhost:8000', without "
+                    f"hosts has {named!r}, which is not a host: write 'api.stripe.com' or 'localhost:8000', without "
                     "scheme and path"
                 )
             if not isinstance(policy, RetryPolicy):

@@ -282,7 +282,12 @@ class HttpCall(RetryLoop):
         try:
             await note
         except OnefoldError:
-            _log.warning("intent %r: how its call ended could not be noted", self.intent, exc_info=True)
+            _log.warning(
+                "intent %r: the outcome of its call could not be written to the key journal; a later call of the "
+                "intent is sent again, with the same key",
+                self.intent,
+                exc_info=True,
+            )
 
     def _known(self) -> partial[CallReport]:
         intent = None if self.block is None else self.block.intent

@@ -97,7 +97,7 @@ class RetryingTransport:
 
 
 def vendor_of(inner: object) -> ModuleType | None:
-    """The module that a transport is made for, httpx or httpx2; None if it is no transport of theirs."""
+    """The module that a transport is made for, httpx or httpx2; None if it is not a transport of theirs."""
     for name in ("httpx", "httpx2"):
         vendor = sys.modules.get(name)
         if vendor is not None and isinstance(inner, vendor.BaseTransport | vendor.AsyncBaseTransport):

@@ -98,7 +98,7 @@ class _SharedRequest:
             return None
         if isinstance(error, vendor.ConnectError | vendor.ConnectTimeout):
             return Unanswered(maybe_sent=False)
-        # A pool without a free connection, an unsupported scheme, a request that is no HTTP: not the host's doing.
+        # A pool without a free connection, an unsupported scheme, a request that is not HTTP: not the host's doing.
         if isinstance(error, vendor.PoolTimeout | vendor.UnsupportedProtocol | vendor.LocalProtocolError):
             return None
         if not isinstance(error, vendor.TransportError):

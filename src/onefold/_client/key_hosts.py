@@ -25,7 +25,7 @@ class KeyHosts:
         for name in said:
             if not isinstance(name, str) or not name or "/" in name or "@" in name or name != name.strip():
                 raise ConfigurationError(
-                    f"generate_keys has {name!r}, which is no host: write 'api.stripe.com' or 'localhost:8000', "
+                    f"generate_keys has {name!r}, which is not a host: write 'api.stripe.com' or 'localhost:8000', "
                     "without scheme and path"
                 )
         self._names = frozenset(name.lower() for name in said)

@@ -165,7 +165,7 @@ def meaning_of(status: int, header: Callable[[str], str | None], body: Callable[
 
 
 def check_option(request: OutgoingRequest[Any], name: str, value: object, *, least: int) -> None:
-    """Refuse an option of this request that is no number, or one that makes no sense, before anything is sent."""
+    """Refuse an option of this request that is not a number, or one that makes no sense, before anything is sent."""
     if value is None or (isinstance(value, int | float) and value >= least):
         return
     raise ConfigurationError(f"{name}={value!r} of {target(request)} must be a number, {least} or more")

@@ -41,7 +41,7 @@ RetryIf: TypeAlias = Callable[[HttpAnswer | Exception], bool | float | None]
 
 
 def check_condition(given: object) -> Any:
-    """Refuse what is no function, where it is written."""
+    """Refuse what is not a function, where it is written."""
     if given is None:
         return None
     if not callable(given):

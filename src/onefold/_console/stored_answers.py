@@ -42,7 +42,7 @@ def read_answer(record: Record, reading: Reading) -> ShownAnswer:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
-        return ShownAnswer(headers=headers, note=f"The body ({len(body)} bytes) is no text.")
+        return ShownAnswer(headers=headers, note=f"The body ({len(body)} bytes) is not text.")
     if len(text) > BODY_CHARS_MAX:
         return ShownAnswer(
             headers=headers,

@@ -147,7 +147,7 @@ def read_question(setting: str, function: object) -> Question:
     """Read from its signature how a function wants to be asked."""
     if not callable(function):
         raise ConfigurationError(
-            f"{setting}={function!r} is no function; write one that takes the request, as in "
+            f"{setting}={function!r} is not a function; write one that takes the request, as in "
             f"{setting}=lambda request: ... (an application with one principal only: onefold.single_principal)"
         )
     try:

@@ -177,8 +177,8 @@ def _enter(found: IdempotentHandler) -> GuardedRequest[Any] | None:
             f"{found.name} is marked as idempotent, but it was called outside of a request that onefold let in: it "
             "would run unprotected. Call once.install(...) on the application that has its route, and put "
             "@once.idempotent(...) directly below the route's own decorator. Other ASGI or WSGI code around a route "
-            "hides it, and so does middleware that rewrites the path or the method. Code that is no request (a script, "
-            "a task, another handler) calls an unmarked function instead; a unit test calls this one's "
+            "hides it, and so does middleware that rewrites the path or the method. Code that is not a request (a "
+            "script, a task, another handler) calls an unmarked function instead; a unit test calls this one's "
             f"{getattr(found.function, '__name__', 'handler')}.__wrapped__(...)"
         )
     if guarded.policy is not found.policy:

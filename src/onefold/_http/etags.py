@@ -104,7 +104,7 @@ def _read_list(name: str, lines: list[bytes]) -> TagList | None:
             position, wants = found.end(), False
         else:
             raise ConditionMalformed(
-                f"{name} is no list of entity tags: write each in double quotes, as it came in the ETag header "
+                f"{name} is not a list of entity tags: write each in double quotes, as it came in the ETag header "
                 f'({name}: "3"), with commas between, or * alone.'
             )
     if not 0 < len(tags) <= TAGS_MAX:

@@ -305,7 +305,7 @@ def _merge_defaults(
 ) -> Settings:
     given: object = defaults or {}
     if not isinstance(given, dict):
-        raise ConfigurationError(f"defaults={given!r} is no dictionary of settings, as in defaults={{'wait_s': 5}}")
+        raise ConfigurationError(f"defaults={given!r} is not a dictionary of settings, as in defaults={{'wait_s': 5}}")
     if "operation" in given:
         raise ConfigurationError("operation= names one route: it cannot stand in the defaults of all")
     merged: Settings = {**(defaults or {})}

@@ -36,7 +36,7 @@ class Reaping:
         given: object = every_s
         if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
             raise ConfigurationError(
-                f"reap_every_s={every_s!r} is no number: write seconds, or None where expired records are deleted "
+                f"reap_every_s={every_s!r} is not a number: write seconds, or None where expired records are deleted "
                 "elsewhere (`onefold reap`, pg_cron)"
             )
         if every_s is not None and not _EVERY_S_LEAST <= every_s <= _EVERY_S_MOST:

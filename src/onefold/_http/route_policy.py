@@ -250,7 +250,7 @@ def policy_of_settings(settings: Settings) -> Policy:
 def _check(name: str, value: object, low: float, high: float, *, whole: bool = False) -> None:
     number = "whole number" if whole else "number"
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ConfigurationError(f"{name}={value!r} is no {number}: write one from {low} to {high}")
+        raise ConfigurationError(f"{name}={value!r} is not a {number}: write one from {low} to {high}")
     if not low <= value <= high:
         raise ConfigurationError(f"{name}={value!r} is out of range: it must be a {number} from {low} to {high}")
 
@@ -286,7 +286,7 @@ def _is_conditional(value: object, store_down: object) -> None:
 def _is_fingerprint(value: object) -> None:
     if not callable(value):
         raise ConfigurationError(
-            f"fingerprint={value!r} is no function; onefold.policies has canonical_json, raw_bytes and "
+            f"fingerprint={value!r} is not a function; onefold.policies has canonical_json, raw_bytes and "
             "selected_fields(...), and you may write your own"
         )
 

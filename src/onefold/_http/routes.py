@@ -91,7 +91,7 @@ def routes_of(policies: Mapping[str, Policy]) -> RouteTable:
                 "path, as in 'POST /payments/{id}/refunds'"
             )
         if not isinstance(policy, Policy):
-            raise ConfigurationError(f"routes has {policy!r} for {operation!r}, which is no policy: write {_ROUTES}")
+            raise ConfigurationError(f"routes has {policy!r} for {operation!r}, which is not a policy: write {_ROUTES}")
         entries.append(RouteEntry(frozenset({found[1]}), found[2], policy))
     return RouteTable(entries)
 

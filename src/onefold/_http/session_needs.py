@@ -39,7 +39,7 @@ def check_sessions(function: object, name: str, by: str, has: Kind | None) -> No
         if has is None or has.kind != need.kind:
             engine = "create_async_engine(...)" if need.kind == "AsyncSession" else "create_engine(...)"
             through = "" if need.function is function else f" (in {getattr(need.function, '__qualname__', '?')})"
-            offers = "its database is no SQLAlchemy engine" if has is None else f"it has sessions of type {has.kind}"
+            offers = "its database is not a SQLAlchemy engine" if has is None else f"it has sessions of type {has.kind}"
             instead = " (AsyncOnefold takes the async one)" if need.kind == "AsyncSession" else " (Onefold takes it)"
             raise ConfigurationError(
                 f"the parameter {need.parameter!r} of {name}{through} is a session of type {need.kind}, which {by} "

@@ -188,7 +188,7 @@ class RequestWork:
             await rollback_and_release()
         self._shared.renewals.drop(held)
         if not is_under_way and not held.taken_over:
-            # One that a quota or a shedder has turned away is no attempt: after so many a work waits for a person.
+            # One that a quota or a shedder has turned away is not an attempt: after so many a work waits for a person.
             await self._works.give_back(held, tried=steps is not None and steps.has_begun)
 
     def leave(self) -> bool:

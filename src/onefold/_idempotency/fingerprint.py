@@ -167,7 +167,7 @@ def selected_fields(*paths: str) -> Strategy:
     """Only these members of a JSON object count, by value, each named by a dotted path (`"customer.id"`).
 
     A missing member differs from null. A path leads through objects only: name an array as a whole. A body
-    that is no JSON object has no members to select and counts as a whole, as in `canonical_json`.
+    that is not a JSON object has no members to select and counts as a whole, as in `canonical_json`.
     """
     if not paths:
         raise ValueError("selected_fields() needs at least one path: without one, all bodies look the same")

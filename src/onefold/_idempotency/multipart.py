@@ -1,7 +1,8 @@
 """Forms (`multipart/*`) by their parts: a client that sends a form again draws another boundary.
 
 Invariant: equal forms have the same parts, in the same order, for every parser, lenient ones too. What parsers could
-read in two ways (a preamble, folded headers, the boundary inside a part) is no form here, and is compared by its bytes.
+read in two ways (a preamble, folded headers, the boundary inside a part) is not a form here, and is compared by its
+bytes.
 """
 
 from __future__ import annotations
@@ -41,5 +42,5 @@ def _frame(part: bytes) -> bytes:
 def _header(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not name or name != name.strip() or b"\r" in line or b"\n" in line:
-        raise ValueError("a line that is no header: folded, broken or without a colon")
+        raise ValueError("a line that is not a header: folded, broken or without a colon")
     return name.lower(), value.strip(b" \t")

@@ -80,7 +80,7 @@ class KeyPage:
 
 
 def read_digest(text: str) -> bytes | None:
-    """The digest that an id stands for; None: it is no id."""
+    """The digest that an id stands for; None: it is not an id."""
     try:
         digest = bytes.fromhex(text)
     except ValueError:
@@ -223,5 +223,5 @@ def _read_place(after: str | None) -> tuple[int, bytes] | None:
     place, _, name = after.partition("-")
     digest = read_digest(name)
     if not place.isascii() or not place.isdecimal() or len(place) > 18 or digest is None:
-        raise ConfigurationError(f"after={after[:100]!r} is no place in a list of keys: take what a page gave")
+        raise ConfigurationError(f"after={after[:100]!r} is not a place in a list of keys: take what a page gave")
     return int(place), digest

@@ -100,5 +100,7 @@ def _read_place(after: str | None) -> tuple[int, str] | None:
         return None
     moment, _, message_id = after.partition("-")
     if not moment.isdecimal() or len(moment) > 18:
-        raise ConfigurationError(f"after={after[:100]!r} is no place in a list of dead letters: take what a page gave")
+        raise ConfigurationError(
+            f"after={after[:100]!r} is not a place in a list of dead letters: take what a page gave"
+        )
     return int(moment), message_id

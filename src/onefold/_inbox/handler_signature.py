@@ -232,7 +232,7 @@ class _SignatureReader:
         if not callable(function):
             raise ConfigurationError(
                 f"consumer {self._consumer!r}: parameter {parameter} says Depends() without a function, and "
-                f"{kind!r} is no class that could be called"
+                f"{kind!r} is not a class that could be called"
             )
         if function in path:
             raise ConfigurationError(f"consumer {self._consumer!r}: {_name(function)} depends on itself")

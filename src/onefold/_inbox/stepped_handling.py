@@ -122,7 +122,7 @@ class SteppedHandling:
     async def run(self, stored: StoredMessage, after: tuple[Statement, ...]) -> Duplicate | Parked | Exception | None:
         """Handle it. An error: it has failed, and its recorded steps stay. Parked: it is busy elsewhere. `after`
         goes with the ledger row. The transaction that found out that it is its turn is ended first. Raises StoreError:
-        the store could not record what was done, which is no failure of the handler."""
+        the store could not record what was done, which is not a failure of the handler."""
         # Of a strict stream it has written where that stands; else a ledger row, which comes with the end.
         if self._consumer.order == "none":
             await rollback_and_release()

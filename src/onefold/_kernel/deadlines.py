@@ -80,7 +80,7 @@ def deadline(seconds: float) -> Iterator[float]:
     """
     given: object = seconds
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise ConfigurationError(f"deadline({given!r}) is no number: choose 0 to {LONGEST_S:g} seconds")
+        raise ConfigurationError(f"deadline({given!r}) is not a number: choose 0 to {LONGEST_S:g} seconds")
     if not 0 <= seconds <= LONGEST_S:
         raise ConfigurationError(f"deadline({seconds!r}) is out of range: choose 0 to {LONGEST_S:g} seconds")
     at = monotonic_s() + seconds
@@ -136,5 +136,5 @@ def parse_s(value: str | bytes | None) -> float | None:
 
 def format_ms(seconds: float) -> str:
     """The header for what is left, rounded up: what still has time must not arrive as expired."""
-    # Rounded before, so that 0.3 s, which is no binary fraction, is not 301 ms.
+    # Rounded before, so that 0.3 s, which is not a binary fraction, is not 301 ms.
     return str(max(0, ceil(round(min(seconds, LONGEST_S) * 1000, 6))))

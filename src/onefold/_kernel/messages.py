@@ -117,7 +117,7 @@ class Delivery:
 
 def stream_of(source: str, topic: str, key: str) -> bytes:
     """16 bytes that name a stream, one count of versions. Neither source nor topic can contain the separator. A key
-    that is no valid text has a name too: sorting deliveries by it must not fail on one that came in."""
+    that is not a valid text has a name too: sorting deliveries by it must not fail on one that came in."""
     return blake2b(f"{source}\n{topic}\n{key}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
@@ -333,7 +333,7 @@ def _decode(text: object) -> bytes:
 
 
 def _number(found: Mapping[str, str], name: str) -> int | None:
-    """A foreign producer's sequence may be any text: what is no number is no version."""
+    """A foreign producer's sequence may be any text: what is not a number is not a version."""
     text = found.get(name, "")
     number = int(text) if _NUMBER.fullmatch(text) else None
     return None if number is None or abs(number) >= 1 << 63 else number

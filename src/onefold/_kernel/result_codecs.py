@@ -55,10 +55,10 @@ class Plain:
         elif kind is dict:
             for name in value:
                 if type(name) is not str:
-                    raise Misfit(f"{type(name).__qualname__} is no text, as the key of a dict has to be")
+                    raise Misfit(f"{type(name).__qualname__} is not text, as the key of a dict has to be")
             _each_named(lambda name: self.write, value)
         elif kind is float and not math.isfinite(value):
-            raise Misfit(f"{value} is no JSON number")
+            raise Misfit(f"{value} is not a JSON number")
         elif kind not in _SCALARS:
             raise _refuse(value, "a plain JSON value")
         return value
@@ -106,7 +106,7 @@ class Text:
         try:
             return self._read(data)
         except (ValueError, ArithmeticError) as error:
-            raise Misfit(f"the text is no {self._kind.__name__}") from error
+            raise Misfit(f"the text is not a valid {self._kind.__name__}") from error
 
 
 class Choice:
@@ -204,7 +204,7 @@ class Pairs:
     def _write_key(self, key: Any) -> str:
         name = self._key.write(key)
         if type(name) is not str:
-            raise Misfit(f"{type(key).__qualname__} is no text in JSON, as the key of a dict has to be")
+            raise Misfit(f"{type(key).__qualname__} is not text in JSON, as the key of a dict has to be")
         return name
 
 

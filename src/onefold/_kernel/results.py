@@ -66,12 +66,12 @@ def decode_result(data: bytes, annotation: object = Any, *, what: str = "a resul
         raise ResultUnreadable(f"{what} cannot be read as {type_name(annotation)}: {error}") from None
     except Misfit as error:
         raise ResultUnreadable(
-            f"{what} was recorded as JSON that is no {type_name(annotation)}: {error.place}{error}. The type was "
-            "changed after it was recorded: let it take both forms (a default for a new field, a union) until what was "
-            "begun before is done"
+            f"{what} was recorded as JSON that is not a valid {type_name(annotation)}: {error.place}{error}. The type "
+            "was changed after it was recorded: let it take both forms (a default for a new field, a union) until what "
+            "was begun before is done"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ResultUnreadable(f"{what} is recorded as something that is no JSON: {error}") from error
+        raise ResultUnreadable(f"{what} is recorded as something that is not JSON: {error}") from error
 
 
 def read_back(data: bytes, annotation: object = Any, *, what: str = "a result") -> Any:
@@ -150,4 +150,4 @@ def _to_thread() -> object:
 
 
 def _refuse_constant(name: str) -> Never:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")

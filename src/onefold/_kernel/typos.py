@@ -15,4 +15,4 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], of: str) -> Non
 
             close = sorted(each for each in known if each.startswith(name)) or get_close_matches(name, known, 1)
             meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
-            raise ConfigurationError(f"{name!r} is no setting of {of}; {meant}")
+            raise ConfigurationError(f"{name!r} is not a setting of {of}; {meant}")

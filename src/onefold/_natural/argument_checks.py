@@ -33,7 +33,7 @@ def check_name(name: object, what: str) -> str:
         raise ProgrammerError(f"{what} {name!r:.80} must be a text: the name as it is in the database")
     if not _NAME.fullmatch(name) or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
         raise ProgrammerError(
-            f"{what} {name!r:.80} is no name that is written into a statement: letters, digits, underscores, blanks "
+            f"{what} {name!r:.80} is not a name that is written into a statement: letters, digits, underscores, blanks "
             f"and hyphens inside, {NAME_BYTES_MAX} bytes at most. Names come from the code, never from a request"
         )
     return name
@@ -67,15 +67,15 @@ def check_key(call: str, setting: str, key: Mapping[str, Any]) -> None:
 
 
 def check_numbers(call: str, setting: str, numbers: Mapping[str, Any]) -> None:
-    """What can be added and taken away again. SQLite stores NULL for NaN, and adds 0 for a text that is no number."""
+    """What can be added and taken away again. SQLite stores NULL for NaN, and adds 0 for text that is no number."""
     check_key(call, setting, numbers)
     for column, number in numbers.items():
         is_text = isinstance(number, str | bytes | bytearray)
         is_finite = not isinstance(number, float | Decimal) or Decimal(number).is_finite()
         if is_text or not is_finite:
             raise ProgrammerError(
-                f"{call}: {setting} has {number!r:.80} for {column!r}, which is no number that can be added: a balance "
-                "would be lost by it, or not moved"
+                f"{call}: {setting} has {number!r:.80} for {column!r}, which is not a number that can be added: a "
+                "balance would be lost by it, or not moved"
             )
 
 

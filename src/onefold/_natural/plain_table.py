@@ -137,7 +137,7 @@ class PlainTable:
         return [FoundRow(dict(zip(names, row[said:], strict=True)), row[:said]) for row in rows]
 
     def _key(self, key: Mapping[str, Any], values: _Values, prefix: str) -> str:
-        """With the table in front: SQLite takes a quoted name that is no column for a text, and compares that."""
+        """With the table in front: SQLite takes a quoted name that is not a column for a text, and compares that."""
         return " AND ".join(
             f"{prefix}{quote(column)} = {self._sql.coerce(values.add(value), self._types.get(column, _UNKNOWN).kind)}"
             for column, value in key.items()

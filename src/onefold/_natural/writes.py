@@ -141,7 +141,7 @@ class TableWriter:
     def exclusive(
         self, dialect: str, parts: tuple[Part, ...], *, wait_s: float, part: int, writing: bool
     ) -> Callable[[], Flow[None]]:
-        lock_number(parts)  # refuses what is no key
+        lock_number(parts)  # refuses what is not a key
         if not 0 <= wait_s <= WAIT_S_MAX:
             raise ProgrammerError(f"tx.exclusive: wait_s={wait_s!r} must be between 0 and {WAIT_S_MAX:g} seconds")
         return lambda: lock(_DIALECTS[dialect], parts, wait_s, part=part, writing=writing)

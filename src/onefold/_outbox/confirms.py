@@ -49,4 +49,4 @@ def _check_confirm(confirm: object) -> Confirm:
     """What is neither a confirm nor a failure says nothing: were it passed over, its row would be sent in a circle."""
     if confirm is None or isinstance(confirm, MessageRefused | BrokerUnavailable):
         return confirm
-    return BrokerUnavailable(f"the broker's adapter answered {confirm!r}: that is no confirm")
+    return BrokerUnavailable(f"the broker's adapter answered {confirm!r}: that is not a confirm")

@@ -123,7 +123,7 @@ def check_due_ms(topic: str, not_before: datetime | None, key: str | None) -> in
     given: object = not_before
     if not isinstance(given, datetime):
         raise MessageInvalid(
-            f"not_before={given!r} of an event on {topic!r} is no datetime; write when it may leave, for example "
+            f"not_before={given!r} of an event on {topic!r} is not a datetime; write when it may leave, for example "
             "datetime.now(timezone.utc) + timedelta(hours=1)"
         )
     if not_before.tzinfo is None:

@@ -9,12 +9,12 @@ from onefold.errors import ConfigurationError
 
 
 def require(field: str, value: float, *, least: float = 0.0, most: float = inf, whole: bool = False) -> None:
-    """Refuse a setting that is no number (`whole`: no whole one), or outside `least` to `most`, both included. NaN is
+    """Refuse a setting that is not a number (`whole`: a whole one), or outside `least` to `most`, both included. NaN is
     outside of every range."""
     given: object = value
     if isinstance(given, bool) or not isinstance(given, Integral if whole else Real):
         raise ConfigurationError(
-            f"{field}={given!r} is no {'whole number' if whole else 'number'}: choose {least:g} to {most:g}"
+            f"{field}={given!r} is not a {'whole number' if whole else 'number'}: choose {least:g} to {most:g}"
         )
     if not least <= value <= most:
         raise ConfigurationError(f"{field}={value!r} is out of range: choose {least:g} to {most:g}")

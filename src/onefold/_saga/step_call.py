@@ -32,7 +32,7 @@ FAILURES_MAX: Final = 20
 
 
 class StepBrokeOff(Exception):
-    """An attempt ended by what is no Exception. It has failed: the step ends, and not its process."""
+    """An attempt ended by what is not an Exception. It has failed: the step ends, and not its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

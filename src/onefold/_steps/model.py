@@ -38,7 +38,7 @@ _digest = partial(blake2b, digest_size=16, person=b"onefold.work")
 
 
 def digest_of(kind: WorkKind, *names: str) -> bytes:
-    """The durable id of a work that is no request: primary key of its row, and what its keys are derived from."""
+    """The durable id of a work that is not a request: primary key of its row, and what its keys are derived from."""
     # Lengths first: no two lists of names are hashed alike.
     framed = "".join([f"{kind}:", *(f"{len(name)}:{name}" for name in names)])
     return _digest(framed.encode("utf-8", "surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""A work that is no request: `once.work("import:42")`. Its name is its identity, and its end is remembered with its
+"""A work that is not a request: `once.work("import:42")`. Its name is its identity, and its end is remembered with its
 steps for the retention: a block that comes later gets every answer from the record."""
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class StepOptions:
         formerly: object = self.formerly
         if isinstance(formerly, str) or not isinstance(formerly, tuple):
             raise ConfigurationError(
-                f"formerly={show(formerly)} of step {show(self.name)} is no tuple of names; write formerly=('pay',)"
+                f"formerly={show(formerly)} of step {show(self.name)} is not a tuple of names; write formerly=('pay',)"
             )
         for name in self.names:
             _check_name(name)

@@ -1,4 +1,4 @@
-"""The spans of recorded steps, performed or answered from their record, and of a work that is no request."""
+"""The spans of recorded steps, performed or answered from their record, and of a work that is not a request."""
 
 from __future__ import annotations
 

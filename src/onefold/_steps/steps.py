@@ -120,7 +120,7 @@ class Steps:
     def _check(self, what: str, function: object) -> None:
         if not callable(function):
             raise WorkMisused(
-                f"{what} was given {function!r:.80}, which is no function. Hand over the function and its arguments "
+                f"{what} was given {function!r:.80}, which is not a function. Hand over the function and its arguments "
                 "one by one, as in work.call('charge', charge_card, ride), and do not call it"
             )
         if is_async(function) is not self._asynchronous:
@@ -152,8 +152,8 @@ async def on_loop(
 
 
 _WRONG_COLOUR: Final = {
-    True: "{what} was given {name}, which is no async function: under AsyncOnefold it would stop every other request "
-    "meanwhile. Write `async def`; for a call that blocks, functools.partial(asyncio.to_thread, {name})",
+    True: "{what} was given {name}, which is not an async function: under AsyncOnefold it would stop every other "
+    "request meanwhile. Write `async def`; for a call that blocks, functools.partial(asyncio.to_thread, {name})",
     False: "{what} was given {name}, an async function, and Onefold is for threads: write a plain def, or use "
     "AsyncOnefold",
 }

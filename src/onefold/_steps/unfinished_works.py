@@ -173,7 +173,9 @@ def read_id(work_id: str) -> bytes:
     except ValueError:
         digest = b""
     if len(work_id) != _ID_HEX or not digest:
-        raise WorkNotFit(f"{work_id!r} is no id of a work: {_ID_HEX} digits of 0-9 and a-f, as `onefold keys list` has")
+        raise WorkNotFit(
+            f"{work_id!r} is not an id of a work: {_ID_HEX} digits of 0-9 and a-f, as `onefold keys list` has"
+        )
     return digest
 
 

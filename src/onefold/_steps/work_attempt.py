@@ -1,4 +1,4 @@
-"""A work that is no request, and one attempt at it: its claim, its steps, and its end with `finish` or without.
+"""A work that is not a request, and one attempt at it: its claim, its steps, and its end with `finish` or without.
 
 Theory of operation. An attempt is made of a claim: the work is held now, or it was done before; either way its code
 runs. An exception keeps what is recorded and gives the lease back: the next attempt goes on. What ends a work depends

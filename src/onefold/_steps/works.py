@@ -47,7 +47,7 @@ class Works:
         self._new_fence = new_fence
 
     async def claim(self, ask: WorkAsk, unless: tuple[BatchItem, ...] = ()) -> WorkClaim:
-        """Claim a work that is no request: for those see `insert` and `take`. `unless` is refused
+        """Claim a work that is not a request: for those see `insert` and `take`. `unless` is refused
         (RequiredValueMissing) where something else remembers that the work was done. It stands behind the claim: what
         ends a work deletes its row, which the claim waits for, and is seen by the statement that follows."""
         begin = (begin_at("read committed"),)

@@ -17,7 +17,7 @@ from onefold._verify.findings import ProbeReport
 from onefold._verify.http_port import HeaderLines
 
 _HIDDEN: Final = "..."
-#: What is shorter is part of words: taking it out would make texts unreadable, and it is no secret.
+#: What is shorter is part of words: taking it out would make texts unreadable, and it is not a secret.
 _LENGTH_MIN: Final = 4
 _HARMLESS: Final = re.compile(r"(?i)accept(-\w+)?|content-type|user-agent")
 _SCHEMES: Final = frozenset({"bearer", "basic", "digest", "token", "apikey", "negotiate"})

@@ -52,7 +52,7 @@ def require_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigurationError(f"{redact(url)!r} is no address: give http://host:port/path, or https://...")
+        raise ConfigurationError(f"{redact(url)!r} is not an address: give http://host:port/path, or https://...")
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError(f"the address of {redact(url)} has credentials in it: give them by --header")
     return url

@@ -58,7 +58,7 @@ STRIPE: Final = Profile(
             "key-empty": "this profile says nothing about empty keys",
             "key-missing": "keys are optional in this profile",
             "retry-after": "this profile promises no Retry-After",
-            "problem-link": "errors of this profile are no problems (RFC 9457)",
+            "problem-link": "errors of this profile are not problems (RFC 9457)",
         }
     ),
 )

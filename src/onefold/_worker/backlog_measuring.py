@@ -85,5 +85,5 @@ async def _measure(
             except StoreError:
                 pass
             except Exception:
-                _log.warning("what waits could not be measured; it is tried again in %g s", every_s, exc_info=True)
+                _log.warning("the backlog could not be measured; it is tried again in %g s", every_s, exc_info=True)
         await asyncio.sleep(every_s)

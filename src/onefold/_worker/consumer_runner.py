@@ -97,7 +97,7 @@ class ConsumerRunner:
                 opened.set()
             except (BrokerUnavailable, Interrupted) as error:
                 if backoff.failures == 0:
-                    _log.warning("consumers wait for their broker, which is tried again: %s", error)
+                    _log.warning("consumers wait for their broker, connecting is tried again: %s", error)
                     for gate in self._gates:
                         gate.tried.set()
                 await pause(stop, backoff.next_s())

@@ -291,7 +291,7 @@ class ConsumerWorker:
                     pass
                 except Exception:
                     _log.exception(
-                        "consumer %r: telling the broker that deliveries are still worked on failed; it is tried again",
+                        "consumer %r: the broker was not told that deliveries are still in hand; it is tried again",
                         self.consumer.name,
                     )
 

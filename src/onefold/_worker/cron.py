@@ -63,6 +63,6 @@ def _clock(name: str, zone: str) -> tzinfo:
         return ZoneInfo(zone)
     except (KeyError, ValueError, OSError) as error:
         raise ConfigurationError(
-            f"recurring event {name!r} has zone={zone!r}, which is no time zone here: name one as in 'Europe/Berlin'; "
-            "where the system has none, pip install tzdata"
+            f"recurring event {name!r} has zone={zone!r}, which is not a time zone here: name one as in "
+            "'Europe/Berlin'; where the system has none, pip install tzdata"
         ) from error

@@ -88,8 +88,8 @@ def handled_once(
         check_handler(consumer, handler)
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(
-                f"the handler of {consumer!r} is {getattr(handler, '__qualname__', handler)}, which is no `async def`: "
-                "its transaction is one of AsyncOnefold"
+                f"the handler of {consumer!r} is {getattr(handler, '__qualname__', handler)}, which is not an `async "
+                "def`: its transaction is one of AsyncOnefold"
             )
         handling = functools.partial(
             once.handling, consumer, lease_s=lease_s, retention_s=retention_s, dead_letter_on=final

@@ -42,7 +42,7 @@ class HandlerCancelled(OnefoldError):
 
 
 class HandlerAborted(OnefoldError):
-    """A handler raised something that is no Exception."""
+    """A handler raised something that is not an Exception."""
 
 
 class HandlerCalls:

@@ -61,7 +61,7 @@ class PydanticPayload:
         found = error.errors(include_url=False, include_input=False, include_context=False)
         told = "; ".join(f"{self._place(each['loc'])}: {each['type']}" for each in found[:ERRORS_MAX])
         more = f"; and {len(found) - ERRORS_MAX} more" if len(found) > ERRORS_MAX else ""
-        refusal = PayloadInvalid(f"the message's data is no {self.name}: {told}{more}")
+        refusal = PayloadInvalid(f"the message's data is not a valid {self.name}: {told}{more}")
         for each in found[:ERRORS_MAX]:
             refusal.add_note(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")
         return refusal

@@ -43,7 +43,7 @@ class ConsumerSettings(TypedDict, total=False):
 
 
 def check_relay_settings(settings: Collection[str]) -> None:
-    """Refuse a name that is no setting of a relay, where it is written."""
+    """Refuse a name that is not a setting of a relay, where it is written."""
     refuse_unknown(settings, RelaySettings.__annotations__, "a relay")
 
 

@@ -55,8 +55,8 @@ def check_broker(given: object) -> None:
         _address(given)
     elif given is not None and not callable(given):
         raise ConfigurationError(
-            f"broker={type(given).__qualname__}(...) is no address and cannot be called: give 'local', an address as "
-            "in 'nats://localhost:4222', or a function that makes a broker (lambda: NatsBroker(...))"
+            f"broker={type(given).__qualname__}(...) is not an address and cannot be called: give 'local', an address "
+            "as in 'nats://localhost:4222', or a function that makes a broker (lambda: NatsBroker(...))"
         )
 
 
@@ -134,7 +134,7 @@ def _local(
     try:
         lease_s = float(settings.pop("lease_s", LEASE_S))
     except ValueError as error:
-        raise ConfigurationError(f"the lease_s of broker 'local?lease_s=...' is no number: {error}") from error
+        raise ConfigurationError(f"the lease_s of broker 'local?lease_s=...' is not a number: {error}") from error
     if settings:
         raise ConfigurationError(f"broker 'local' has no setting {next(iter(settings))!r}; it has lease_s")
     return LocalBroker(database, lease_s=lease_s, awaited=awaited, news=news)

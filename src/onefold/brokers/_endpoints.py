@@ -69,7 +69,7 @@ def check_topics(endpoint: str, topics: Iterable[str]) -> None:
     """Raises ConfigurationError."""
     for topic in topics:
         if (fault := find_fault(topic)) is not None:
-            raise ConfigurationError(f"topic {topic!r} of {endpoint} is no topic: {fault}; '*' is every topic")
+            raise ConfigurationError(f"topic {topic!r} of {endpoint} is not a topic: {fault}; '*' is every topic")
 
 
 async def endpoints(dialect: str) -> list[EndpointSeen]:

@@ -363,7 +363,7 @@ TOGETHER: Final = "onefold-headers"
 def _headers(record: Record) -> dict[str, str]:
     try:
         pairs: Any = record.headers() or ()
-    except Exception:  # a name that is no text: what the headers say is lost, the message is not
+    except Exception:  # a name that is not text: what the headers say is lost, the message is not
         return {}
     # A connector writes a column that is NULL as a header without a value: the event has no such attribute.
     found = {

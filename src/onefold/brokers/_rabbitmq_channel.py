@@ -100,7 +100,7 @@ class RabbitmqConnection:
                 return await aio_pika.connect(self._url, timeout=self.patience_s)
         except (AuthenticationError, ProbableAuthenticationError) as error:
             raise ConfigurationError(
-                f"RabbitMQ at {host}:{port} does not let us in: {text_of(error)}; see the URL's user and password"
+                f"RabbitMQ at {host}:{port} refused the login: {text_of(error)}; see the URL's user and password"
             ) from error
         except (InvalidFrameError, ConnectionNotAllowed) as error:
             # The client does not say which: it gives up over the answer that would tell.

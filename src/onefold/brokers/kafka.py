@@ -155,10 +155,10 @@ class KafkaBroker:
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> KafkaSubscription:
         if not consumer or len(consumer) > _TOPIC_CHARACTERS_MAX:
             raise ConfigurationError(
-                f"consumer={consumer!r} makes no name of a group: give 1 to {_TOPIC_CHARACTERS_MAX} characters"
+                f"consumer={consumer!r} cannot name a consumer group: give 1 to {_TOPIC_CHARACTERS_MAX} characters"
             )
         if not topics:
-            raise ConfigurationError(f"consumer={consumer!r} has no topics: name those it shall get")
+            raise ConfigurationError(f"consumer={consumer!r} has no topics: name those that it receives")
         refuse_patterns("Kafka", consumer, topics)
         if self._closed:
             raise _over()
@@ -280,7 +280,7 @@ class _PolledProducer:
 def _check_settings(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
     for name, value in settings.items():
         if name in _TAKEN:
-            raise ConfigurationError(f"settings[{name!r}] is said by onefold itself: leave it out")
+            raise ConfigurationError(f"settings[{name!r}] is set by onefold itself: leave it out")
         if name in _REQUIRED and not _same(value, _REQUIRED[name]):
             raise ConfigurationError(
                 f"settings[{name!r}]={value!r} could lose messages, or deliver what was never sent: leave it out, "

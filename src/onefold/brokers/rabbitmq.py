@@ -130,9 +130,9 @@ class RabbitBroker:
     async def subscribe(self, consumer: str, topics: Sequence[str]) -> RabbitSubscription:
         queue = self._queue(consumer)
         if not consumer or len(queue.encode()) > 255:
-            raise ConfigurationError(f"consumer={consumer!r} makes no name of a queue: {queue!r} must have 255 bytes")
+            raise ConfigurationError(f"consumer={consumer!r} cannot name a queue: {queue!r} has more than 255 bytes")
         if not topics:
-            raise ConfigurationError(f"consumer={consumer!r} has no topics: name those it shall get")
+            raise ConfigurationError(f"consumer={consumer!r} has no topics: name those that it receives")
         subscription = RabbitSubscription(
             self._in,
             exchange=self._exchange_name,

@@ -125,7 +125,7 @@ def check_usable(database: object, setting: str) -> None:
         _read(database)
     elif _vendor_of(database) is None and not _is_database(database):
         raise ConfigurationError(
-            f"{setting}={database!r} is no database; it may be {_ACCEPTED['AsyncOnefold']}, a "
+            f"{setting}={database!r} is not a database; it may be {_ACCEPTED['AsyncOnefold']}, a "
             "psycopg_pool.ConnectionPool, a sqlalchemy.Engine"
         )
 

@@ -249,7 +249,7 @@ def _head(stream: BinaryIO) -> tuple[str, str, Mapping[str, str]] | None:
 
 
 def _body(stream: BinaryIO, headers: Mapping[str, str], bytes_max: int | None) -> bytes:
-    """The body, or its first bytes. One that breaks off is no request: EOFError."""
+    """The body, or its first bytes. One that breaks off is not a request: EOFError."""
     if bytes_max is not None:
         return stream.read(bytes_max)
     if headers.get("transfer-encoding") != "chunked":

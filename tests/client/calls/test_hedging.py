@@ -266,7 +266,7 @@ async def test_an_attempt_that_answers_although_it_was_cancelled_frees_its_conne
 
 
 def test_a_plain_function_is_refused_where_it_is_decorated() -> None:
-    with pytest.raises(ConfigurationError, match="no coroutine function"):
+    with pytest.raises(ConfigurationError, match="not a coroutine function"):
         Retrying().calls("prices", on=OSError, hedge_s=0.1)(lambda: None)
     with pytest.raises(ConfigurationError, match="hedge_s=-1"):
         Retrying().calls("prices", on=OSError, hedge_s=-1)

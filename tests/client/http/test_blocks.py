@@ -1,4 +1,4 @@
-"""A block holds one key, whoever makes the attempts in it; what is no attempt of its call does not get it."""
+"""A block holds one key, whoever makes the attempts in it; what is not an attempt of its call does not get it."""
 
 from __future__ import annotations
 

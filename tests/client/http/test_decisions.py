@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[Act, int]] = {
     "in flight, packed": (Reply(409, gzip.compress(IN_FLIGHT), {**PROBLEM, "Content-Encoding": "gzip"}), 2),
     "in flight, in chunks": (Chunks((IN_FLIGHT[:9], IN_FLIGHT[9:]), status=409, headers=PROBLEM), 2),
     "another conflict": (Reply(409, b'{"type": "about:blank"}', PROBLEM), 1),
-    "a conflict that is no JSON": (Reply(409, b"key-in-flight", PROBLEM), 1),
+    "a conflict that is not JSON": (Reply(409, b"key-in-flight", PROBLEM), 1),
     "a conflict of another type": (Reply(409, IN_FLIGHT, {"Content-Type": "application/json"}), 1),
     **{f"{status}": (Reply(status, b"no"), 1) for status in (300, 400, 401, 404, 410, 422, 501)},
     "304": (Reply(304), 1),

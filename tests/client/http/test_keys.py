@@ -82,9 +82,9 @@ async def test_elsewhere_a_post_that_may_have_arrived_is_not_repeated(
     [
         ("api.stripe.com", "must be a collection of hosts"),
         (1, "must be a collection of hosts"),
-        ({"https://api.stripe.com"}, "'https://api.stripe.com', which is no host"),
-        ({""}, "'', which is no host"),
-        ({7}, "7, which is no host"),
+        ({"https://api.stripe.com"}, "'https://api.stripe.com', which is not a host"),
+        ({""}, "'', which is not a host"),
+        ({7}, "7, which is not a host"),
     ],
 )
 def test_what_names_no_hosts_is_refused_where_it_is_written(hosts: Any, told: str) -> None:
@@ -233,7 +233,7 @@ async def test_a_journal_that_cannot_be_written_keeps_the_call_from_being_made(
     kind: Kind, patient: RetryPolicy, tmp_path: Path
 ) -> None:
     place = tmp_path / "journal.db"
-    place.write_bytes(b"this is no database, and never was one" * 100)
+    place.write_bytes(b"this is not a database, and never was one" * 100)
     retrying = Retrying(patient, journal=place, generate_keys=True)
     with ScriptedServer([Reply(200)]) as server:
         async with kind.opened(retrying) as caller:
@@ -263,7 +263,7 @@ async def test_an_end_that_cannot_be_noted_does_not_cost_the_answer(
                 reply = await caller.send("POST", server.url)
     await retrying.aclose()
     assert (reply.status, reply.body) == (200, b"2")
-    assert "could not be noted" in caplog.text
+    assert "could not be written to the key journal" in caplog.text
     assert noted(journal)["pay:2"].status is None
 
 

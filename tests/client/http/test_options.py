@@ -47,7 +47,7 @@ def test_a_policy_may_be_named_without_the_port() -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "said"),
-    [({"https://x.test/": RetryPolicy()}, "is no host"), ({"x.test": 3}, "must be a RetryPolicy")],
+    [({"https://x.test/": RetryPolicy()}, "is not a host"), ({"x.test": 3}, "must be a RetryPolicy")],
     ids=["an address", "no policy"],
 )
 def test_what_is_no_host_or_no_policy_is_refused(hosts: dict[str, RetryPolicy], said: str) -> None:

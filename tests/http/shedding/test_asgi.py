@@ -330,7 +330,7 @@ async def test_a_stream_keeps_its_place_until_its_first_byte_only() -> None:
     [task] = asking(app, "/stream")
     steps.put_nowait(b"")
     await settled()
-    assert reception.queue.running == 1, "an empty part is no byte"
+    assert reception.queue.running == 1, "an empty part is not a byte"
     clock.now += 2
     steps.put_nowait(b"first")
     await settled()

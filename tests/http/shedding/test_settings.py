@@ -20,7 +20,7 @@ from onefold.shedding import Shedding
         (lambda: Shedding(wait_most_s=0), "^wait_most_s=0"),
         (lambda: Shedding(status=500), "^status=500 is not one of 429, 503"),  # type: ignore[arg-type]
         (lambda: Shedding(exempt="/health"), "give a list of paths"),
-        (lambda: Shedding(exempt=["health"]), "'health', which is no path"),
+        (lambda: Shedding(exempt=["health"]), "'health', which is not a path"),
         (lambda: Shedding(retry_after_s=(0, 5)), "retry_after_s"),
         (lambda: Shedding(retry_after_s=(5, 2)), "retry_after_s"),
     ],

@@ -210,7 +210,7 @@ def _names(visit: Visit) -> tuple[bytes, ...]:
     found = [read_digest(name) for name in visit.param("names").split(".")[: NAMES_MAX + 1]]
     names = tuple(digest for digest in found if digest is not None)
     if len(names) != len(found) or len(names) > NAMES_MAX:
-        raise missing("This is no address of a key: search for it.")
+        raise missing("This is not an address of a key: search for it.")
     return names
 
 

@@ -144,7 +144,7 @@ class ServiceEndpoint:
         try:
             listening = socket.create_server((host.strip("[]"), int(port)), family=_family(host))
         except OSError as error:
-            raise ConfigurationError(f"listen={self._listen!r} cannot be listened on: {error}") from error
+            raise ConfigurationError(f"listen={self._listen!r}: this process cannot listen there: {error}") from error
         await asyncio.to_thread(asyncio.run, _greet(self._app))
         config = Config()
         config.bind = [f"fd://{listening.detach()}"]

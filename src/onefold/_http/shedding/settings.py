@@ -68,7 +68,7 @@ class Shedding:
             raise ConfigurationError(f"exempt={self.exempt!r} is one text: give a list of paths, as [{self.exempt!r}]")
         for path in self.exempt:
             if not path.startswith("/"):
-                raise ConfigurationError(f"exempt names {path!r}, which is no path: paths start with '/'")
+                raise ConfigurationError(f"exempt names {path!r}, which is not a path: paths start with '/'")
         low, high = self.retry_after_s
         require("retry_after_s[0]", low, least=1, most=3600)
         require("retry_after_s[1]", high, least=low, most=3600)

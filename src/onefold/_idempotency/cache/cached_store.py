@@ -200,7 +200,7 @@ class CachedStores:
         """`given`: by the user."""
         if isinstance(given, type) or not isinstance(given, CacheSettings):
             raise ConfigurationError(
-                f"cache={show(given)} is no answer cache: give one of onefold.caches, as in "
+                f"cache={show(given)} is not an answer cache: give one of onefold.caches, as in "
                 "cache=onefold.caches.MemoryCache(), or None"
             )
         self.cache = given.open_answers()

@@ -196,7 +196,7 @@ class LocalBroker:
             try:
                 return await run_async(with_connection(work), TaskExecutor(self._database))
             except StoreError as error:
-                # A lock that another holds (on SQLite there is only one) is no outage: it is worth waiting for.
+                # A lock that another holds (on SQLite there is only one) is not an outage: it is worth waiting for.
                 if not isinstance(error, StoreBusy) or time.monotonic() >= give_up_at:
                     raise BrokerUnavailable(f"the database that carries local messages: {error}") from error
 

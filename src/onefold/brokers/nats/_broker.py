@@ -115,7 +115,7 @@ class NatsBroker:
             await self.close()
             if isinstance(error, BrokerUnavailable) and "authorization violation" in str(error).lower():
                 raise ConfigurationError(
-                    f"NATS at {', '.join(map(redact, self._servers))} does not let us in: {error.__cause__}; see the "
+                    f"NATS at {', '.join(map(redact, self._servers))} refused the login: {error.__cause__}; see the "
                     "user and password of its address, or the options"
                 ) from error
             raise

@@ -48,7 +48,7 @@ def encode(message: Message, number: int, prefix: str, reply: str, bytes_max: in
     """Raises MessageRefused."""
     if not SUBJECT.fullmatch(message.topic):
         raise MessageRefused(
-            f"the topic {message.topic!r} is no NATS subject: a part of it is empty, or has more than A-Z a-z 0-9 _ -"
+            f"the topic {message.topic!r} is not a NATS subject: a part is empty, or has more than A-Z a-z 0-9 _ -"
         )
     headers = write(message)
     headers["Nats-Msg-Id"] = name_apart(headers[f"{PREFIX}id"], message.source)

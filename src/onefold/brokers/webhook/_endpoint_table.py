@@ -85,7 +85,9 @@ class Directory:
             try:
                 disabled = await self._note(self.database.dialect, name, how)
             except StoreError as error:
-                _log.warning("how endpoint %s fared cannot be noted now: %s; it is tried again", name, error)
+                _log.warning(
+                    "the outcome of deliveries to endpoint %s could not be stored: %s; it is tried again", name, error
+                )
                 return
             del self._fared[name]
             if disabled:

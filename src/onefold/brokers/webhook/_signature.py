@@ -93,7 +93,7 @@ def read_keys(secret: str | Sequence[str]) -> list[bytes]:
 
 def _check_time(stamp: str, now_s: float, tolerance_s: float) -> None:
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 15):
-        raise MessageUnreadable(f"webhook-timestamp={stamp[:40]!r} is no number of seconds")
+        raise MessageUnreadable(f"webhook-timestamp={stamp[:40]!r} is not a number of seconds")
     off_s = now_s - int(stamp)
     if abs(off_s) > tolerance_s:
         raise MessageUnreadable(

@@ -121,7 +121,7 @@ class SqlalchemySessions:
             if self._kind is Session:
                 needs = "Onefold needs a sessionmaker"
             raise ConfigurationError(
-                f"session_factory makes {made.__module__}.{made.__qualname__}, which is no {self.kind}: {needs}"
+                f"session_factory makes {made.__module__}.{made.__qualname__}, not {self.kind}: {needs}"
             )
 
 

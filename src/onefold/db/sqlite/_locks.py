@@ -152,7 +152,7 @@ class LockFile:
             self._reported = True
             _log.warning(
                 "requests that other processes are working on are not seen, because %s cannot be locked (%s): their "
-                "duplicates run in vain instead of being answered 409. One execution per key is kept all the same",
+                "duplicates run and are rolled back instead of being answered 409. Each key still takes effect once",
                 self._path,
                 reason,
             )
