@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,7 +16,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-ROOT: Final = Path(__file__).parents[1]
+from book import api_pages, cli_page, problem_pages, settings_page, tables_page, telemetry_page
+from book.files import ROOT
 
 #: Files of the checkout that are pages, by their path from its root.
 OUTSIDE: Final[Mapping[str, str]] = {
@@ -38,22 +38,55 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
-def generated_pages() -> dict[str, Callable[[], str]]:
+def make_pages() -> dict[str, str]:
     """Pages that are made from the code, by their address."""
-    return {}
+    return {
+        **api_pages.make_pages(),
+        **problem_pages.make_pages(),
+        "reference/command-line.md": cli_page.make_page(),
+        "reference/settings.md": settings_page.make_page(),
+        "reference/tables.md": tables_page.make_page(),
+        "reference/telemetry.md": telemetry_page.make_page(),
+    }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The navigation names a generated section once; its pages are filled in."""
+    config.nav = _fill(config.nav)
+    return config
+
+
+def _fill(entry: Any) -> Any:
+    match entry:
+        case list():
+            return list(map(_fill, entry))
+        case dict():
+            return {title: _fill(below) for title, below in entry.items()}
+        case "reference/api/index.md":
+            names = api_pages.list_modules()
+            return [entry, *({name: f"reference/api/{name}.md"} for name in names)]
+        case "problems.md":
+            return [entry, *({name: f"problems/{name}.md"} for name in problem_pages.read_sections())]
+        case _:
+            return entry
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for page, make in generated_pages().items():
-        files.append(File.generated(config, page, content=make()))
+    made = make_pages()
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
     for asset in ("site.css", _WORKER):
         files.append(File.generated(config, f"assets/{asset}", abs_src_path=str(ROOT / "book" / asset)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    if page.file.src_uri == "problems.md":
+        markdown = problem_pages.make_index()
+    if page.file.src_uri.startswith(("reference/", "problems/")):
+        return markdown
     source = _SOURCE_OF.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return lead_links(markdown, source, page.file.src_uri)
 

@@ -7,13 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from book.api_pages import list_modules
 from book.headings import slugify
 from book.hook import lead_links
+from tests.book.site_building import build_site
 from tests.book.site_checks import find_defects
 
 
-def test_every_link_of_the_site_resolves_and_no_asset_is_foreign(site: Path) -> None:
-    """One test: workers that share it would each build the site."""
+def test_every_link_of_the_site_resolves_and_no_asset_is_foreign(tmp_path: Path) -> None:
+    check(build_site(tmp_path, api=False))
+
+
+@pytest.mark.soak
+def test_the_pages_of_the_api_are_filled(tmp_path: Path) -> None:
+    site = build_site(tmp_path, api=True)
+    check(site)
+    empty = [name for name in list_modules() if "doc-object" not in (site / f"reference/api/{name}.html").read_text()]
+    assert empty == []
+
+
+def check(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 40
     assert list(find_defects(site)) == []
