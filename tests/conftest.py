@@ -21,6 +21,7 @@ from onefold.testing.servers import (
     PrivateValkey,
     kafka_cluster,
 )
+from tests.support.moto_server import PrivateMoto
 from tests.support.temporal_server import PrivateTemporal
 from tests.testing.servers.missing import unless_missing
 
@@ -40,7 +41,7 @@ SLOW: Final = frozenset(
 )
 
 #: What only some tests need, and what takes a second of computing to start; RabbitMQ ten.
-SOME_NEED: Final = ("rabbitmq", "kafka", "mortal_postgres", "postgres_16")
+SOME_NEED: Final = ("rabbitmq", "kafka", "mortal_postgres", "postgres_16", "sqs", "moto")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -128,6 +129,13 @@ def kafka() -> Iterator[PrivateKafka | GivenKafka]:
 def rabbitmq() -> Iterator[PrivateRabbitmq]:
     """The worker's RabbitMQ, where one is installed (`make rabbitmq`). It stays up, and its queues stay."""
     with unless_missing(PrivateRabbitmq), PrivateRabbitmq() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[PrivateMoto]:
+    """The worker's SQS and DynamoDB. It stays up, and its queues and tables stay: name yours after your test."""
+    with PrivateMoto() as server:
         yield server
 
 

@@ -14,6 +14,7 @@ from tests.brokers.local_subject import local_on_postgres, local_on_sqlite
 from tests.brokers.nats_subject import nats_by_public_names, nats_subject
 from tests.brokers.rabbitmq_subject import rabbitmq_subject
 from tests.brokers.redis_subject import redis_subject
+from tests.brokers.sqs_subject import sqs_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,5 +96,14 @@ BROKERS: dict[str, Entry] = {
         server="rabbitmq",
         mortal=PrivateRabbitmq,
         leaves_out=_NO_LEASE | _NO_DEDUP | _NO_LIMIT | _PATTERNS,
+    ),
+    # A body is text: there are no bytes to inject. Its leases are in `test_sqs`.
+    "sqs": Entry(
+        subject=sqs_subject,
+        server="moto",
+        leaves_out=_NO_LEASE
+        | _NOT_ATTACHED
+        | _PATTERNS
+        | {"a_message_without_an_envelope_comes_with_its_bytes_and_says_so"},
     ),
 }

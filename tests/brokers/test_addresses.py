@@ -13,9 +13,10 @@ from onefold.brokers.kafka import KafkaBroker
 from onefold.brokers.nats import NatsBroker
 from onefold.brokers.rabbitmq import RabbitBroker
 from onefold.brokers.redis import RedisBroker
+from onefold.brokers.sqs import SqsBroker
 from onefold.errors import BrokerUnavailable, ConfigurationError
 
-_BROKERS = {"redis": RedisBroker, "nats": NatsBroker, "amqp": RabbitBroker}
+_BROKERS = {"redis": RedisBroker, "nats": NatsBroker, "amqp": RabbitBroker, "sqs": SqsBroker}
 
 _REFUSED_OR_AWAY = (ConfigurationError, BrokerUnavailable)
 

@@ -55,6 +55,7 @@ SUITES = {
     "redis": ("redis", "valkey or redis"),
     "rabbitmq": ("aio-pika", "rabbitmq"),
     "kafka": ("confluent-kafka", "kafka"),
+    "aws": ("boto3", "sqs"),
     "webhook": ("httpx", "webhook"),
 }
 

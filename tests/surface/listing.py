@@ -53,6 +53,7 @@ MODULES: Final = (
     "onefold.brokers.nats",
     "onefold.brokers.rabbitmq",
     "onefold.brokers.redis",
+    "onefold.brokers.sqs",
     "onefold.brokers.webhook",
     "onefold.db",
     "onefold.db.asyncpg",

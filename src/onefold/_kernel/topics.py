@@ -84,7 +84,7 @@ def refuse_patterns(broker: str, consumer: str, topics: Iterable[str]) -> None:
         if is_pattern(topic):
             raise ConfigurationError(
                 f"consumer {consumer!r} has the topic {topic!r}, a pattern, and {broker} has no patterns: name each "
-                "topic, topic=('order.placed', 'order.paid'), or use NATS, RabbitMQ or 'local'"
+                "topic, topic=('order.placed', 'order.paid'), or use NATS, RabbitMQ, SQS or 'local'"
             )
 
 

@@ -34,6 +34,7 @@ _ADAPTERS: Final = {
     "amqp": _RABBITMQ,
     "amqps": _RABBITMQ,
     "kafka": ("kafka", "KafkaBroker", "kafka"),
+    "sqs": ("sqs", "SqsBroker", "aws"),
 }
 
 #: Those that know a topic by its whole name only.

@@ -38,6 +38,8 @@ class BrokerSubject:
     """The broker discards what it has already got under the same id."""
     tells_redelivery: bool = True
     """A first delivery is known to be one."""
+    many: int = MANY
+    """How many messages a call with many has. Fewer where the server is an emulator that takes seconds for them."""
     lease_s: float | None = None
     """When what is neither kept nor settled comes again by itself; None: when its connection ends."""
     tells_attached: bool = False
@@ -96,13 +98,15 @@ class BrokerStage:
         return f"{self.name}.{name}"
 
     def message(self, number: int = 0, *, topic: str = "orders") -> Message:
-        """A message that is told from all others by its id and its data."""
+        """A message that is told from all others by its id and its data. Each has a key of its own: some brokers hold
+        back a key while a message of it is not settled."""
+        name = str(uuid.uuid4())
         return Message(
-            id=str(uuid.uuid4()),
+            id=name,
             source="conformance",
             topic=self.topic(topic),
             data=b'{"number":%d}' % number,
-            key="one",
+            key=f"key of {name}",
             version=number + 1,
             epoch=1,
         )

@@ -51,7 +51,7 @@ async def subscriptions_of_one_consumer_share(stage: BrokerStage) -> None:
     subscriptions = [await stage.subscribe(broker, "orders") for broker in brokers]
     warm_up_s = stage.subject.warm_up_s
     await asyncio.gather(*(subscription.receive(1, warm_up_s) for subscription in subscriptions if warm_up_s))
-    sent = [replace(message, key=f"key {message.version}") for message in stage.messages(100)]
+    sent = [replace(message, key=f"key {message.version}") for message in stage.messages(stage.subject.many // 5)]
     await stage.publish(brokers[0], *sent)
     found: list[Delivery] = []
     deadline = time.monotonic() + stage.subject.patience_s
@@ -59,7 +59,10 @@ async def subscriptions_of_one_consumer_share(stage: BrokerStage) -> None:
         for subscription in subscriptions:
             found += await subscription.receive(10, 0.2)
     got = sorted(map(ids, found))
-    expect(got == sorted(message.id for message in sent), f"of 100 messages {len(got)} came, {len(set(got))} different")
+    expect(
+        got == sorted(message.id for message in sent),
+        f"of {len(sent)} messages {len(got)} came, {len(set(got))} different",
+    )
     for subscription in subscriptions:
         await stage.silent(subscription)
 
