@@ -15,7 +15,7 @@ from onefold._client.journal.flow import Journal
 from onefold._client.journal.queries import counts, forget, intent_of, intents
 from onefold._idempotency.locked_store import LockedStore
 from onefold._idempotency.model import Answer, Ask, InFlight, Mismatch, Replay, Run
-from onefold._inbox import failed_messages, pausing, redrive, registry
+from onefold._inbox import discard_and_skip, failed_messages, pausing, redrive, registry
 from onefold._inbox.consumer import Consumer, Order
 from onefold._inbox.handling import Inbox
 from onefold._inbox.retention import reap
@@ -324,9 +324,11 @@ async def operators(database: AsyncDatabase[Any]) -> None:
     job = await _run(database, redrive.redrive("postgres", chosen, actor="ada"))
     await _run(database, redrive.job_of("postgres", job.id))
     await _run(database, redrive.cancel("postgres", job.id, actor="ada"))
-    await _run(database, redrive.skip("postgres", "strict", "m2", actor="ada"))
+    await _run(database, discard_and_skip.skip("postgres", "strict", "m2", actor="ada"))
     forget = partial(forget_message, "postgres")
-    await _run(database, redrive.discard("postgres", "strict", tuple(dead), actor="ada", force=True, forget=forget))
+    await _run(
+        database, discard_and_skip.discard("postgres", "strict", tuple(dead), actor="ada", force=True, forget=forget)
+    )
     assert await _run(database, list_audit("postgres"))
 
 

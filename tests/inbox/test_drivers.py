@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from onefold._inbox.redrive import Filter, cancel, preview, redrive, skip
+from onefold._inbox.discard_and_skip import skip
+from onefold._inbox.redrive import Filter, cancel, preview, redrive
 from onefold._inbox.retention import reap
 from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from onefold._inbox.discard_and_skip import discard
 from onefold._inbox.failed_lists import (
     ConsumerTally,
     find_failed,
@@ -16,7 +17,7 @@ from onefold._inbox.failed_lists import (
     tally_failed,
 )
 from onefold._inbox.failed_messages import measure_failed
-from onefold._inbox.redrive import Filter, cancel, discard, preview, redrive
+from onefold._inbox.redrive import Filter, cancel, preview, redrive
 from onefold._kernel.messages import Message
 from onefold.errors import ConfigurationError
 from tests.inbox.backends import Backend, message

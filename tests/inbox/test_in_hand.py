@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from onefold._inbox.catching_up import put_back, run_in_one_go
+from onefold._inbox.discard_and_skip import discard, resume_at
 from onefold._inbox.failed_messages import take, take_run
 from onefold._inbox.handling import Inbox
 from onefold._inbox.in_hand import give_up, renew_in_hand, wake_stranded
-from onefold._inbox.redrive import Filter, discard, redrive, resume_at
+from onefold._inbox.redrive import Filter, redrive
 from onefold._inbox.stored_message import FailedMessage, stored_from_delivery
 from onefold._kernel.messages import Message
 from onefold._kernel.runners import run_async

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from onefold._inbox.discard_and_skip import discard, resume_at, skip
 from onefold._inbox.handling import Inbox
-from onefold._inbox.redrive import FailedMessageNotFit, discard, resume_at, skip
+from onefold._inbox.redrive import FailedMessageNotFit
 from onefold._inbox.sql import STATEMENTS
 from onefold._inbox.sql.postgres import Postgres
 from onefold._inbox.sql.statements import Statements

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 
+from onefold._inbox.discard_and_skip import discard
 from onefold._inbox.failed_messages import count_failed
 from onefold._inbox.handling import Inbox
-from onefold._inbox.redrive import (
-    FailedMessageNotFit,
-    Filter,
-    Job,
-    cancel,
-    discard,
-    job_of,
-    preview,
-    redrive,
-)
+from onefold._inbox.redrive import FailedMessageNotFit, Filter, Job, cancel, job_of, preview, redrive
 from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
 from onefold._kernel.transaction import Transaction

@@ -220,7 +220,7 @@ async def test_a_pool_that_is_exhausted_names_the_cause(
             refused.set()
             assert (await first).status_code == 500
         [note] = raised[0].__notes__
-        assert "POST /orders holds a connection and waited for a second one in vain" in note
+        assert "POST /orders holds a connection and waited for a second one, and got none" in note
         assert (second.status_code, problem(second)) == (503, "store-unavailable")
         assert "every connection to the database was in use" in second.json()["detail"]
         [logged] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]

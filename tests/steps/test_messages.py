@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from onefold import StepOptions
+from onefold._inbox.discard_and_skip import discard
 from onefold._inbox.failed_messages import take
-from onefold._inbox.redrive import Filter, discard, redrive
+from onefold._inbox.redrive import Filter, redrive
 from onefold._kernel.effects import Discard
 from onefold._kernel.results import encode_result
 from onefold._kernel.telemetry.consumer_events import DeadLettered, Duplicate, Failed, Handled, Parked

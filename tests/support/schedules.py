@@ -180,7 +180,7 @@ async def request(
     executor: ThreadExecutor[Any],
     handler: Callable[[Transaction[Any]], Response],
 ) -> Response:
-    """One keyed request as one flow, from its admission to its answer: what the adapters do, without a adapter."""
+    """One keyed request as one flow, from its admission to its answer: what the adapters do, without an adapter."""
     guarded = guard.screen(asked, route, executor)
     if isinstance(guarded, Response):
         return guarded

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from onefold._inbox.consumer import DAY_S
+from onefold._inbox.discard_and_skip import discard, discard_all
 from onefold._inbox.failed_messages import kept_names
 from onefold._inbox.message_identity import identity_of
-from onefold._inbox.redrive import Filter, discard, discard_all, redrive
+from onefold._inbox.redrive import Filter, redrive
 from onefold._kernel.results import encode_result
 from onefold._steps.message_work import forget_message, read_operation
 from onefold._steps.sealing import Sealing, is_sealed, step_context

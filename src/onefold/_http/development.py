@@ -30,8 +30,10 @@ _POOL_TIMEOUTS = frozenset({("sqlalchemy", "TimeoutError"), ("psycopg_pool", "Po
 
 
 def explain_wait(error: BaseException, operation: str) -> None:
-    """Name the cause where a request that holds a connection has waited for another one in vain."""
+    """Name the cause where a request that holds a connection has waited for another one and did not get it."""
     for kind in type(error).__mro__:
         if (kind.__module__.partition(".")[0], kind.__name__) in _POOL_TIMEOUTS:
-            error.add_note(f"{operation} holds a connection and waited for a second one in vain. {TWO_CONNECTIONS}")
+            error.add_note(
+                f"{operation} holds a connection and waited for a second one, and got none. {TWO_CONNECTIONS}"
+            )
             return

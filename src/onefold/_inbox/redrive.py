@@ -1,24 +1,23 @@
-"""What people do with failed messages: try them again, skip one, throw some away. Each leaves a line in the audit.
+"""A redrive: dead letters are tried again, as a job, which leaves a line in the audit.
 
-A redrive is a job: it makes dead letters due one after the other, at a rate, in the order of their streams. Until such
-a failed message was run the job can be cancelled, and it is dead as before.
+The job makes them due one after the other, at a rate, in the order of their streams. While one of them has not been run
+the job can be cancelled, and that one is dead as before.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from onefold._inbox.consumer import DAY_S
-from onefold._inbox.message_identity import identity_of
 from onefold._inbox.sql import STATEMENTS
 from onefold._kernel.audit import check_actor, with_why
 from onefold._kernel.checkout import with_connection
 from onefold._kernel.clock import milliseconds, wall_ms
-from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Row, Statement, Value
+from onefold._kernel.effects import Batch, Boundary, Fetch, Flow, Statement, Value
 from onefold._kernel.ids import new_id
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.consumer_events import Redriven
@@ -28,9 +27,6 @@ from onefold.errors import ConfigurationError, ProgrammerError
 REDRIVE_MAX: Final = 100_000
 IDS_MAX: Final = 10_000
 COUNTED_MAX: Final = 1_000_000
-
-#: Dead letters that one transaction discards.
-DISCARD_BATCH: Final = 1000
 
 
 class FailedMessageNotFit(ProgrammerError):
@@ -176,144 +172,6 @@ async def cancel(dialect: str, job_id: str, *, actor: str, why: str = "") -> Job
         return await read_job(sql.job_state(job_id), job_id)
 
     return await with_connection(work)
-
-
-#: What is to be deleted along with a message, of this consumer, source and id, that was given up.
-Forgets: TypeAlias = Callable[[str, str, str], tuple[Statement, ...]]
-
-
-def forget_nothing(consumer: str, source: str, message_id: str) -> tuple[Statement, ...]:
-    """For consumers that have nothing but the message."""
-    return ()
-
-
-async def discard(
-    dialect: str,
-    consumer: str,
-    ids: tuple[str, ...],
-    *,
-    actor: str,
-    force: bool = False,
-    why: str = "",
-    forget: Forgets = forget_nothing,
-) -> int:
-    """Delete dead letters for good; how many. Waiting ones only with `force`."""
-    check_actor(actor)
-    if len(ids) > IDS_MAX:
-        raise ConfigurationError(f"{len(ids)} ids are too many at once, at most {IDS_MAX}")
-    statement = STATEMENTS[dialect].discard(consumer, json.dumps(ids), force=force)
-    return await _discard(dialect, consumer, statement, actor, with_why({"force": force}, why), forget)
-
-
-async def discard_all(
-    dialect: str, chosen: Filter, *, actor: str, why: str = "", forget: Forgets = forget_nothing
-) -> int:
-    """Delete all dead letters that fit, some in each transaction; how many."""
-    check_actor(actor)
-    details = with_why({"filter": chosen.to_json()}, why)
-    statement = STATEMENTS[dialect].discard_some(chosen.values(), DISCARD_BATCH)
-    total = 0
-    while True:
-        count = await _discard(dialect, chosen.consumer, statement, actor, details, forget)
-        total += count
-        if count < DISCARD_BATCH:
-            return total
-
-
-async def _discard(
-    dialect: str, consumer: str, statement: Statement, actor: str, details: Mapping[str, Any], forget: Forgets
-) -> int:
-    """In one transaction, with a line in the audit if there was anything."""
-    sql = STATEMENTS[dialect]
-
-    async def work() -> int:
-        await Batch((Boundary.BEGIN,))
-        gone = await Fetch(statement)
-        streams = sorted({bytes(stream) for _, _, stream, _, _ in gone if stream is not None})
-        # The message behind one of them looks again for its turn; it does not follow that it has it: that is `skip`.
-        wakes = [sql.wake_first(consumer, stream) for stream in streams]
-        failed_messages = [{"id": name, "topic": topic} for name, topic, _, _, _ in gone]
-        works = [
-            statement
-            for name, _, _, source, envelope in gone
-            if source is not None
-            for statement in forget(consumer, source, json.loads(envelope).get("id", name))
-        ]
-        audit = sql.audit(actor, "discard", consumer, json.dumps({**details, "failed_messages": failed_messages}))
-        await Batch((*wakes, *works, *((audit,) if gone else ()), Boundary.COMMIT))
-        return len(gone)
-
-    return await with_connection(work)
-
-
-async def skip(dialect: str, consumer: str, message_id: str, *, actor: str, why: str = "") -> None:
-    """Go on in a strict stream without the dead letter at its head. The failed message stays, dead, with who skipped
-    it."""
-    await _move(dialect, consumer, message_id, actor=actor, action="skip", why=why)
-
-
-async def resume_at(dialect: str, consumer: str, message_id: str, *, actor: str, why: str = "") -> None:
-    """Go on in a strict stream with this waiting failed message: what is missing before it is given up."""
-    await _move(dialect, consumer, message_id, actor=actor, action="resume", why=why)
-
-
-async def _move(dialect: str, consumer: str, message_id: str, *, actor: str, action: str, why: str) -> None:
-    check_actor(actor)
-    sql = STATEMENTS[dialect]
-
-    async def work() -> str | None:
-        await Batch((Boundary.BEGIN,))
-        # The stream before the failed message, as everywhere: but which stream it is, the failed message knows.
-        found = await _stream_of(sql.failed_message(consumer, message_id), message_id)
-        if isinstance(found, str):
-            await Batch((Boundary.ROLLBACK,))
-            return found
-        state, stream, epoch, version, details = found
-        await Batch(
-            (Boundary.ROLLBACK, Boundary.BEGIN, sql.ensure(consumer, stream, epoch), sql.lock(consumer, stream))
-        )
-        by_name = identity_of(message_id, None)
-        [(at_epoch, at_version, _, smallest, _, still, _)] = await Fetch(sql.look(consumer, stream, epoch, by_name))
-        head = epoch == at_epoch and (
-            version == at_version + 1 if at_version else smallest is None or version <= smallest
-        )
-        if action == "skip":
-            wrong = None if state == "dead" and head else "is not a dead letter at the head of its stream"
-            steps: tuple[Statement, ...] = (
-                sql.advance(consumer, stream, epoch, version),
-                sql.mark(consumer, message_id, f"skipped by {actor}"),
-                sql.wake(consumer, stream, epoch, version + 1),
-            )
-        else:
-            ahead = (epoch, version) > (at_epoch, at_version)
-            wrong = None if state == "waiting" and ahead else "is not a waiting message ahead of its stream"
-            steps = (
-                sql.advance(consumer, stream, epoch, version - 1),
-                sql.wake(consumer, stream, epoch, version),
-            )
-        if wrong is not None or not still:
-            await Batch((Boundary.ROLLBACK,))
-            return (
-                f"failed message {message_id!r} of consumer {consumer!r} {wrong or 'is gone'}: it is {state}, epoch "
-                f"{epoch}, version {version}; its stream stands at epoch {at_epoch}, version {at_version}"
-            )
-        await Batch((*steps, sql.audit(actor, action, consumer, json.dumps(with_why(details, why))), Boundary.COMMIT))
-        return None
-
-    wrong = await with_connection(work)
-    if wrong is not None:
-        raise FailedMessageNotFit(wrong)
-
-
-async def _stream_of(statement: Statement, message_id: str) -> tuple[str, bytes, int, int, dict[str, Any]] | str:
-    rows: list[Row] = await Fetch(statement)
-    if not rows:
-        return f"there is no failed message {message_id!r}"
-    state, topic, key, stream, epoch, version = rows[0]
-    if stream is None or version is None:
-        return f"failed message {message_id!r} has no key and version, so nothing waits behind it"
-    details = {"id": message_id, "topic": topic, "key": key, "epoch": epoch, "version": version}
-    return state, bytes(stream), epoch, version, details
 
 
 def read_job(statement: Statement, job_id: str) -> Flow[Job]:

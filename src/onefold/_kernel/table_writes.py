@@ -80,10 +80,33 @@ Write: TypeAlias = InsertUnlessThere | FindRow | MoveState | FindState | AddTo
 
 
 class FoundRow(NamedTuple):
-    """A row, as its user is given it, and what else was asked."""
+    """A row, as its user is given it, and what else the write asks of the database, in the order of its answer:
+    `MovedState` for MoveState, `FoundState` for FindState."""
 
     row: Any
-    said: tuple[Any, ...] = ()
+    answers: tuple[Any, ...] = ()
+
+
+class MovedState(NamedTuple):
+    """What the database says of a row that was moved. SQLite's booleans are 0 and 1."""
+
+    arrived: object
+    """Whether it is in the wanted state: a trigger may have put it into another."""
+    state: Any
+    version: int | None
+
+
+class FoundState(NamedTuple):
+    """What the database says of a row that was not moved. SQLite's booleans are 0 and 1."""
+
+    arrived: object
+    """Whether it is in the wanted state already."""
+    allowed: object
+    """Whether it is in a state that it may come from."""
+    expected: object
+    """Whether it has the expected version, or none was expected."""
+    state: Any
+    version: int | None
 
 
 class WritableTable(Protocol):

@@ -39,7 +39,7 @@ async def insert_once(table: WritableTable, insert: InsertUnlessThere, compariso
     for _ in range(TRIES_MAX):
         made = await table.perform(insert)
         if made:
-            if not made[0].said[0]:
+            if not made[0].answers[0]:
                 raise TransactionMisused(
                     f"tx.insert_once: {table.name} has stored the row with {_describe(insert.key)} where its unique "
                     f"index on ({', '.join(insert.on)}) does not keep it single: with NULL in the key, or not among "
@@ -64,7 +64,7 @@ def _judge(
 ) -> Inserted[Any]:
     if comparison is None:
         return Inserted(found.row, InsertOutcome.EXISTING)
-    differing = tuple(column for column, is_same in zip(comparison.columns, found.said, strict=True) if not is_same)
+    differing = tuple(column for column, is_same in zip(comparison.columns, found.answers, strict=True) if not is_same)
     if not differing:
         return Inserted(found.row, InsertOutcome.SAME)
     if comparison.tells:

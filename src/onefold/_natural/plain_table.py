@@ -76,7 +76,7 @@ class PlainTable:
             values,
             2,
         )
-        kinds, indexed_now = found.said
+        kinds, indexed_now = found.answers
         self._types = read_types(kinds)
         return [] if indexed_now is None else [FoundRow(found.row, (indexed_now,))]
 
@@ -130,11 +130,11 @@ class PlainTable:
         where = f"{self._key(write.key, values, 't.')} AND {known}"
         return await self._ask(f"UPDATE {self._table} AS t SET {changes} WHERE {where} RETURNING *", values, 0)
 
-    async def _ask(self, sql: str, values: _Values, said: int) -> list[FoundRow]:
-        """The rows, the first columns of which are what was asked beside them."""
+    async def _ask(self, sql: str, values: _Values, answers: int) -> list[FoundRow]:
+        """The rows, after so many columns that answer what was asked beside them."""
         columns, rows = await Query(HandlerStatement(sql, tuple(values.given)))
-        names = columns[said:]
-        return [FoundRow(dict(zip(names, row[said:], strict=True)), row[:said]) for row in rows]
+        names = columns[answers:]
+        return [FoundRow(dict(zip(names, row[answers:], strict=True)), row[:answers]) for row in rows]
 
     def _key(self, key: Mapping[str, Any], values: _Values, prefix: str) -> str:
         """With the table in front: SQLite takes a quoted name that is not a column for a text, and compares that."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onefold._kernel.table_writes import FindState, MoveState, WritableTable
+from onefold._kernel.table_writes import FindState, FoundState, MovedState, MoveState, WritableTable
 from onefold._kernel.write_results import Transitioned, TransitionOutcome
 from onefold.errors import SerializationFailed, TransactionMisused
 
@@ -25,22 +25,22 @@ async def transition(table: WritableTable, move: MoveState) -> Transitioned[Any]
         moved = await table.perform(move)
         _check_one(table, move, len(moved))
         if moved:
-            [(row, (arrived, state, version))] = moved
-            if not arrived:
+            after = MovedState(*moved[0].answers)
+            if not after.arrived:
                 raise TransactionMisused(
-                    f"tx.transition: {table.name} has put the row with {dict(move.key)!r:.200} into {state!r:.80}, not "
-                    f"into {move.to!r:.80}: by a trigger. Nothing of the transaction is kept: name the state that it "
-                    "comes to"
+                    f"tx.transition: {table.name} has put the row with {dict(move.key)!r:.200} into "
+                    f"{after.state!r:.80}, not into {move.to!r:.80}: by a trigger. Nothing of the transaction is kept: "
+                    "name the state that it comes to"
                 )
-            return Transitioned(outcome=TransitionOutcome.MOVED, state=state, version=version, row=row)
+            return _tell(TransitionOutcome.MOVED, after, moved[0].row)
         found = await table.perform(FindState(move))
         _check_one(table, move, len(found))
         if not found:
             return Transitioned(outcome=TransitionOutcome.MISSING, state=None, version=None, row=None)
-        [(row, (already, allowed, current, state, version))] = found
-        outcome = _judge(already, allowed, current)
+        state = FoundState(*found[0].answers)
+        outcome = _judge(state)
         if outcome is not None:
-            return Transitioned(outcome=outcome, state=state, version=version, row=row)
+            return _tell(outcome, state, found[0].row)
     raise SerializationFailed(
         f"{table.name}: the row with {dict(move.key)!r:.200} is in a state that it may come from, but was not moved to "
         f"{move.to!r:.80}, {TRIES_MAX} times: its state changes elsewhere at this moment, or a trigger or a row "
@@ -48,13 +48,17 @@ async def transition(table: WritableTable, move: MoveState) -> Transitioned[Any]
     )
 
 
-def _judge(already: object, allowed: object, current: object) -> TransitionOutcome | None:
+def _judge(found: FoundState) -> TransitionOutcome | None:
     """None: it could be moved now."""
-    if already:
+    if found.arrived:
         return TransitionOutcome.ALREADY_THERE
-    if not allowed:
+    if not found.allowed:
         return TransitionOutcome.NOT_ALLOWED
-    return None if current else TransitionOutcome.STALE
+    return None if found.expected else TransitionOutcome.STALE
+
+
+def _tell(outcome: TransitionOutcome, found: MovedState | FoundState, row: Any) -> Transitioned[Any]:
+    return Transitioned(outcome=outcome, state=found.state, version=found.version, row=row)
 
 
 def _check_one(table: WritableTable, move: MoveState, rows: int) -> None:

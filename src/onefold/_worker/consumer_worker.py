@@ -130,7 +130,7 @@ class ConsumerWorker:
                     await join_tasks([renewing], 0.0)
 
     def turn(self) -> None:
-        """It gets round, though perhaps in vain: a broker that is absent is no reason for another process."""
+        """It gets round, though perhaps without success: a broker that is absent is no reason to restart it."""
         self._turned_at = time.monotonic()
 
     @property

@@ -13,7 +13,8 @@ from onefold._cli.options import ACTOR, DATABASE, JSON, TOPIC, WHY, YES, actor_n
 from onefold._cli.output import answer
 from onefold._cli.session import session
 from onefold._cli.times import moment_of
-from onefold._inbox.redrive import Filter, resume_at, skip
+from onefold._inbox.discard_and_skip import resume_at, skip
+from onefold._inbox.redrive import Filter
 from onefold._kernel.effects import Flow
 
 _ID = typer.Argument(metavar="ID", show_default=False)

@@ -19,6 +19,7 @@ from onefold._console.roles import Role
 from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
 from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._inbox.consumer import DAY_S
+from onefold._inbox.discard_and_skip import resume_at, skip
 from onefold._inbox.failed_lists import (
     find_failed,
     list_dead,
@@ -27,17 +28,7 @@ from onefold._inbox.failed_lists import (
     list_waiting,
     tally_failed,
 )
-from onefold._inbox.redrive import (
-    REDRIVE_MAX,
-    FailedMessageNotFit,
-    Filter,
-    cancel,
-    job_of,
-    preview,
-    redrive,
-    resume_at,
-    skip,
-)
+from onefold._inbox.redrive import REDRIVE_MAX, FailedMessageNotFit, Filter, cancel, job_of, preview, redrive
 from onefold._inbox.stored_message import FailedMessage
 from onefold._kernel.audit import write_audit
 

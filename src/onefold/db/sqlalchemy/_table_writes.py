@@ -93,22 +93,22 @@ class SqlalchemyTable:
         )
 
     def _in_connection(self, connection: Any, write: Write) -> list[FoundRow]:
-        statement, said = self._statement(write, connection.dialect.name)
+        statement, answers = self._statement(write, connection.dialect.name)
         try:
             result = connection.execute(statement)
             keys = tuple(column.key for column in self._table.columns)
-            return [FoundRow(dict(zip(keys, row[said:], strict=True)), tuple(row[:said])) for row in result]
+            return [FoundRow(dict(zip(keys, row[answers:], strict=True)), tuple(row[:answers])) for row in result]
         except exc.SQLAlchemyError as error:
             raise translate_error(connection, error) from error
 
     def _in_session(self, session: Any, write: Write) -> list[FoundRow]:
         connection = session.connection(bind_arguments={"mapper": self._mapped})
-        statement, said = self._statement(write, connection.dialect.name)
+        statement, answers = self._statement(write, connection.dialect.name)
         try:
             # Refreshed: what was changed elsewhere, or by this very statement, is not hidden by what was loaded before.
             options = {"populate_existing": True, "synchronize_session": False}
             result = session.execute(statement, execution_options=options)
-            return [FoundRow(row[said], tuple(row[:said])) for row in result]
+            return [FoundRow(row[answers], tuple(row[:answers])) for row in result]
         except exc.SQLAlchemyError as error:
             raise translate_error(connection, error) from error
 

@@ -9,7 +9,7 @@ POSIX record locks, and not those of an open file description (F_OFD_SETLK): a c
 with the process that took them, whatever children it leaves behind, and every Unix has them. Their weakness is that
 closing *any* descriptor of the file drops all locks of the process. Hence one descriptor per process and file, which is
 closed only while nothing is locked. If other code of the application opens and closes the file (a backup does),
-duplicates run in vain instead of being refused, and nothing worse.
+duplicates run and are rolled back instead of being refused, and nothing worse.
 
 Offsets have 63 bits and numbers 64. Two keys in flight meet with a chance of one in 2^63: one of them is told to wait,
 or called a mismatch, until the other is through.
