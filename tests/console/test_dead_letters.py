@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from onefold._console.pages.dead_letters_page import PAGE, write_data
 from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._kernel.audit import list_audit
 from onefold._kernel.messages import Message
-from tests.console.browsing import Visitor, text_of
+from tests.console.browsing import Visitor, csrf_in, hidden_in, text_of
 from tests.inbox.backends import Backend, message
 
 
@@ -57,13 +58,46 @@ async def test_without_any_the_page_says_so(viewer: Visitor) -> None:
     assert "No consumer has a failed message." in text_of(await viewer.get("/dead-letters"))
 
 
-async def test_they_are_listed_by_consumer_with_reason_and_escaped(viewer: Visitor, failing: Failing) -> None:
+async def test_they_are_listed_by_consumer_with_reason_and_escaped(
+    viewer: Visitor, actor: Visitor, failing: Failing
+) -> None:
     await failing.bury("m1", "m2")
+    assert "declined &lt;b&gt;now&lt;/b&gt;" in (await actor.get("/dead-letters")).text
     page = await viewer.get("/dead-letters")
     assert "billing 2 0 0" in text_of(page)
-    assert "declined &lt;b&gt;now&lt;/b&gt;" in page.text
     assert "4242" not in page.text
     assert "Redrive" not in text_of(page).replace("Redrives so far", "")
+
+
+async def test_the_role_view_sees_the_class_of_an_error_and_not_what_it_says(
+    viewer: Visitor, actor: Visitor, failing: Failing
+) -> None:
+    """An exception may have said whose card was declined."""
+    await failing.bury("m1")
+    paths = (
+        "/dead-letters", "/dead-letters?contains=declined", letter("m1"), "/dead-letters/redrive?consumer=billing",
+        "/dead-letters/discard?consumer=billing", "/outbox/trace?id=m1",
+    )  # fmt: skip
+    for path in paths:
+        seen = await viewer.get(path)
+        assert (seen.status_code, "declined" in seen.text) == (200, False), path
+        assert "ValueError (its text is for the role act)" in text_of(seen), path
+        assert "declined" in (await actor.get(path)).text, path
+
+
+async def test_what_died_after_the_page_was_shown_is_left_alone(actor: Visitor, failing: Failing) -> None:
+    await failing.bury("m1", "m2")
+    at = "/dead-letters/discard?consumer=billing"
+    shown = await actor.get(at)
+    await asyncio.sleep(0.005)  # another millisecond
+    await failing.bury("m3")
+    fields = hidden_in(shown, "/dead-letters/discard")
+    assert "until" in fields
+    unbound = {name: value for name, value in fields.items() if name != "until"}
+    refused = await actor.post("/dead-letters/discard", {**unbound, "reason": "gone"}, csrf=csrf_in(shown))
+    assert (refused.status_code, len(await states(failing))) == (400, 3)
+    await actor.post("/dead-letters/discard", {**fields, "reason": "gone"}, csrf=csrf_in(shown))
+    assert sorted(await states(failing)) == ["m3"]
 
 
 async def test_a_filter_and_the_next_page_find_all(viewer: Visitor, failing: Failing) -> None:
@@ -172,8 +206,8 @@ async def test_one_or_all_that_fit_are_discarded_with_a_reason(
     done = await actor.submit(at, "/dead-letters/discard", **fields, reason="a test order")
     assert done.headers["location"] == "/dead-letters?consumer=billing&discarded=1"
     assert sorted(await states(failing)) == ["m1", "m3"]
-    fields = {"consumer": "billing", "contains": "card 1"}
-    await actor.submit(at, "/dead-letters/discard", **fields, reason="declined for good")
+    at = "/dead-letters/discard?consumer=billing&contains=card+1"
+    await actor.submit(at, "/dead-letters/discard", reason="declined for good")
     assert await states(failing) == {}
     assert await audit(once) == [("Anna", "discard", "declined for good"), ("Anna", "discard", "a test order")]
     page = text_of(await actor.get("/audit"))

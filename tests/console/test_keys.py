@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,25 @@ async def test_a_key_is_found_by_what_the_operator_knows(shop: Shop, route: str)
     page = await find(await shop.operator(VIEW), route, '"k"')
     assert "Done: answered 201" in text_of(page)
     assert "marked Idempotent-Replayed: true" in text_of(page)
+
+
+async def test_a_key_is_found_without_its_route_where_the_application_is_known(shop: Shop) -> None:
+    await shop.post("/orders/7", "k")
+    visitor = await shop.operator(VIEW)
+    assert "Done: answered 201" in text_of(await find(visitor, "", principal=""))
+    nowhere = await visitor.submit("/keys", "/keys/find", principal="", route="", key="never")
+    assert "No route of the application has something" in text_of(nowhere)
+    await shop.post("/refused", "k")
+    both = await visitor.submit("/keys", "/keys/find", principal="single", route="", key="k")
+    assert "More than one route has something stored or running" in text_of(both)
+    addresses = re.findall(r'<li><a href="([^"]+)"><code>POST /', both.text)
+    pages = [text_of(await visitor.client.get(unescape(each))) for each in addresses]
+    assert [re.findall(r"Done: answered (\d+)", page)[0] for page in pages] == ["201", "409"]
+
+
+async def test_without_the_application_a_route_is_asked_for(actor: Visitor) -> None:
+    sent = await actor.submit("/keys", "/keys/find", principal="acme", route="", key="k")
+    assert (sent.status_code, "without the application (--app)" in text_of(sent)) == (400, True)
 
 
 async def test_neither_the_key_nor_its_principal_is_in_an_address(shop: Shop) -> None:

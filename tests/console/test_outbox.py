@@ -18,7 +18,7 @@ from onefold._console.timeline import draw_timeline
 from onefold._inbox.message_traces import MessageTraces
 from onefold.fastapi import Tx
 from onefold.telemetry import hash_key
-from tests.console.browsing import Visitor, text_of
+from tests.console.browsing import Visitor, csrf_in, hidden_in, text_of
 from tests.upgrade.places import rows
 from tests.worker.consuming import until
 
@@ -138,6 +138,23 @@ async def test_all_dead_letters_of_a_topic_are_tried_again_at_once(
     await actor.submit(at, "/outbox/act", do="retry", topic="orders", reason="back")
     left = rows(str(sqlite_path), "SELECT topic FROM onefold_outbox WHERE due_at_ms IS NOT NULL")
     assert left == [("parcels",)]
+
+
+async def test_events_that_died_after_the_page_was_shown_are_left_alone(
+    actor: Visitor, once: AsyncOnefold, sqlite_path: Path
+) -> None:
+    first, second = await publish(once, "orders", "orders")
+    kill(sqlite_path, first)
+    at = "/outbox/act?do=discard&topic=orders"
+    shown = await actor.get(at)
+    kill(sqlite_path, second)
+    rows(str(sqlite_path), f"UPDATE onefold_outbox SET died_at_ms = {2**45} WHERE id = '{second}'")
+    form = {**hidden_in(shown, "/outbox/act"), "reason": "gone"}
+    unbound = {name: value for name, value in form.items() if name != "until"}
+    assert (await actor.post("/outbox/act", unbound, csrf=csrf_in(shown))).status_code == 400
+    assert len(rows(str(sqlite_path), "SELECT 1 FROM onefold_outbox")) == 2
+    assert (await actor.post("/outbox/act", form, csrf=csrf_in(shown))).status_code == 303
+    assert rows(str(sqlite_path), "SELECT id FROM onefold_outbox") == [(second,)]
 
 
 @pytest.mark.parametrize("query", ["", "?do=retry", "?do=drop&id=1", "?id=1"])

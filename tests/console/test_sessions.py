@@ -97,6 +97,19 @@ async def test_signing_out_ends_a_session_that_was_stolen_before(app: Console, a
     assert not await is_let_in(with_cookie(app, stolen))
 
 
+async def test_signing_out_ends_a_session_in_every_process(once: AsyncOnefold, app: Console, actor: Visitor) -> None:
+    other = console(once, view_token=VIEW, act_token=ACT)  # as another worker has it
+    stolen = cookie_of(actor)
+    assert await is_let_in(with_cookie(other, stolen)), "the control"
+    await actor.submit("/audit", "/logout")
+    assert not await is_let_in(with_cookie(other, stolen))
+    await actor.sign_in(ACT, name="Anna")
+    assert await is_let_in(with_cookie(other, cookie_of(actor)))
+    page = text_of(await actor.get("/audit"))
+    assert "console sign out" in page
+    assert stolen not in page
+
+
 async def test_each_sign_in_is_a_session_of_its_own(app: Console, actor: Visitor) -> None:
     before = cookie_of(actor)
     await actor.sign_in(ACT, name="Anna")

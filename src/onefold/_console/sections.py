@@ -7,9 +7,12 @@ POST, the form is genuine.
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -19,11 +22,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from onefold._app import AsyncOnefold, Onefold
 from onefold._app.base_app import run_flow
-from onefold._console.access import Access, SignedIn
+from onefold._console.access import Access, SignedIn, session_id
 from onefold._console.roles import Operator, Role
 from onefold._console.throttle import SignInThrottle
+from onefold._kernel.audit import find_audit, write_audit
 from onefold._kernel.effects import Flow
 from onefold._saga.engine import SagaEngine
+from onefold.errors import OnefoldError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,6 +38,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REASON_CHARS_MAX: Final = 500
+
+#: Of the audit.
+SIGN_OUT: Final = "console sign out"
+
+#: Where the text of an exception begins: behind the name of its class. What is before that is a word of onefold's.
+_EXCEPTION: Final = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*:|\b[A-Za-z_][A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt):")
+
+log = logging.getLogger("onefold.console")
 
 #: Told to an operator whose form has no reason.
 ASK_WHY: Final = f"Say why, in at most {REASON_CHARS_MAX} characters."
@@ -62,7 +75,26 @@ class ConsoleParts:
 
     async def identify(self, request: Request) -> SignedIn | None:
         """Who this is; None where the request is to sign in. Raises HTTPException where it is refused."""
-        return await self.access.identify(request, self.now())
+        signed_in = await self.access.identify(request, self.now())
+        if signed_in is not None and signed_in.ends_at is not None and await self._is_signed_out(signed_in.session):
+            return None
+        return signed_in
+
+    async def note_sign_out(self, signed_in: SignedIn) -> None:
+        """Tell all processes that this session has ended."""
+        details = {"session": session_id(signed_in.session)}
+        actor = signed_in.operator.name
+        try:
+            await run_flow(self.once, partial(write_audit, actor=actor, action=SIGN_OUT, details=details))
+        except OnefoldError as error:
+            log.warning("console: %s signed out of this process only, the audit has no line of it: %s", actor, error)
+
+    async def _is_signed_out(self, session: str) -> bool:
+        about = {"session": session_id(session)}
+        try:
+            return await run_flow(self.once, partial(find_audit, action=SIGN_OUT, about=about)) is not None
+        except OnefoldError:  # the page itself says what is wrong with the database
+            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +121,12 @@ class Visit:
     @property
     def may_act(self) -> bool:
         return self.operator.role is Role.ACT
+
+    def error(self, text: str | None) -> str:
+        """Why something failed. What an exception says is for those who may act: it may have someone's data in it. The
+        others see its class."""
+        found = None if self.may_act else _EXCEPTION.search(text or "")
+        return text or "" if found is None else f"{found.string[: found.end() - 1]} (its text is for the role act)"
 
     async def ask(self, question: Callable[[str], Flow[T]]) -> T:
         """The answer of a flow, made by a function of the dialect: `await visit.ask(list_works)`."""

@@ -60,7 +60,10 @@ class SignIn:
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        self._access.end(request.cookies.get(cookie_of(request), ""), self._parts.now())
+        cookie, now = request.cookies.get(cookie_of(request), ""), self._parts.now()
+        if (signed_in := self._access.read(cookie, now)) is not None:
+            self._access.end(cookie, now)
+            await self._parts.note_sign_out(signed_in)
         response = RedirectResponse(f"{_root(request)}/login", 303)
         set_cookie(response, request, cookie_of(request), "", max_age=0)
         return response

@@ -32,6 +32,8 @@ class Moment:
     event: str
     """The id of the event or message."""
     detail: str = ""
+    error: str = ""
+    """What an exception or a broker said."""
     link: str = ""
     to_come: bool = False
 
@@ -119,14 +121,14 @@ def _of_event(event: ListedEvent) -> Iterator[Moment]:
             at_ms = event.written_ms if event.died_ms is None else event.died_ms
             what = f"refused {event.attempts} times: a dead letter of the outbox, waits for a person"
             yield Moment(
-                at_ms=at_ms, lane="relay", what=what, tone="bad", event=event.id, detail=event.error or "",
+                at_ms=at_ms, lane="relay", what=what, tone="bad", event=event.id, error=event.error or "",
                 link="/outbox/stuck",
             )  # fmt: skip
         case "retrying" | "delayed" if event.due_ms is not None:
             said = "is published then" if event.state == "delayed" else f"refused {event.attempts} times, tried again"
             yield Moment(
                 at_ms=event.due_ms, lane="relay", what=said, tone="neutral" if event.state == "delayed" else "warn",
-                event=event.id, detail=event.error or "", to_come=True,
+                event=event.id, error=event.error or "", to_come=True,
             )  # fmt: skip
         case _:
             pass
@@ -148,15 +150,15 @@ def _of_failed(found: FailedAt) -> Iterator[Moment]:
         at = datetime.fromisoformat(failure["at"])
         yield Moment(
             at_ms=int(at.timestamp() * 1000), lane=lane, what="failed", tone="warn", event=failed.row_id,
-            detail=failure["error"],
+            error=failure["error"],
         )  # fmt: skip
     if failed.state == "dead":
         yield Moment(
             at_ms=failed.died_ms or failed.created_ms, lane=lane, what="a dead letter, waits for a person", tone="bad",
-            event=failed.row_id, detail=failed.reason, link="/dead-letters",
+            event=failed.row_id, error=failed.reason, link="/dead-letters",
         )  # fmt: skip
     elif not failed.history:
         yield Moment(
             at_ms=failed.created_ms, lane=lane, what="parked" if failed.due_in_s is None else "waits", tone="warn",
-            event=failed.row_id, detail=failed.reason,
+            event=failed.row_id, error=failed.reason,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from onefold._kernel.audit import ABOUT_CHARS
 from onefold._kernel.dialects import SQLITE_NOW_MS
 
 #: The correlation id among the headers of a failed message. Cut, because an index of Postgres refuses
@@ -145,6 +146,8 @@ POSTGRES: dict[int, tuple[str, ...]] = {
         """,
         *_NEWEST_DEAD[0],
     ),
+    # What was done to one thing, by the beginning of its line: see `find_audit`.
+    23: (f"CREATE INDEX onefold_audit_about ON onefold_audit (action, left(details, {ABOUT_CHARS}))",),
 }
 
 #: SQLite's own clock, in milliseconds since 1970.
@@ -253,6 +256,7 @@ SQLITE: dict[int, tuple[str, ...]] = {
         f"CREATE INDEX onefold_letter_trace ON onefold_letter ({SQLITE_TRACE}) WHERE {SQLITE_TRACE} IS NOT NULL",
         *_NEWEST_DEAD[1],
     ),
+    23: (f"CREATE INDEX onefold_audit_about ON onefold_audit (action, substr(details, 1, {ABOUT_CHARS}))",),
 }
 
 MIGRATIONS = {"postgres": POSTGRES, "sqlite": SQLITE}

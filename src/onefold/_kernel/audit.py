@@ -27,12 +27,12 @@ _PAGE: Final = """
     WHERE id < $1::bigint ORDER BY id DESC LIMIT $2::int
 """
 
-#: The newest lines only, by the primary key: what an operator did today is found, and a long audit is not read.
+#: How much of a line's details an index has: the first name in them, and an id of 30 or 32 characters.
+ABOUT_CHARS: Final = 43
+
 _FIND: Final = """
-    SELECT id, at_ms, actor, action, consumer, details FROM (
-        SELECT id, {at_ms} AS at_ms, actor, action, consumer, details FROM onefold_audit ORDER BY id DESC LIMIT $3::int
-    ) newest
-    WHERE action = $1::text AND {contains} > 0 ORDER BY id DESC LIMIT 1
+    SELECT id, {at_ms}, actor, action, consumer, details FROM onefold_audit
+    WHERE action = $1::text AND {about} = $2::text ORDER BY id DESC LIMIT 1
 """
 
 _NOTE: Final = {"postgres": qualified(AUDIT), "sqlite": sqlite_values(AUDIT)}
@@ -43,9 +43,9 @@ _LINES: Final = {
 
 _FOUND: Final = {
     "postgres": qualified(
-        _FIND.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint", contains="position($2::text IN details)")
+        _FIND.format(at_ms="(extract(epoch FROM audit_at) * 1000)::bigint", about=f"left(details, {ABOUT_CHARS})")
     ),
-    "sqlite": sqlite_values(_FIND.format(at_ms="audit_at_ms", contains="instr(details, $2::text)")),
+    "sqlite": sqlite_values(_FIND.format(at_ms="audit_at_ms", about=f"substr(details, 1, {ABOUT_CHARS})")),
 }
 
 _FIRST: Final = 2**63 - 1
@@ -75,9 +75,9 @@ async def list_audit(dialect: str, *, after: int | None = None, limit: int = 100
     return [_line(*row) for row in await with_connection(functools.partial(fetch_rows, statement))]
 
 
-async def find_audit(dialect: str, *, action: str, about: str, among: int = 1000) -> AuditLine | None:
-    """The newest line of this action that has the id `about` in its details, among the newest lines."""
-    statement = Statement(_FOUND[dialect], (action, about, among))
+async def find_audit(dialect: str, *, action: str, about: Mapping[str, Any]) -> AuditLine | None:
+    """The newest line of this action whose details begin with these: by an index, however long the audit is."""
+    statement = Statement(_FOUND[dialect], (action, json.dumps(about)[:ABOUT_CHARS]))
     rows = await with_connection(functools.partial(fetch_rows, statement))
     return _line(*rows[0]) if rows else None
 

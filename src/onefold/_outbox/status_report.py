@@ -59,17 +59,22 @@ class Chosen:
     destination: str | None = None
     since: datetime | None = None
     """Dead since this time or later."""
+    until: datetime | None = None
+    """Dead before this time."""
     dead: bool = False
     """Dead letters only, not events that are tried again."""
 
     def __post_init__(self) -> None:
-        if self.since is not None and self.since.tzinfo is None:
-            raise ConfigurationError(f"since={self.since.isoformat()} has no time zone; use an aware datetime")
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None and moment.tzinfo is None:
+                raise ConfigurationError(f"{name}={moment.isoformat()} has no time zone; use an aware datetime")
 
     def values(self) -> tuple[Value, ...]:
         ids = None if self.ids is None else json.dumps(self.ids)
-        since_ms = None if self.since is None else int(self.since.timestamp() * 1000)
-        return (ids, self.topic, self.reason, self.destination, since_ms, int(self.dead))
+        since_ms, until_ms = (
+            None if moment is None else int(moment.timestamp() * 1000) for moment in (self.since, self.until)
+        )
+        return (ids, self.topic, self.reason, self.destination, since_ms, int(self.dead), until_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from onefold._app.operator_actions import discard_fitting, discard_letters
 from onefold._console.roles import Role
 from onefold._console.sections import ASK_WHY, Page, Section, Visit, missing
+from onefold._console.shown_bounds import FIELD, bind, read_bound, require_bound, write_bound
 from onefold._console.stored_answers import BODY_CHARS_MAX
 from onefold._inbox.consumer import DAY_S
 from onefold._inbox.discard_and_skip import resume_at, skip
@@ -123,6 +124,8 @@ async def start_redrive(visit: Visit) -> Response:
     if not 1 <= limit <= REDRIVE_MAX:
         return await _render_redrive(visit, chosen, problem=f"At most must be between 1 and {REDRIVE_MAX}.")
     settings: dict[str, Any] = {"actor": visit.operator.name, "per_second": rate, "limit": limit, "why": why}
+    if chosen.ids is None:
+        require_bound(chosen.until)
     job = await visit.ask(partial(redrive, chosen=chosen, **settings))
     return visit.redirect(f"/dead-letters/jobs/{job.id}")
 
@@ -140,6 +143,7 @@ async def do_discard(visit: Visit) -> Response:
     if chosen.ids is not None:
         count = await visit.ask(partial(discard_letters, consumer=chosen.consumer, ids=chosen.ids, **named))
     else:
+        require_bound(chosen.until)
         count = await visit.ask(partial(discard_fitting, chosen=chosen, **named))
     return visit.redirect("/dead-letters", consumer=chosen.consumer, discarded=count)
 
@@ -191,6 +195,7 @@ def _missing_job(visit: Visit) -> HTTPException:
 
 
 async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Response:
+    chosen = await _bind(visit, chosen)
     settings: dict[str, Any] = {"dead_letter_s": 7 * DAY_S, "count_max": PREVIEW_MAX}
     found = await visit.ask(partial(preview, chosen=chosen, **settings))
     return visit.render(
@@ -206,6 +211,7 @@ async def _render_redrive(visit: Visit, chosen: Filter, problem: str = "") -> Re
 
 
 async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Response:
+    chosen = await _bind(visit, chosen)
     found = await visit.ask(partial(preview, chosen=chosen, count_max=PREVIEW_MAX))
     return visit.render(
         "discard_confirm.html",
@@ -215,6 +221,11 @@ async def _render_discard(visit: Visit, chosen: Filter, problem: str = "") -> Re
         total=sum(group.failed_messages for group in found.groups),
         problem=problem,
     )
+
+
+async def _bind(visit: Visit, chosen: Filter) -> Filter:
+    """To what is there now, unless it is bound to what was there before."""
+    return chosen if chosen.ids is not None else replace(chosen, until=await bind(visit, chosen.until))
 
 
 async def _render_letter(
@@ -306,12 +317,17 @@ def _chosen_pair(visit: Visit, attempts: list[FailedAttempt]) -> tuple[int, int]
 
 
 def _read_filter(visit: Visit, consumer: str) -> Filter:
-    return _filter_of({**{name: visit.query(name) for name in ("topic", "contains", "id")}, "consumer": consumer})
+    # Those who may not read what errors say may not search in it either.
+    named = ("topic", "contains", "id") if visit.may_act else ("topic", "id")
+    return _filter_of({**{name: visit.query(name) for name in named}, "consumer": consumer})
 
 
 def _filter_of(given: Any) -> Filter:
     chosen = Filter(
-        consumer=given.get("consumer", ""), topic=given.get("topic") or None, reason=given.get("contains") or None
+        consumer=given.get("consumer", ""),
+        topic=given.get("topic") or None,
+        reason=given.get("contains") or None,
+        until=read_bound(given),
     )
     return replace(chosen, ids=(given["id"],)) if given.get("id") else chosen
 
@@ -320,6 +336,7 @@ def _fields_of(chosen: Filter) -> dict[str, str]:
     """The filter as a form, or an address, has it."""
     named = {"consumer": chosen.consumer, "topic": chosen.topic, "contains": chosen.reason}
     named["id"] = chosen.ids[0] if chosen.ids else None
+    named[FIELD] = write_bound(chosen.until)
     return {name: value for name, value in named.items() if value}
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from onefold._console.key_verdicts import RouteKnown, judge_key
 from onefold._console.known_routes import match_route, retentions_of
@@ -39,6 +40,10 @@ from onefold._kernel.key_hash import hash_key
 from onefold._steps.unfinished_works import WorkNotFit, WorkView, show_work
 
 _PRINCIPAL_CHARS_MAX: Final = 1000
+#: That are tried for a key whose route is not given.
+ROUTES_MAX: Final = 200
+#: The principal of `single_principal`.
+SINGLE: Final = "single"
 
 
 async def show_list(visit: Visit) -> Response:
@@ -49,8 +54,13 @@ async def find(visit: Visit) -> Response:
     """From what the operator knows to the address of the key. By POST: the key stays out of addresses and logs."""
     principal, route, key = (visit.form.get(name, "").strip() for name in ("principal", "route", "key"))
     problem, read = "", ""
+    operations = _operations(visit)
+    if not principal and _is_single(visit):
+        principal = SINGLE
     method, _, template = route.partition(" ")
-    if method not in METHODS or not template.strip():
+    if not route and not operations:
+        problem = "Give the route: without the application (--app) this console does not know its routes."
+    elif route and (method not in METHODS or not template.strip()):
         problem = "The route is a method and a path, as in POST /orders/{id}."
     elif not principal or len(principal) > _PRINCIPAL_CHARS_MAX:
         problem = "The principal is what the application calls the caller: the id of an account, tenant or user."
@@ -61,7 +71,8 @@ async def find(visit: Visit) -> Response:
             problem = f"This is not an Idempotency-Key: {error.reason}"
     if problem:
         return await _render_list(visit, problem=problem, typed=visit.form)
-    operations = _operations(visit)
+    if not route:
+        return await _find_everywhere(visit, principal, read, operations)
     meant = match_route(method, template.strip(), operations)
     known: RouteKnown = "known" if meant is not None else "unknown" if operations else "unchecked"
     names = names_of(principal, meant or f"{method} {template.strip()}", read, operations)
@@ -69,11 +80,33 @@ async def find(visit: Visit) -> Response:
     return visit.redirect(f"/keys/{address}", route=known, hash=hash_key(read))
 
 
+async def _find_everywhere(visit: Visit, principal: str, key: str, operations: Mapping[str, Policy]) -> Response:
+    """A key whose route is not known: each route of the application is tried."""
+    candidates: dict[str, str] = {}
+    for operation in sorted(operations)[:ROUTES_MAX]:
+        names = names_of(principal, operation, key, operations)[:NAMES_MAX]
+        stored = await visit.ask(functools.partial(find_keys, digests=names))
+        holder = await visit.ask(functools.partial(find_holder, digests=names))
+        if stored or holder is not None or await _find_work(visit, names) is not None:
+            candidates[operation] = visit.url(
+                f"/keys/{'.'.join(name.hex() for name in names)}", route="known", hash=hash_key(key)
+            )
+    if len(candidates) == 1:
+        [address] = candidates.values()
+        return RedirectResponse(address, 303)
+    tried = f"{min(len(operations), ROUTES_MAX)} of {len(operations)} routes were tried"
+    said = "has something stored or running under this principal and key"
+    said = f"More than one route {said}:" if candidates else f"No route of the application {said}; {tried}."
+    return await _render_list(visit, typed=visit.form, found=said, candidates=candidates)
+
+
 async def show_one(visit: Visit) -> Response:
     names = _names(visit)
     keys = await visit.ask(functools.partial(find_keys, digests=names))
     holder = await visit.ask(functools.partial(find_holder, digests=names))
     work = await _find_work(visit, names)
+    if work is not None:
+        work = replace(work, reason=visit.error(work.reason))
     erased = None if keys or holder or work else await _find_erasure(visit, names)
     verdict = judge_key(keys, holder, work, route=_read_route(visit), erased=erased)
     key_hash = visit.query("hash")
@@ -122,7 +155,14 @@ async def do_erase(visit: Visit) -> Response:
     return visit.redirect(f"/keys/{visit.param('names')}", erased=1)
 
 
-async def _render_list(visit: Visit, *, problem: str = "", typed: Mapping[str, str] | None = None) -> Response:
+async def _render_list(
+    visit: Visit,
+    *,
+    problem: str = "",
+    typed: Mapping[str, str] | None = None,
+    found: str = "",
+    candidates: Mapping[str, str] | None = None,
+) -> Response:
     after = visit.query("after") or None
     page = await visit.ask(functools.partial(list_keys, after=after))
     routes = sorted({*_operations(visit), *(key.operation for key in page.keys)})
@@ -135,6 +175,9 @@ async def _render_list(visit: Visit, *, problem: str = "", typed: Mapping[str, s
         after=after,
         stored=_stored_ms(visit, page.keys),
         is_single=_is_single(visit),
+        knows_routes=bool(_operations(visit)),
+        found=found,
+        candidates=candidates or {},
     )
 
 
@@ -158,7 +201,7 @@ async def _find_work(visit: Visit, names: tuple[bytes, ...]) -> WorkView | None:
 
 async def _find_erasure(visit: Visit, names: tuple[bytes, ...]) -> AuditLine | None:
     for name in names:
-        line = await visit.ask(functools.partial(find_audit, action="keys erase", about=name.hex()))
+        line = await visit.ask(functools.partial(find_audit, action="keys erase", about={"keys": [name.hex()]}))
         if line is not None:
             return line
     return None

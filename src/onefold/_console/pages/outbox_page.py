@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from starlette.exceptions import HTTPException
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from onefold._console.roles import Role
 from onefold._console.sections import ASK_WHY, Page, Section, Visit
+from onefold._console.shown_bounds import FIELD, bind, read_bound, require_bound, write_bound
 from onefold._console.timeline import draw_timeline
 from onefold._idempotency.stored_keys import NAMES_MAX, KeyView, find_keys, read_digest
 from onefold._inbox.message_traces import trace_messages
@@ -119,10 +121,13 @@ async def confirm(visit: Visit) -> Response:
 
 async def _confirm(visit: Visit, given: Any, problem: str = "") -> Response:
     action, chosen = _read_action(given)
+    if chosen.ids is None:
+        chosen = replace(chosen, until=await bind(visit, chosen.until))
     found = await visit.ask(lambda dialect: list_stopped(dialect, chosen, limit=COUNT_MAX))
     return visit.render(
         "outbox_confirm.html", action=action, found=found, count_max=COUNT_MAX, problem=problem,
-        fields={name: given.get(name, "") for name in ("do", "id", "topic")}, shown=found[:20],
+        fields={**{name: given.get(name, "") for name in ("do", "id", "topic")}, FIELD: write_bound(chosen.until)},
+        shown=found[:20],
     )  # fmt: skip
 
 
@@ -132,6 +137,8 @@ async def act(visit: Visit) -> Response:
     why = visit.reason()
     if why is None:
         return await _confirm(visit, visit.form, ASK_WHY)
+    if chosen.ids is None:
+        require_bound(chosen.until)
     actor = visit.operator.name
     count = await visit.ask(lambda dialect: act_on_stopped(dialect, action, chosen, actor=actor, why=why))
     done = f"{'tried again' if action == 'retry' else 'discarded'}: {count}"
@@ -148,7 +155,7 @@ def _read_action(given: Any) -> tuple[Action, Chosen]:
     if event_id:
         return action, Chosen(ids=(event_id,))
     if topic:
-        return action, Chosen(topic=topic, dead=True)
+        return action, Chosen(topic=topic, dead=True, until=read_bound(given))
     raise HTTPException(400, "Say which event, or the dead letters of which topic.")
 
 

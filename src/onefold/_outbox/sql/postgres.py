@@ -83,6 +83,7 @@ AND ($3::text IS NULL OR position($3::text IN error) > 0)
 AND ($4::text IS NULL OR destination = $4::text)
 AND ($5::bigint IS NULL OR died_at >= to_timestamp($5::bigint / 1000.0))
 AND ($6::integer = 0 OR due_at = 'infinity')
+AND ($7::bigint IS NULL OR died_at < to_timestamp($7::bigint / 1000.0))
 """
 
 _STOPPED_COLUMNS = """
@@ -90,7 +91,7 @@ id, topic, key, started, error,
 CASE WHEN due_at < 'infinity' THEN (extract(epoch FROM due_at - clock_timestamp()) * 1000)::bigint END, destination
 """
 
-_CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER BY due_at LIMIT $7::integer)"
+_CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER BY due_at LIMIT $8::integer)"
 
 
 class Postgres(Statements):
@@ -163,7 +164,7 @@ SELECT count(*) FROM (
 """)
 
     LIST_STOPPED = qualified(
-        f"SELECT {_STOPPED_COLUMNS} FROM onefold_outbox WHERE {_FITS} ORDER BY due_at LIMIT $7::integer"
+        f"SELECT {_STOPPED_COLUMNS} FROM onefold_outbox WHERE {_FITS} ORDER BY due_at LIMIT $8::integer"
     )
 
     ALL_STOPPED = qualified(

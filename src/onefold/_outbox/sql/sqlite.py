@@ -70,6 +70,7 @@ AND (?3 IS NULL OR instr(error, ?3) > 0)
 AND (?4 IS NULL OR destination = ?4)
 AND (?5 IS NULL OR died_at_ms >= ?5)
 AND (?6 = 0 OR due_at_ms = {NEVER_MS})
+AND (?7 IS NULL OR died_at_ms < ?7)
 """
 
 _STOPPED_COLUMNS = f"""
@@ -77,7 +78,7 @@ SELECT id, topic, key, started, error, CASE WHEN due_at_ms < {NEVER_MS} THEN due
 FROM onefold_outbox
 """
 
-_CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER BY due_at_ms LIMIT ?7)"
+_CHOSEN = f"position IN (SELECT position FROM onefold_outbox WHERE {_FITS} ORDER BY due_at_ms LIMIT ?8)"
 
 _THESE = "position IN (SELECT value FROM json_each(?1))"
 
@@ -144,7 +145,7 @@ SELECT {_NOW} - min(o.written_at_ms) FROM onefold_bucket AS b JOIN onefold_outbo
 SELECT count(*) FROM (SELECT 1 FROM onefold_outbox WHERE {_HELD_BACK} AND error IS NULL LIMIT ?1)
 """
 
-    LIST_STOPPED = f"{_STOPPED_COLUMNS} WHERE {_FITS} ORDER BY due_at_ms LIMIT ?7"
+    LIST_STOPPED = f"{_STOPPED_COLUMNS} WHERE {_FITS} ORDER BY due_at_ms LIMIT ?8"
 
     ALL_STOPPED = f"""
 {_STOPPED_COLUMNS} WHERE {_HELD_BACK} AND error IS NOT NULL ORDER BY due_at_ms, position LIMIT ?1
