@@ -15,7 +15,7 @@ from onefold.errors import ConfigurationError
 GIVES_SESSION: Final = "__onefold_gives_session__"
 
 #: Dependencies of dependencies are followed so far.
-_DEPTH_MAX: Final = 20
+DEPTH_MAX: Final = 20
 
 
 class Kind(Protocol):
@@ -35,7 +35,7 @@ def check_sessions(function: object, name: str, by: str, has: Kind | None) -> No
     """Refuse a handler that wants a session of another kind than the application has, or one where it has none."""
     if not callable(function):
         return
-    for need in _needs(function, _DEPTH_MAX):
+    for need in _needs(function, DEPTH_MAX):
         if has is None or has.kind != need.kind:
             engine = "create_async_engine(...)" if need.kind == "AsyncSession" else "create_engine(...)"
             through = "" if need.function is function else f" (in {getattr(need.function, '__qualname__', '?')})"
@@ -48,19 +48,37 @@ def check_sessions(function: object, name: str, by: str, has: Kind | None) -> No
             )
 
 
-def _needs(function: Callable[..., Any], depth: int) -> Iterator[_Need]:
+class HandlerParameter(NamedTuple):
+    """A parameter of a handler, or of one of its dependencies."""
+
+    name: str
+    kind: Any
+    """What it is annotated with."""
+    dependencies: list[Callable[..., Any]]
+    """The functions that FastAPI calls for it: one, or none."""
+
+
+def read_parameters(function: Callable[..., Any]) -> list[HandlerParameter]:
+    """As FastAPI reads them. None where an annotation cannot be looked up yet: the framework finds out."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
-    except Exception:  # a name that is not known yet: the framework finds out
-        return
+    except Exception:
+        return []
+    found = []
     for parameter in parameters:
         annotated = get_origin(parameter.annotation) is Annotated
         kind, *marks = get_args(parameter.annotation) if annotated else (parameter.annotation,)
-        for mark in (*marks, parameter.default):
-            dependency = getattr(mark, "dependency", None)
+        given = (getattr(mark, "dependency", None) for mark in (*marks, parameter.default))
+        found.append(HandlerParameter(parameter.name, kind, [each for each in given if callable(each)]))
+    return found
+
+
+def _needs(function: Callable[..., Any], depth: int) -> Iterator[_Need]:
+    for parameter in read_parameters(function):
+        for dependency in parameter.dependencies:
             if getattr(dependency, GIVES_SESSION, False):
-                yield _Need(function, parameter.name, _kind_of(kind))
-            elif callable(dependency) and depth:
+                yield _Need(function, parameter.name, _kind_of(parameter.kind))
+            elif depth:
                 yield from _needs(dependency, depth - 1)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, get_origin
 
 from onefold._http.request import Request, completing_of
 from onefold._http.route_policy import Policy, Route
-from onefold._http.session_needs import GIVES_SESSION
+from onefold._http.session_needs import DEPTH_MAX, GIVES_SESSION, read_parameters
 from onefold._kernel.executors import is_async
 from onefold._kernel.steps_annotation import is_steps
 from onefold._kernel.transaction import Transaction
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 #: Set on the dependencies that give a transaction.
 GIVES_TRANSACTION: Final = "__onefold_gives_transaction__"
-
-#: Dependencies of dependencies are followed so far.
-_DEPTH_MAX: Final = 20
 
 
 def find_steps(function: Callable[..., Any]) -> str | None:
@@ -88,26 +85,19 @@ def make_work(
 
 
 def find_transactions(
-    function: Callable[..., Any], *, and_sessions: bool = False, depth: int = _DEPTH_MAX, through: str = ""
+    function: Callable[..., Any], *, and_sessions: bool = False, depth: int = DEPTH_MAX, through: str = ""
 ) -> Iterator[tuple[str, str]]:
     """The parameters, of a function and of what it depends on, that are the transaction of a request, or a session of
     it; and in which dependency."""
-    try:
-        parameters = inspect.signature(function, eval_str=True).parameters.values()
-    except Exception:  # a name that is not known yet: the framework finds out
-        return
-    for parameter in parameters:
-        annotated = get_origin(parameter.annotation) is Annotated
-        kind, *marks = get_args(parameter.annotation) if annotated else (parameter.annotation,)
-        if kind is Transaction or get_origin(kind) is Transaction:
+    for parameter in read_parameters(function):
+        if parameter.kind is Transaction or get_origin(parameter.kind) is Transaction:
             yield parameter.name, through
-        for mark in (*marks, parameter.default):
-            dependency = getattr(mark, "dependency", None)
+        for dependency in parameter.dependencies:
             if getattr(dependency, GIVES_TRANSACTION, False) or (
                 # Of a dependency it is a session of its own: it authenticates, perhaps.
                 and_sessions and getattr(dependency, GIVES_SESSION, False) and not through
             ):
                 yield parameter.name, through
-            elif callable(dependency) and depth:
+            elif depth:
                 inside = f" (in {getattr(dependency, '__qualname__', '?')})"
                 yield from find_transactions(dependency, and_sessions=and_sessions, depth=depth - 1, through=inside)

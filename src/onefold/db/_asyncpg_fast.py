@@ -26,11 +26,11 @@ from onefold._kernel.executors import begin_in_background
 from onefold._kernel.public_drivers import may_use_private_names
 from onefold._kernel.sqlstates import NOT_AS_PREPARED, sqlstate_of
 from onefold.db._asyncpg_pool import FairPool, Pool
-from onefold.db._asyncpg_public import VENDOR_ERRORS, AsyncpgQueries, Handle, row_count
+from onefold.db._asyncpg_public import VENDOR_ERRORS, AsyncpgQueries, Handle
 from onefold.db._bound_batches import Binder, has_secrets
 from onefold.db._opened_elsewhere import close_quietly
 from onefold.db._postgres_session import as_ourselves, error_for, unsent_error
-from onefold.db._postgres_text import qualify_tables, render_item
+from onefold.db._postgres_text import qualify_tables, read_tag, render_item
 from onefold.db._prepared_batches import Preparer, render_unprepared
 from onefold.errors import OnefoldError
 
@@ -276,7 +276,7 @@ class FastConnection(AsyncpgQueries):
         if ends and protocol is not None and protocol.queries_count != self._sent:
             # A task that the handler left behind was quicker: it uses the connection now, outside of any transaction.
             self._broken = True
-        return row_count(status) if isinstance(last, Statement) else 0
+        return read_tag(status) if isinstance(last, Statement) else 0
 
     # What follows returns what asyncpg makes to be awaited: every coroutine in between is paid for by every request.
 

@@ -22,7 +22,7 @@ from onefold._kernel.sqlstates import NOT_AS_PREPARED
 from onefold.db._bound_batches import has_secrets
 from onefold.db._opened_elsewhere import Connections
 from onefold.db._postgres_session import SAMPLES, as_ourselves, check_codecs, error_for, unsent_error
-from onefold.db._postgres_text import LEVELS, crossing, qualify_tables, render_item, script
+from onefold.db._postgres_text import LEVELS, crossing, qualify_tables, read_tag, render_item, script
 from onefold.errors import ConfigurationError, OnefoldError
 
 Handle: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -125,7 +125,7 @@ class PublicConnection(AsyncpgQueries):
             raise await self._translate_error(error) from error
         if binds and last is Boundary.COMMIT:
             self._unchecked = False
-        return row_count(status) if isinstance(last, Statement) else 0
+        return read_tag(status) if isinstance(last, Statement) else 0
 
     def _parts(self, items: Sequence[BatchItem], binds: bool) -> Iterator[Any]:
         """What to await, one after the other. The first error ends it: COMMIT is not sent."""
@@ -252,9 +252,3 @@ def _goes_alone(item: BatchItem, binds: bool) -> bool:
     if isinstance(item, Statement):
         return binds and bool(item.values)
     return item in _BEGINS or item is Boundary.COMMIT or item is Boundary.ROLLBACK
-
-
-def row_count(status: str) -> int:
-    """What the answer to a command says."""
-    count = status.rpartition(" ")[2]
-    return int(count) if count.isdigit() else 0

@@ -126,3 +126,9 @@ def crossing(item: Boundary | Nested) -> str:
 def script(statements: Iterable[str]) -> str:
     """The statements as one simple query. The new line keeps a comment at the end of one from hiding the next."""
     return "\n;".join(statements)
+
+
+def read_tag(tag: str) -> int:
+    """How many rows the tag of a completed command counts: 1 for "INSERT 0 1"."""
+    count = tag.rpartition(" ")[2]
+    return int(count) if count.isdigit() else 0
