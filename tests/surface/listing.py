@@ -63,6 +63,8 @@ MODULES: Final = (
     "onefold.testing",
     "onefold.testing.conformance",
     "onefold.testing.conformance.brokers",
+    "onefold.testing.crashing",
+    "onefold.testing.endpoint",
     "onefold.testing.fault_proxy",
     "onefold.testing.memory_broker",
     "onefold.testing.no_waiting",

@@ -1,0 +1,80 @@
+"""A crash of a request at its COMMIT, inside a test's own process: it ends there, and its connection with it.
+
+with crash_at_commit(once, "after"):
+    client.post("/orders", json=..., headers=...)  # is committed, and never answered
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+from onefold._app import AsyncOnefold, Onefold
+from onefold._kernel.effects import BatchItem, Boundary, Statement
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+
+__all__ = ["CommitEdge", "ProcessCrashed", "crash_at_commit"]
+
+CommitEdge: TypeAlias = Literal["before", "after"]
+
+_one_at_a_time = threading.Lock()
+
+
+class ProcessCrashed(Exception):
+    """Ends a request as a crash of its process would: nothing after it is done, and nothing is answered."""
+
+
+@contextmanager
+def crash_at_commit(once: Onefold | AsyncOnefold, edge: CommitEdge) -> Iterator[None]:
+    """In this block the first request with a key that comes to its COMMIT crashes: `before` it, so that nothing of it
+    stays, or `after` it, so that all of it stays and its client is not answered. `ProcessCrashed` is raised there; a
+    server makes an answer with status 500 of it, a test client may raise it."""
+    crash = _Crash(once._database, edge)
+    with _one_at_a_time:
+        of_threads, of_tasks = ThreadExecutor.batch, TaskExecutor.batch
+
+        def batch(self: ThreadExecutor[Any], items: Sequence[BatchItem]) -> int:
+            with crash.around(self._database, items):
+                return of_threads(self, items)
+
+        async def batch_of_task(self: TaskExecutor[Any], items: Sequence[BatchItem]) -> int:
+            with crash.around(self._database, items):
+                return await of_tasks(self, items)
+
+        _replace(batch, batch_of_task)
+        try:
+            yield
+        finally:
+            _replace(of_threads, of_tasks)
+
+
+def _replace(batch: Any, batch_of_task: Any) -> None:
+    for executor, verb in ((ThreadExecutor, batch), (TaskExecutor, batch_of_task)):
+        setattr(executor, ThreadExecutor.batch.__name__, verb)
+
+
+class _Crash:
+    """Happens once."""
+
+    def __init__(self, database: object, edge: CommitEdge) -> None:
+        self._database = database
+        self._edge = edge
+        self._left = threading.Semaphore(1)
+
+    @contextmanager
+    def around(self, database: object, items: Sequence[BatchItem]) -> Iterator[None]:
+        due = database is self._database and _settles(items) and self._left.acquire(blocking=False)
+        if due and self._edge == "before":
+            raise ProcessCrashed("the process crashed before COMMIT")
+        yield
+        if due:
+            raise ProcessCrashed("the process crashed after COMMIT, before the answer")
+
+
+def _settles(items: Sequence[BatchItem]) -> bool:
+    """Whether a request commits here: its record and COMMIT. Relays and consumers beside it go on."""
+    return Boundary.COMMIT in items and any(
+        isinstance(each, Statement) and "INSERT INTO onefold_record" in each.sql for each in items
+    )

@@ -1,0 +1,229 @@
+"""The whole contract, played against one endpoint of an application: replay, mismatch, race, crash around COMMIT.
+
+def test_orders(client):
+    assert_idempotent(client, "POST", "/orders", json={"item": "book"}, headers=LOGIN, once=once, count=count_orders)
+
+The client is the test client of Starlette, FastAPI or Flask, or one of httpx; for an `httpx.AsyncClient` the call is
+awaited. Each part has a key of its own, and the endpoint must be one that succeeds with these arguments any number of
+times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from onefold._app import AsyncOnefold, Onefold
+from onefold._kernel.effects import Call, Now, Sleep
+from onefold._kernel.executors import TaskExecutor, ThreadExecutor
+from onefold._kernel.runners import run, run_async
+from onefold._policy.ranges import require
+from onefold.errors import ConfigurationError
+from onefold.testing.crashing import CommitEdge, ProcessCrashed, crash_at_commit
+
+__all__ = ["ContractBroken", "assert_idempotent"]
+
+_RACERS_MAX: Final = 64
+_SHOWN_BYTES: Final = 200
+_PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.02
+
+
+class ContractBroken(AssertionError):
+    """The endpoint does not keep the contract. Says in which part of it, what was expected and what came."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlayedAnswer:
+    status: int
+    body: bytes
+    replayed: bool
+
+    @property
+    def succeeded(self) -> bool:
+        return 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        shown = self.body[:_SHOWN_BYTES].decode(errors="replace")
+        return f"{self.status}{' (replayed)' if self.replayed else ''} {shown}"
+
+
+def assert_idempotent(
+    client: Any,
+    method: str,
+    path: str,
+    *,
+    once: Onefold | AsyncOnefold,
+    json: object = None,
+    other_json: object = None,
+    headers: Mapping[str, str] | None = None,
+    count: Callable[[], Any] | None = None,
+    racers: int = 4,
+) -> Any:
+    """Play replay, mismatch, race and crash against an endpoint; raises `ContractBroken` where it fails.
+
+    `other_json` is what another request under the same key has for a body (by default `json` with a member more).
+    `count` says how often the effect has happened, by the rows of your table for instance: it must grow by one in each
+    part, and not at all in others. `racers` requests at once are a race. Returns what must be awaited where `client` is
+    an `httpx.AsyncClient`; `count` may be a coroutine function then.
+    """
+    require("racers", racers, least=2, most=_RACERS_MAX, whole=True)
+    if other_json is None:
+        other_json = {**(json if isinstance(json, dict) else {}), "onefold": "another payload"}
+    played = _PlayedContract(
+        _TestSender(client, method, path, dict(headers or {})), once, json, other_json, count, racers
+    )
+    if played.sender.is_async:
+        return run_async(played.play(), TaskExecutor(_no_database(once)))
+    return run(played.play(), ThreadExecutor(_no_database(once)))
+
+
+def _no_database(once: Any) -> Any:
+    """An executor wants one; no effect of these flows is for it."""
+    return once._database
+
+
+class _TestSender:
+    """How each kind of client sends a request, and what its answers are called."""
+
+    def __init__(self, client: Any, method: str, path: str, headers: Mapping[str, str]) -> None:
+        self._client, self._method, self._path, self._headers = client, method, path, headers
+        self._is_flask = hasattr(client, "open") and hasattr(client, "application")
+        if not self._is_flask and not hasattr(client, "request"):
+            raise ConfigurationError(
+                f"client is a {type(client).__qualname__}: give a test client of Starlette, FastAPI or Flask, an "
+                "httpx.Client or an httpx.AsyncClient"
+            )
+        self.is_async = asyncio.iscoroutinefunction(getattr(client, "request", None))
+
+    def send(self, key: str, json: object) -> Any:
+        headers = {**self._headers, "Idempotency-Key": f'"{key}"'}
+        if self._is_flask:
+            # A copy: Flask's client keeps the context of its last request, and is not for two threads.
+            return copy.copy(self._client).open(self._path, method=self._method, json=json, headers=headers)
+        return self._client.request(self._method, self._path, json=json, headers=headers)
+
+    def send_at_once(self, key: str, json: object, times: int) -> Any:
+        if self.is_async:
+            return _gather(*(self.send(key, json) for _ in range(times)))
+        with ThreadPoolExecutor(times) as threads:
+            return [sent.result() for sent in [threads.submit(self.send, key, json) for _ in range(times)]]
+
+    def read(self, response: Any) -> _PlayedAnswer:
+        body = response.data if self._is_flask else response.content
+        replayed = response.headers.get("Idempotent-Replayed") == "true"
+        return _PlayedAnswer(response.status_code, body, replayed)
+
+
+async def _gather(*sent: Coroutine[Any, Any, Any]) -> list[Any]:
+    return await asyncio.gather(*sent)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlayedContract:
+    """The parts, in their order. Flows: they run on threads and on asyncio."""
+
+    sender: _TestSender
+    once: Onefold | AsyncOnefold
+    json: object
+    other_json: object
+    count: Callable[[], Any] | None
+    racers: int
+
+    async def play(self) -> None:
+        key = uuid4().hex
+        first = await self._play_first(key)
+        await self._play_replay(key, first)
+        await self._play_mismatch(key, first)
+        await self._play_race()
+        await self._play_crash("before")
+        await self._play_crash("after")
+
+    async def _play_first(self, key: str) -> _PlayedAnswer:
+        before = await self._count()
+        first = await self._send(key)
+        if not first.succeeded:
+            _fail("first request", "a success: the contract is about what happens once", first)
+        if first.replayed:
+            _fail("first request", "an answer of the handler", first)
+        await self._expect_growth("first request", before, 1)
+        return first
+
+    async def _play_replay(self, key: str, first: _PlayedAnswer) -> None:
+        before = await self._count()
+        again = await self._send(key)
+        self._expect_same("replay", again, first)
+        await self._expect_growth("replay", before, 0)
+
+    async def _play_mismatch(self, key: str, first: _PlayedAnswer) -> None:
+        before = await self._count()
+        other = await self._send(key, self.other_json)
+        if other.status != 422:
+            _fail("mismatch", "422 for another payload under the same key", other)
+        self._expect_same("replay after a mismatch", await self._send(key), first)
+        await self._expect_growth("mismatch", before, 0)
+
+    async def _play_race(self) -> None:
+        key, before = uuid4().hex, await self._count()
+        responses = await Call(lambda: self.sender.send_at_once(key, self.json, self.racers))
+        answers = [self.sender.read(response) for response in responses]
+        ran = [each for each in answers if each.succeeded and not each.replayed]
+        for each in answers:
+            if not each.succeeded and each.status != 409:
+                _fail("race", "a success, or 409 while another one runs", each)
+        if len(ran) != 1:
+            raise ContractBroken(f"race: {len(ran)} of {self.racers} requests under one key ran, and one must")
+        self._expect_same("replay after a race", await self._retry(key), ran[0])
+        await self._expect_growth("race", before, 1)
+
+    async def _play_crash(self, edge: CommitEdge) -> None:
+        part = f"crash {edge} COMMIT"
+        key, before = uuid4().hex, await self._count()
+        with crash_at_commit(self.once, edge):
+            try:
+                crashed = await self._send(key)
+            except ProcessCrashed:
+                crashed = None
+        if crashed is not None and crashed.status < 500:
+            raise ContractBroken(
+                f"{part}: the request was answered, {crashed}; does it go through the transaction of this `once`?"
+            )
+        again = await self._retry(key)
+        if not again.succeeded or again.replayed != (edge == "after"):
+            wanted = "the stored answer" if edge == "after" else "a clean run of the handler"
+            _fail(f"retry after a {part}", wanted, again)
+        await self._expect_growth(part, before, 1)
+
+    async def _send(self, key: str, json: object = ...) -> _PlayedAnswer:
+        body = self.json if json is ... else json
+        return self.sender.read(await Call(lambda: self.sender.send(key, body)))
+
+    async def _retry(self, key: str) -> _PlayedAnswer:
+        """As clients do: 409 is asked again. A server notices a moment later that a connection is gone, and its locks
+        with it."""
+        give_up_at = await Now() + _PATIENCE_S
+        while (answer := await self._send(key)).status == 409 and await Now() < give_up_at:
+            await Sleep(_PAUSE_S)
+        return answer
+
+    async def _count(self) -> int | None:
+        return None if self.count is None else int(await Call(self.count))
+
+    async def _expect_growth(self, part: str, before: int | None, by: int) -> None:
+        after = await self._count()
+        if before is not None and after is not None and after - before != by:
+            raise ContractBroken(f"{part}: the effect happened {after - before} times, and {by} was expected")
+
+    @staticmethod
+    def _expect_same(part: str, again: _PlayedAnswer, first: _PlayedAnswer) -> None:
+        if (again.status, again.body, again.replayed) != (first.status, first.body, True):
+            _fail(part, f"the stored answer, {first}, with Idempotent-Replayed: true", again)
+
+
+def _fail(part: str, expected: str, came: _PlayedAnswer) -> None:
+    raise ContractBroken(f"{part}: expected {expected}; came {came}")
