@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from itertools import groupby
 from typing import get_args
 
 from book.tables import code, write_table
-from onefold._kernel.telemetry.client_events import ClientEvent
-from onefold._kernel.telemetry.consumer_events import ConsumerEvent
-from onefold._kernel.telemetry.relay_events import RelayEvent
-from onefold._kernel.telemetry.request_events import RequestEvent
-from onefold._kernel.telemetry.saga_events import SagaEvent
-from onefold._kernel.telemetry.shedding_events import SheddingEvent
+from onefold._kernel.telemetry.every_event import Event
 from onefold._observe.instrument_table import MOVES
-
-_KINDS = {
-    "Requests": RequestEvent,
-    "Relays": RelayEvent,
-    "Consumers": ConsumerEvent,
-    "Clients": ClientEvent,
-    "Shedding": SheddingEvent,
-    "Sagas": SagaEvent,
-}
 
 _HEAD = """\
 # Telemetry
@@ -44,9 +31,9 @@ def make_page() -> str:
             for each in moved.values()
         ),
     )
-    for title, union in _KINDS.items():
-        text += f"## {title}\n\n"
-        for kind in get_args(union):
+    for module, kinds in groupby(sorted(get_args(Event), key=_module_of), key=_module_of):
+        text += f"## {module.removesuffix('_events').replace('_', ' ').capitalize()}\n\n"
+        for kind in kinds:
             text += f"### {kind.__name__}\n\n{inspect.getdoc(kind)}\n\n"
             text += write_table(
                 ["field", "type"], ((code(each.name), code(each.type)) for each in dataclasses.fields(kind))
@@ -55,3 +42,7 @@ def make_page() -> str:
             if metrics:
                 text += f"Moves {', '.join(metrics)}.\n\n"
     return text
+
+
+def _module_of(kind: type) -> str:
+    return kind.__module__.rpartition(".")[2]

@@ -1,0 +1,32 @@
+"""The tutorial is true: it is walked from its top to its bottom, and prints what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.book.page_walk import walking
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_tutorial_happens_as_printed(tmp_path: Path, postgres_dsn: str) -> None:
+    with walking(tmp_path, DATABASE_URL=postgres_dsn) as walk:
+        walk.walk((ROOT / "docs" / "tutorial.md").read_text())
+    assert walk.jobs.keys() == {"uvicorn", "relay", "consume"}
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ("```console\n$ python one.py\n2\n```\n", "should print\n2"),
+        ("```console\n$ rm -rf /\n```\n", "does not know"),
+        ("```python\nprint(1)\n```\n", "without a name"),
+    ],
+)
+def test_what_a_page_does_not_do_is_found(planted: str, found: str, tmp_path: Path) -> None:
+    with walking(tmp_path) as walk:
+        walk.walk("```python\n# one.py\nprint(1)\n```\n\n```console\n$ python one.py\n1\n```\n")
+        with pytest.raises(AssertionError, match=found):
+            walk.walk(planted)
