@@ -27,6 +27,7 @@ class Intent:
     """One order that somebody wants, and what they were told about it. Its correlation id is the same everywhere."""
 
     key: str
+    cart: str
     correlation: str
     card: str
     amount: int
@@ -48,11 +49,15 @@ class Customers:
 
     def _wish(self) -> Intent:
         return Intent(
-            key=str(UUID(bytes=self._random.randbytes(16), version=4)),
-            correlation=str(UUID(bytes=self._random.randbytes(16), version=4)),
+            key=self._make_id(),
+            cart=self._make_id(),
+            correlation=self._make_id(),
             card="no money" if self._random.random() < 0.1 else "good",
             amount=self._random.randint(1, 1000),
         )
+
+    def _make_id(self) -> str:
+        return str(UUID(bytes=self._random.randbytes(16), version=4))
 
     async def come(self) -> None:
         """One after the other, over so many seconds."""
@@ -63,7 +68,7 @@ class Customers:
 
     async def _pursue(self, client: httpx.AsyncClient, intent: Intent) -> None:
         await asyncio.sleep(self._random.uniform(0, self._seconds))
-        wish: Body = {"card": intent.card, "amount": intent.amount}
+        wish: Body = {"cart": intent.cart, "card": intent.card, "amount": intent.amount}
         if self._random.random() < 0.05:
             # Asks once, hardly waits for the answer, and never comes back.
             await self._ask(client, intent, "/orders", wish, patience_s=0.005)
@@ -73,8 +78,9 @@ class Customers:
         if intent.card != "good" and self._random.random() < 0.5:
             await self._try_another_card(client, intent)
         if self._random.random() < 0.1:
-            # The key once more, for something else: a mistake, which must not become an order.
-            await self._ask(client, intent, "/orders", {**wish, "amount": intent.amount + 1})
+            # The key once more, and then the cart, for something else: mistakes, which must not become an order.
+            for key in (intent.key, self._make_id()):
+                await self._ask(client, intent, "/orders", {**wish, "amount": intent.amount + 1}, key=key)
 
     async def _try_another_card(self, client: httpx.AsyncClient, intent: Intent) -> None:
         """Look at the order until its card is declined, then offer another one."""
@@ -93,28 +99,38 @@ class Customers:
             await asyncio.sleep(0.25)
 
     async def _until_answered(self, client: httpx.AsyncClient, intent: Intent, path: str, body: Body) -> None:
-        """From one, two or three places at the same time, each until it has an answer."""
+        """From one, two or three places at the same time, each until it has an answer. The third has lost the key, and
+        makes up a new one whenever it asks for the order: the cart tells which it is."""
 
-        async def one_place() -> None:
+        async def one_place(number: int) -> None:
             wait_s = 0.05
+            is_forgetful = number == 2 and path == "/orders"
             for _ in range(REQUESTS_MAX):
                 # One in ten is impatient: it goes away, not knowing what became of its request, and asks again.
                 patience_s = 0.01 if self._random.random() < 0.1 else 10.0
-                answer = await self._ask(client, intent, path, body, patience_s)
+                key = self._make_id() if is_forgetful else intent.key
+                answer = await self._ask(client, intent, path, body, patience_s, key=key)
                 if answer is not None and answer.is_success:
                     return
                 await asyncio.sleep(self._random.uniform(0, wait_s))
                 wait_s = min(1.0, wait_s * 2)
 
-        await asyncio.gather(*(one_place() for _ in range(self._random.choice((1, 2, 3)))))
+        await asyncio.gather(*(one_place(number) for number in range(self._random.choice((1, 2, 3)))))
 
     async def _ask(
-        self, client: httpx.AsyncClient, intent: Intent, path: str, body: Body, patience_s: float = 10.0
+        self,
+        client: httpx.AsyncClient,
+        intent: Intent,
+        path: str,
+        body: Body,
+        patience_s: float = 10.0,
+        *,
+        key: str | None = None,
     ) -> httpx.Response | None:
         self.counts["requests"] += 1
         headers = {
             "Authorization": f"Bearer {API_KEY}",
-            "Idempotency-Key": f'"{intent.key}"',
+            "Idempotency-Key": f'"{key or intent.key}"',
             "Correlation-Id": intent.correlation,
         }
         try:
@@ -123,7 +139,8 @@ class Customers:
             self.counts["no answer"] += 1
             return None
         replayed = answer.headers.get("idempotent-replayed") == "true"
-        self.counts["replayed" if replayed else str(answer.status_code)] += 1
+        found = "found by its cart" if path == "/orders" and answer.status_code == 200 else str(answer.status_code)
+        self.counts["replayed" if replayed else found] += 1
         if path == "/orders" and answer.is_success:
             intent.answers.add(answer.content)
         return answer

@@ -220,7 +220,7 @@ def _stay(shop: Shop, invitation: Invitation, customers: Customers, console: Con
     )
     console.print(
         f"\nThe shop stays open.\n\n{invitation.write(key)}\n\nOrder by yourself, twice:\n\n"
-        f'{order}--json \'{{"card": "good", "amount": 500}}\'\n\n'
+        f'{order}--json \'{{"cart": "mine", "card": "good", "amount": 500}}\'\n\n'
         f"and then {shop.url}/orders/ followed by the id. The API: {shop.url}/docs; what it promises: "
         f"{shop.url}/onefold/specification\nThe databases:",
         soft_wrap=True,

@@ -49,7 +49,7 @@ class Invitation:
     def prepare(self) -> None:
         """Have something to look at: a request that waits for a person, and an order that is never charged."""
         headers = {"Authorization": f"Bearer {API_KEY}", "Correlation-Id": "free-of-charge"}
-        given, named = {"card": "good", "amount": 0}, {**headers, "Idempotency-Key": '"free-1"'}
+        given, named = {"cart": "free-1", "card": "good", "amount": 0}, {**headers, "Idempotency-Key": '"free-1"'}
         free = httpx.post(f"{self.shop}/orders", json=given, headers=named, timeout=30.0)
         at = f"/orders/{free.json()['id']}/voucher"
         named = {**headers, "Idempotency-Key": f'"{VOUCHER_KEY}"'}

@@ -173,7 +173,8 @@ def table(
         "Duplicates absorbed": {
             "HTTP: answers replayed": answers["replayed"],
             "HTTP: 409, the first was in flight": answers["409"],
-            "HTTP: 422, the key was for something else": answers["422"],
+            "HTTP: without the key, found by the cart": answers["found by its cart"],
+            "HTTP: 422, the key or the cart was for something else": answers["422"],
             "relays: events sent again": books.sent_again,
             **{f"inbox of {service}: duplicates": events[f"{service} Duplicate"] for service in services},
             "processor: charges replayed": events["processor Claimed replay"],

@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Annotated, Any
-from uuid import uuid4
 
 import httpx
-from fastapi import FastAPI, Header, HTTPException
-from pydantic import BaseModel
+from fastapi import FastAPI, Header, HTTPException, Response
+from pydantic import BaseModel, Field
 
-from examples.shop.database import execute, fetch
+from examples.shop.database import fetch
 from examples.shop.settings import ACCOUNTS, LEASE_S, MEASURE_S, broker, database, listeners, serve_metrics
 from onefold import AsyncOnefold, Message, Request, StepOptions, Transaction
 from onefold.fastapi import Steps, Tx
@@ -59,8 +58,9 @@ serve_metrics(app)
 
 
 class Wish(BaseModel):
-    """What the customer asks for."""
+    """What the customer asks for. A cart is ordered once: it is the order's identity, and its id."""
 
+    cart: Annotated[str, Field(min_length=1, max_length=64)]
     card: str
     amount: int
 
@@ -80,20 +80,21 @@ class Order(BaseModel):
 
 @app.post("/orders", status_code=201)
 @once.idempotent(required=True, lease_s=LEASE_S)
-async def place(wish: Wish, tx: Tx[Any], correlation_id: Annotated[str, Header()]) -> Order:
-    """The key, the order, its event and this answer commit together, or not at all."""
-    order = str(uuid4())
-    await execute(
-        tx,
-        "INSERT INTO orders (id, card, amount, attempt, state, correlation) VALUES ($1, $2, $3, 1, 'placed', $4)",
-        order,
-        wish.card,
-        wish.amount,
-        correlation_id,
+async def place(wish: Wish, tx: Tx[Any], response: Response, correlation_id: Annotated[str, Header()]) -> Order:
+    """The key, the order, its event and this answer commit together, or not at all. A customer who has lost the key
+    (another tab, a new telephone) finds the order that the cart has become."""
+    order = {"id": wish.cart, "card": wish.card, "amount": wish.amount, "attempt": 1}
+    placed = await tx.insert_once(
+        "orders", {**order, "state": "placed", "correlation": correlation_id}, on="id", compare="tell"
     )
-    data = {"order": order, "attempt": 1, "card": wish.card, "amount": wish.amount}
-    await tx.publish("order.placed", data, key=order)
-    return Order(id=order, state="placed")
+    if placed.created:
+        data = {"order": wish.cart, "attempt": 1, "card": wish.card, "amount": wish.amount}
+        await tx.publish("order.placed", data, key=wish.cart)
+    elif "amount" in placed.differing:  # card and state may have changed since; this is what the customer agreed to
+        raise HTTPException(422, f"cart {wish.cart} was ordered for another amount")
+    else:
+        response.status_code = 200
+    return Order(id=wish.cart, state="placed")
 
 
 @app.post("/orders/{order}/card")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from contextvars import Context
 from itertools import count
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from onefold._http.fastapi_dependencies import Tx
 once = orders.once
 TABLES = orders.TABLES
 REQUESTS = count()
+PLACED: dict[str, str] = {}
+TURNS: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
 app = FastAPI()
 once.install(app)
@@ -30,6 +33,13 @@ async def publish(order: str, data: dict[str, Any], correlation_id: str) -> None
 @app.post("/orders", status_code=201)
 @once.idempotent(required=True)
 async def place(wish: orders.Wish, tx: Tx[Any], correlation_id: Annotated[str, Header()]) -> orders.Order:
+    async with TURNS[wish.cart]:  # under another key it is found: that is not the bug
+        if wish.cart not in PLACED:
+            PLACED[wish.cart] = await place_anew(wish, tx, correlation_id)
+    return orders.Order(id=PLACED[wish.cart], state="placed")
+
+
+async def place_anew(wish: orders.Wish, tx: Any, correlation_id: str) -> str:
     order = str(uuid4())
     data = {"order": order, "attempt": 1, "card": wish.card, "amount": wish.amount}
     # In a task that does not know the request: inside of it, onefold refuses a second transaction.
@@ -44,4 +54,4 @@ async def place(wish: orders.Wish, tx: Tx[Any], correlation_id: Annotated[str, H
         wish.amount,
         correlation_id,
     )
-    return orders.Order(id=order, state="placed")
+    return order

@@ -134,7 +134,8 @@ BALANCED = Books(
 
 def intents() -> list[Intent]:
     return [
-        Intent(key=f"k-{n}", correlation=f"c-{n}", card="good", amount=1, answers={b"an answer"}) for n in (1, 2, 3)
+        Intent(key=f"k-{n}", cart=f"o-{n}", correlation=f"c-{n}", card="good", amount=1, answers={b"an answer"})
+        for n in (1, 2, 3)
     ]
 
 
@@ -143,7 +144,7 @@ def test_a_ledger_that_balances_has_no_faults() -> None:
 
 
 def test_an_abandoned_intent_may_have_an_order_or_none() -> None:
-    abandoned = Intent(key="k-4", correlation="c-4", card="good", amount=1, abandoned=True)
+    abandoned = Intent(key="k-4", cart="o-4", correlation="c-4", card="good", amount=1, abandoned=True)
     assert faults([*intents(), abandoned], BALANCED) == []
     [_, *others] = intents()
     assert faults([replace(abandoned, correlation="c-1"), *others], BALANCED) == []
