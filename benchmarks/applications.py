@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from starlette.routing import Route
 import onefold
 from onefold._http.asgi import TRANSACTION
 from onefold._kernel.telemetry import Listener
+from onefold.caches import MemoryCache, RedisCache
 from onefold.policies import trusted_header
 from onefold.prometheus import prometheus_metrics
 
@@ -47,6 +49,9 @@ _ASYNCPG_INSERT: Final = "INSERT INTO payments (account, amount) VALUES ($1, $2)
 _PSYCOPG_INSERT: Final = "INSERT INTO payments (account, amount) VALUES (%s, %s)"
 _SQLITE_INSERT: Final = "INSERT INTO payments (account, amount) VALUES (?, ?)"
 
+
+#: Where the address of the cache server is.
+VALKEY: Final = "ONEFOLD_BENCH_VALKEY"
 
 #: The principal, as an application behind a gateway finds it.
 account_of: Final = trusted_header("x-account")
@@ -74,10 +79,12 @@ def asyncpg_bare(place: str, pool_size: int) -> Starlette:
     return application(pay, lifespan=lambda app: opened(pool))
 
 
-def asyncpg_onefold(place: str, pool_size: int, listener: Listener | None = None) -> Starlette:
+def asyncpg_onefold(
+    place: str, pool_size: int, listener: Listener | None = None, cache: MemoryCache | RedisCache | None = None
+) -> Starlette:
     """The INSERT, in onefold's transaction."""
     pool = asyncpg_pool(place, pool_size)
-    once = onefold.AsyncOnefold(pool, principal=account_of, listener=listener)
+    once = onefold.AsyncOnefold(pool, principal=account_of, listener=listener, cache=cache)
 
     @once.idempotent(required=True)
     async def pay(request: Request) -> Response:
@@ -93,6 +100,21 @@ def asyncpg_onefold(place: str, pool_size: int, listener: Listener | None = None
 def asyncpg_measured(place: str, pool_size: int) -> Starlette:
     """The same, with metrics for Prometheus."""
     return asyncpg_onefold(place, pool_size, prometheus_metrics())
+
+
+def asyncpg_memory(place: str, pool_size: int) -> Starlette:
+    """With an answer cache in memory."""
+    return asyncpg_onefold(place, pool_size, cache=MemoryCache())
+
+
+def asyncpg_valkey(place: str, pool_size: int) -> Starlette:
+    """With an answer cache on a server."""
+    return asyncpg_onefold(place, pool_size, cache=valkey_cache())
+
+
+def valkey_cache() -> RedisCache:
+    # A worker that is busy for a tenth of a second is no failure of the server: what is measured is the cache in use.
+    return RedisCache(os.environ[VALKEY], secret=b"bench" * 8, timeout_s=2.0)
 
 
 def asyncpg_textbook(place: str, pool_size: int) -> Starlette:
@@ -179,9 +201,9 @@ def sqlite_bare(place: str, pool_size: int) -> Starlette:
     return application(pay)
 
 
-def sqlite_onefold(place: str, pool_size: int) -> Starlette:
+def sqlite_onefold(place: str, pool_size: int, cache: MemoryCache | RedisCache | None = None) -> Starlette:
     """The INSERT, in onefold's transaction."""
-    once = onefold.AsyncOnefold(place, principal=account_of)
+    once = onefold.AsyncOnefold(place, principal=account_of, cache=cache)
 
     @once.idempotent(required=True)
     async def pay(request: Request) -> Response:
@@ -194,6 +216,16 @@ def sqlite_onefold(place: str, pool_size: int) -> Starlette:
     return app
 
 
+def sqlite_memory(place: str, pool_size: int) -> Starlette:
+    """With an answer cache in memory."""
+    return sqlite_onefold(place, pool_size, MemoryCache())
+
+
+def sqlite_valkey(place: str, pool_size: int) -> Starlette:
+    """With an answer cache on a server."""
+    return sqlite_onefold(place, pool_size, valkey_cache())
+
+
 #: By the name a server process is started with.
 APPLICATIONS: Final[dict[str, Callable[[str, int], Starlette]]] = {
     application.__name__: application
@@ -202,11 +234,15 @@ APPLICATIONS: Final[dict[str, Callable[[str, int], Starlette]]] = {
         asyncpg_bare,
         asyncpg_onefold,
         asyncpg_measured,
+        asyncpg_memory,
+        asyncpg_valkey,
         asyncpg_textbook,
         psycopg_bare,
         psycopg_onefold,
         sqlite_bare,
         sqlite_onefold,
+        sqlite_memory,
+        sqlite_valkey,
     )
 }
 

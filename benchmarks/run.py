@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import metrics_cost
+from benchmarks.applications import VALKEY
 from benchmarks.client.__main__ import run as run_client
 from benchmarks.guards import Verdict, run_guards
 from benchmarks.messages import parts as messages
@@ -26,7 +28,7 @@ from benchmarks.processes import a_core_to_itself
 from benchmarks.report import as_json, busy, guards_of, machine, table_of
 from benchmarks.rounds import CONNECTIONS, Effort, Keys, Measured, Variant, compare
 from benchmarks.steps.__main__ import run as run_steps
-from benchmarks.stores import postgres_place, private_postgres, sqlite_place
+from benchmarks.stores import cache_server, postgres_place, private_postgres, sqlite_place
 
 #: Pools as large as asyncpg makes them when it is not told otherwise.
 POOL_SIZE: Final = 10
@@ -89,8 +91,27 @@ def _ways(driver: str) -> Comparison:
     )
 
 
+def _caches(driver: str, title: str) -> Comparison:
+    """What an answer cache wins for retries, and costs first requests: each beside the same without one."""
+    by_keys: dict[str, Keys] = {"first": "fresh", "replay": "repeated"}
+    return Comparison(
+        title=f"{title}: with an answer cache, beside the same without",
+        variants=tuple(
+            Variant(
+                name=f"{name}{how and ', '}{how}", application=f"{driver}_{how or 'onefold'}", keys=keys, beside=name
+            )
+            for name, keys in by_keys.items()
+            for how in ("", "memory", "valkey")
+        ),
+    )
+
+
 #: Only where they are asked for.
-WAYS: Final = {f"ways-{driver}": _ways(driver) for driver in ("asyncpg", "psycopg")}
+WAYS: Final = {
+    **{f"ways-{driver}": _ways(driver) for driver in ("asyncpg", "psycopg")},
+    "cache-pg": _caches("asyncpg", "Postgres, asyncpg"),
+    "cache-sqlite": _caches("sqlite", "SQLite, synchronous=FULL"),
+}
 
 
 #: The parts of `make bench` besides the tables.
@@ -147,6 +168,8 @@ def main() -> int:
 def _run(comparison: Comparison, effort: Effort, *, shared: bool) -> list[Measured]:
     with contextlib.ExitStack() as stack:
         core = None if shared else stack.enter_context(a_core_to_itself())
+        if any(variant.application.endswith("_valkey") for variant in comparison.variants):
+            os.environ[VALKEY] = stack.enter_context(cache_server())
         if "sqlite" in comparison.variants[0].application:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             postmaster = None

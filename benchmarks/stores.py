@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import asyncpg
+from redis import Redis
 
 import onefold
 from benchmarks.applications import COUNT_PAYMENTS, POSTGRES_TABLES, SQLITE_TABLES
-from onefold.testing.servers import PrivatePostgres
+from onefold.testing.servers import PrivatePostgres, PrivateValkey
 
 #: No checkpoint and no vacuum falls into one variant's round and not into another's.
 _SETTINGS: Final = {
@@ -25,6 +28,15 @@ _SETTINGS: Final = {
 
 def private_postgres() -> PrivatePostgres:
     return PrivatePostgres(version=18, fsync=True, settings=_SETTINGS)
+
+
+@contextlib.contextmanager
+def cache_server() -> Iterator[str]:
+    """The address of a Valkey as one has it for a cache: it writes nothing to disk."""
+    with PrivateValkey() as server:
+        with Redis.from_url(server.url) as client:
+            client.config_set("appendonly", "no")
+        yield server.url
 
 
 def postgres_place(server: PrivatePostgres) -> str:

@@ -62,7 +62,8 @@ def lie_of(entry: bytes, digest: bytes = DIGEST) -> Record:
 
 
 LIES: Final[dict[str, Plant]] = {
-    "nothing that could be read": lambda entry: b"",
+    "a text": lambda entry: b"paid",
+    "more than an entry can have": lambda entry: entry + bytes(1_000_000),
     "noise": lambda entry: random.Random(7).randbytes(len(entry)),
     "the entry, cut short": lambda entry: entry[:-3],
     "the entry with another body": lambda entry: entry[:-36] + LIE[:36],
@@ -79,7 +80,7 @@ def test_what_the_application_did_not_write_is_not_believed(
 ) -> None:
     with opened(colour, sqlite_path, valkey, prefix) as stage, Redis.from_url(valkey.url) as server:
         first = stage.post("k1")
-        name = f"{prefix}:{DIGEST.hex()}"
+        name = name_of(stage)
         server.set(name, LIES[lie](server.get(name)))
         again = stage.post("k1")
         assert (again.status_code, again.content, stage.effects) == (201, first.content, 1)
@@ -94,8 +95,8 @@ def test_an_entry_of_another_key_or_principal_is_not_believed(
     """Genuine, and moved."""
     with opened(colour, sqlite_path, valkey, prefix) as stage, Redis.from_url(valkey.url) as server:
         mine, theirs = stage.post("k1"), stage.post("k1", account="globex")
-        [other] = [name for name in server.scan_iter(f"{prefix}:*") if not name.endswith(DIGEST.hex().encode())]
-        server.copy(other, f"{prefix}:{DIGEST.hex()}", replace=True)
+        [other] = [name for name in server.scan_iter(f"{prefix}:*") if name.decode() != name_of(stage)]
+        server.copy(other, name_of(stage), replace=True)
         assert stage.post("k1").content == mine.content != theirs.content
         assert stage.looks[-1] == "refused"
 
@@ -106,13 +107,25 @@ def test_an_entry_that_the_server_should_have_forgotten_is_not_believed(
     """Its clock stands still, or it was restored: what is in the entry says when it ends."""
     with opened(colour, sqlite_path, valkey, prefix) as stage, Redis.from_url(valkey.url) as server:
         first = stage.post("k1")
-        server.persist(f"{prefix}:{DIGEST.hex()}")
+        server.persist(name_of(stage))
         clocks: Any = stage.cache
         for off_s in (61, -3):  # also one of a host whose clock is ahead
             clocks._wall_ms = lambda off_s=off_s: wall_ms() + off_s * 1000
             assert stage.post("k1").content == first.content
             assert stage.looks[-1] == "refused"
             clocks._wall_ms = wall_ms
+
+
+def test_a_key_that_holds_something_else_altogether_costs_a_look_at_the_database(
+    colour: Colour, sqlite_path: Path, valkey: PrivateValkey, prefix: str
+) -> None:
+    with opened(colour, sqlite_path, valkey, prefix) as stage, Redis.from_url(valkey.url) as server:
+        first = stage.post("k1")
+        server.delete(name_of(stage))
+        server.lpush(name_of(stage), b"a list")
+        assert stage.post("k1").content == first.content
+        assert stage.post("k1").content == first.content
+        assert stage.looks == ["miss", "failed", "hit"]
 
 
 def test_two_applications_on_two_databases_do_not_answer_each_others_retries(
@@ -205,6 +218,11 @@ def _clocks(stage: Stage) -> Any:
     return stage.cache
 
 
+def name_of(stage: Stage, digest: bytes = DIGEST) -> str:
+    cache: Any = stage.cache
+    return str(cache._name(digest)) if cache.bound else "none"
+
+
 # --- any order of all that -------------------------------------------------------------------------------------
 
 
@@ -224,8 +242,8 @@ def play(seed: int, stages: list[Stage], server: Any, prefix: str) -> list[str]:
             case 0:
                 server.flushall()
             case 1:
-                for name in server.scan_iter(f"{prefix}:*"):
-                    digest = bytes.fromhex(name.decode().rpartition(":")[2])
+                for digest in [Scope(account, "POST /payments").digest(f"k{number}") for number in range(3)]:
+                    name = name_of(stages[0], digest)
                     server.set(name, planted(lie_of(server.get(name) or b"", digest), b"t" * 32))
             case 2:
                 names = list(server.scan_iter(f"{prefix}:*"))

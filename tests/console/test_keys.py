@@ -16,6 +16,7 @@ from fastapi import FastAPI, HTTPException
 
 from onefold import AsyncOnefold, single_principal
 from onefold._idempotency.model import Scope
+from onefold.caches import MemoryCache
 from onefold.console import console
 from onefold.fastapi import Steps, Tx
 from onefold.telemetry import hash_key
@@ -82,7 +83,8 @@ class Shop:
 @pytest.fixture(params=["sqlite", "postgres"])
 async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
     given: Path | str = request.getfixturevalue("sqlite_path" if request.param == "sqlite" else "postgres_dsn")
-    once = AsyncOnefold(given, principal=single_principal)
+    # With a cache, which must not repeat what was erased.
+    once = AsyncOnefold(given, principal=single_principal, cache=MemoryCache())
     await once.migrate()
     made = Shop(once)
     async with made.client:

@@ -11,9 +11,11 @@ import pytest
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold, Keyring, single_principal
+from onefold.caches import MemoryCache
 from onefold.db.sqlite._connection import SqliteConnection
 from onefold.fastapi import Steps
 from onefold.policies import Quota
+from onefold.telemetry import CacheLooked, Event
 from tests.steps.places import Place, effects
 from tests.steps.rides import FRAMEWORKS, Application, breaks
 
@@ -22,6 +24,20 @@ from tests.steps.rides import FRAMEWORKS, Application, breaks
 def rides(request: pytest.FixtureRequest, address: str) -> Iterator[Application]:
     with FRAMEWORKS[request.param](address) as application:
         yield application
+
+
+def test_the_answer_of_a_work_is_repeated_by_a_cache(address: str, place: Place) -> None:
+    looks: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, CacheLooked):
+            looks.append(event.outcome)
+
+    with FRAMEWORKS["fastapi"](address, cache=MemoryCache(), listener=hear) as rides:
+        answers = [rides.post("k1"), rides.post("k1")]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].body == answers[1].body
+    assert looks == ["miss", "hit"]
 
 
 def events(place: Place) -> int:

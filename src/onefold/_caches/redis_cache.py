@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from onefold._idempotency.cache.answer_cache import ANSWER_BYTES_MAX, MARKED, MISS, TTL_S, Look, Maybe
-from onefold._idempotency.cache.cache_entry import entry_key, read_entry, write_entry
+from onefold._idempotency.cache.cache_entry import entry_key, entry_name, read_entry, write_entry
 from onefold._idempotency.model import Record
 from onefold._kernel.arguments import named_settings
 from onefold._kernel.clock import milliseconds, monotonic_s, wall_ms
@@ -48,6 +48,9 @@ _BREAKER: Final = BreakerConfig(
 
 #: A mark has no content that would be believed.
 _MARK: Final = b"in flight"
+
+#: What an entry has besides headers and body: lengths, times, fingerprint and operation.
+_REST_BYTES_MAX: Final = 4096
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
 _SECRET_BYTES_MIN: Final = 32
@@ -143,13 +146,15 @@ class RedisAnswers:
 
     def look(self, digest: bytes, mark_s: float | None) -> Maybe[Look]:
         name = self._name(digest)
+        # Whatever is planted there, no more than an entry can have is read.
+        bytes_max = self._settings.answer_bytes_max + _REST_BYTES_MAX
 
         def send(client: Any) -> Any:
             if mark_s is None:
-                return client.get(name)
+                return client.getrange(name, 0, bytes_max)
             pipe = client.pipeline(transaction=False)
             pipe.set(name, _MARK, nx=True, px=max(1, milliseconds(mark_s)))
-            pipe.get(name)
+            pipe.getrange(name, 0, bytes_max)
             return pipe.execute(raise_on_error=False)
 
         return self._ask(send, lambda found: self._read(digest, found), Look("failed"), Look("skipped"))
@@ -185,7 +190,7 @@ class RedisAnswers:
                 await client.aclose()
 
     def _name(self, digest: bytes) -> str:
-        return f"{self._settings.prefix}:{digest.hex()}"
+        return f"{self._settings.prefix}:{entry_name(digest, self._key or b'')}"
 
     def _drop_mark(self, digest: bytes) -> Maybe[StoreOutcome]:
         large: StoreOutcome = "too_large"
@@ -238,7 +243,7 @@ class RedisAnswers:
             was_marked, found = found
             if was_marked is True:
                 return MISS
-        if found is None:
+        if found == b"":
             return MISS
         if isinstance(found, Exception):
             return Look("failed")

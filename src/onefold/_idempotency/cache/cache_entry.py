@@ -31,6 +31,12 @@ def entry_key(secret: bytes, database: bytes) -> bytes:
     return blake2b(database, digest_size=32, key=blake2b(secret).digest(), person=b"onefold.cache").digest()
 
 
+def entry_name(digest: bytes, key: bytes) -> str:
+    """Where the entry of a digest is. Who reads the server's keys can neither find a request's nor guess at one, and
+    applications that share a server do not meet."""
+    return blake2b(digest, digest_size=16, key=key, person=b"onefold.name").hexdigest()
+
+
 def write_entry(record: Record, key: bytes, since_ms: int, lives_ms: int) -> bytes:
     operation = record.operation.encode("utf-8", "surrogatepass")
     lengths = (len(record.fingerprint), len(operation), len(record.headers))
