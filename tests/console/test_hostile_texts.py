@@ -56,7 +56,7 @@ def _value(table: str, name: str, kind: str) -> object:
                     "origin": {"subject": HOSTILE},
                 }
             ),
-            "headers": json.dumps({HOSTILE: HOSTILE}),
+            "headers": json.dumps({HOSTILE: HOSTILE, "correlation-id": HOSTILE, "onefold-request": f"{HOSTILE} x"}),
             "topics": json.dumps([HOSTILE]),
             "kind": "request",
         }

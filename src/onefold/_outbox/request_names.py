@@ -8,12 +8,14 @@ write the same rows; a relay of theirs publishes it as one more header, which no
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from onefold._kernel.key_hash import hash_key
 
 _HEADER: Final = "onefold-request"
+_NAMES: Final = re.compile(r"([0-9a-f]{32}) ([0-9a-f]{32})")
 
 
 class RequestName(NamedTuple):
@@ -34,5 +36,5 @@ def read_headers(stored: str) -> tuple[dict[str, str], RequestName | None]:
     if not isinstance(headers, dict):
         return headers, None  # as it was: who reads it finds out
     named = headers.pop(_HEADER, None)
-    words = named.split(" ") if isinstance(named, str) else ()
-    return headers, RequestName(*words) if len(words) == 2 else None
+    found = _NAMES.fullmatch(named) if isinstance(named, str) else None
+    return headers, None if found is None else RequestName(found[1], found[2])
