@@ -118,11 +118,12 @@ class Onefold(ThreadCompleter, ThreadMeasuring, BaseOnefold[Database[Any]]):
         self._ledger.check(consumer, retention_s)
         executor = ThreadExecutor(self._database)
         entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
-        if not run(entry.begin(), executor):
-            yield None
-        else:
-            with block(self._new_transaction(executor), entry, executor) as tx:
-                yield tx
+        with self._trace_handling(consumer, message_id, delivery) as note:
+            if note(run(entry.begin(), executor)):
+                with block(self._new_transaction(executor), entry, executor) as tx:
+                    yield tx
+            else:
+                yield None
         if (chore := self._ledger_chore(consumer, retention_s)) is not None:
             run(chore, ThreadExecutor(self._database))
 
@@ -297,11 +298,12 @@ class AsyncOnefold(TaskCompleter, TaskMeasuring, BaseOnefold[AsyncDatabase[Any]]
         self._ledger.check(consumer, retention_s)
         executor = TaskExecutor(self._database)
         entry = self._entry(consumer, message_id, source, lease_s, dead_letter_on, delivery)
-        if not await run_async(entry.begin(), executor):
-            yield None
-        else:
-            async with async_block(self._new_transaction(executor), entry, executor) as tx:
-                yield tx
+        with self._trace_handling(consumer, message_id, delivery) as note:
+            if note(await run_async(entry.begin(), executor)):
+                async with async_block(self._new_transaction(executor), entry, executor) as tx:
+                    yield tx
+            else:
+                yield None
         if (chore := self._ledger_chore(consumer, retention_s)) is not None:
             await run_async(chore, TaskExecutor(self._database))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,7 @@ from onefold.errors import ConfigurationError
 if TYPE_CHECKING:
     from onefold._http.stepped_store import SteppedStore
     from onefold._inbox.consumer import Consumer
+    from onefold._kernel.messages import Delivery
     from onefold._kernel.ports import AsyncDatabase
     from onefold._steps.heartbeat import TaskHeartbeat, ThreadHeartbeat
     from onefold._steps.named_work import NamedWork
@@ -103,6 +105,16 @@ class WorkBlocks:
             listener=self._layer.listener,
             tracer=self._outbox.tracer,
         )
+
+    def _trace_handling(
+        self, consumer: str, message_id: str, delivery: Delivery | None
+    ) -> AbstractContextManager[Callable[[bool], bool]]:
+        """The block of `once.handling(...)` as a span, where traces are made. It is told whether the message is new."""
+        if self._outbox.tracer is None:
+            return nullcontext(bool)
+        from onefold._inbox.processing_trace import trace_handling
+
+        return trace_handling(self._outbox.tracer, consumer, message_id, delivery)
 
     def _trace_work(self, name: str) -> AbstractContextManager[WorkBlock]:
         """The block of a work as a span, where traces are made."""

@@ -7,14 +7,15 @@ kept with the context that it came with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from onefold._inbox.stored_message import FailedMessage, StoredMessage
 from onefold._kernel.effects import Flow
 from onefold._kernel.log_context import LogField, message_at_hand
 from onefold._kernel.message_trace import begin_processing
-from onefold._kernel.messages import carried
+from onefold._kernel.messages import Delivery, carried
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.telemetry.consumer_events import (
     DeadLettered,
@@ -61,6 +62,37 @@ class _LoggedMessage(NamedTuple):
 
 def _attempt_of(stored: StoredMessage) -> int:
     return stored.failed + 1 if isinstance(stored, FailedMessage) else 1
+
+
+@contextmanager
+def trace_handling(
+    tracer: Tracer, consumer: str, message_id: str, delivery: Delivery | None
+) -> Iterator[Callable[[bool], bool]]:
+    """A block of `once.handling(...)`, told whether its message is new. Its queue may have a span of its own, which is
+    its parent; else what the message brought along is."""
+    attributes = {
+        "messaging.operation.name": "process", "messaging.operation.type": "process",
+        "messaging.message.id": message_id, "messaging.consumer.group.name": consumer,
+    }  # fmt: skip
+    sent: Mapping[str, str] = {} if delivery is None else delivery.headers
+    span = tracer.begin_span(f"process {consumer}", "consumer", attributes, parent=sent, links=(sent,))
+    outcome = "failed"
+
+    def note(is_new: bool) -> bool:
+        nonlocal outcome
+        outcome = "handled" if is_new else "duplicate"
+        return is_new
+
+    try:
+        with span.active():
+            yield note
+    except BaseException as error:
+        outcome = "failed"
+        span.fail(error)
+        raise
+    finally:
+        span.set("onefold.outcome", outcome)
+        span.end()
 
 
 class ProcessingTrace:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from onefold._kernel.results import result_type_of
 from onefold._kernel.telemetry import Listener, tell
 from onefold._kernel.telemetry.saga_events import AttemptOutcome, SagaStepAttempted, SagaStuck
+from onefold._kernel.tracing import tracer_of
 from onefold._policy.retry import RetryPolicy
 from onefold._saga.saga_errors import Abort, EngineFault, StepFailed, stopping
 from onefold._saga.saga_names import UNDO, step_key, undo_key
@@ -73,13 +75,27 @@ class StepCall:
         is the `last` attempt. Else what it raised."""
         args = self.arguments()
         try:
-            with running(self.keys):
+            with self.running():
                 value = await self._call(args)
         except Exception as error:
             return self.fail(error, last=last)
         record = self.record(value)
         self.tell_attempt("done")
         return record
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A block in which its function runs, under its keys, and in a span where traces are made."""
+        keys, tracer = self.keys, tracer_of(self.listener)
+        with running(keys), ExitStack() as stack:
+            if tracer is not None:
+                from onefold._saga.saga_trace import trace_attempt
+
+                stack.enter_context(trace_attempt(
+                    tracer, saga=self.saga, saga_id=self.saga_id, name=self.journal_name, key=keys.key,
+                    attempt=len(self.failures) + 1,
+                ))  # fmt: skip
+            yield
 
     def arguments(self, *, after: int = 0) -> list[Any]:
         """What the function is called with, after what an engine gives it first."""

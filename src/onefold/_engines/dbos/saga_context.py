@@ -27,7 +27,6 @@ from dbos import error as dbos_errors
 from onefold._saga.saga_errors import Abort, CancelRequested, EngineFault, stopping
 from onefold._saga.saga_values import Json
 from onefold._saga.step_call import StepCall, describe
-from onefold._saga.step_keys import running
 from onefold.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -174,7 +173,7 @@ class SagaContext:
                 if reason is not None:
                     return {"cancelled": reason}
                 try:
-                    with running(call.keys):
+                    with call.running():
                         value = await call.function(datasource.sql_session(), *args)
                         await datasource.sql_session().flush()
                 except Exception as error:
@@ -189,7 +188,7 @@ class SagaContext:
                 if reason is not None:
                     return {"cancelled": reason}
                 try:
-                    with running(call.keys):
+                    with call.running():
                         value = call.function(datasource.sql_session(), *args)
                         datasource.sql_session().flush()
                 except Exception as error:
