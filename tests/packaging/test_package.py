@@ -30,6 +30,7 @@ ADAPTERS = {
     "onefold.brokers.rabbitmq": ("aio_pika", "rabbitmq"),
     "onefold.brokers.kafka": ("confluent_kafka", "kafka"),
     "onefold.brokers.sqs": ("boto3", "aws"),
+    "onefold.dynamodb": ("boto3", "aws"),
     "onefold.brokers.webhook": ("httpx", "webhook"),
     "onefold.console": ("starlette", "console"),
     "onefold._console.rendering": ("jinja2", "console"),

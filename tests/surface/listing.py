@@ -37,6 +37,7 @@ MODULES: Final = (
     "onefold.sagas.temporal",
     "onefold.shedding",
     "onefold.telemetry",
+    "onefold.dynamodb",
     "onefold.errors",
     "onefold.fastapi",
     "onefold.flask",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from onefold._kernel.effects import Row
 from onefold._kernel.messages import Message
@@ -141,9 +141,19 @@ def read(row: Row) -> ClaimedRow:
     return ClaimedRow(bucket, position, stream, destination or topic, message, finished, error is not None)
 
 
-def rounds(rows: Sequence[ClaimedRow]) -> list[list[ClaimedRow]]:
+class InStream(Protocol):
+    """What waits to be published, in its stream, or in none."""
+
+    @property
+    def stream(self) -> bytes | None: ...
+
+
+E = TypeVar("E", bound=InStream)
+
+
+def rounds(rows: Sequence[E]) -> list[list[E]]:
     """First the first of each stream and all that have none, then the second of each, and so on."""
-    found: list[list[ClaimedRow]] = []
+    found: list[list[E]] = []
     seen: dict[bytes, int] = {}
     for row in rows:
         index = 0

@@ -1,0 +1,116 @@
+"""What DynamoDB's errors mean: which are the key's, which the application's own conditions, and which pass by
+themselves.
+
+A transaction that is cancelled has written nothing, and has a reason for each action, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+
+from onefold._dynamodb.item_values import read_item
+from onefold.errors import (
+    ConfigurationError,
+    OnefoldError,
+    OutcomeUnknown,
+    ProgrammerError,
+    SchemaMissing,
+    StatementRefused,
+    StoreBusy,
+    StoreUnavailable,
+)
+
+R = TypeVar("R")
+
+CONDITION_FAILED: Final = "ConditionalCheckFailed"
+#: Reasons that pass: nothing was written, and the same call may be made again.
+_PASSING: Final = frozenset(
+    {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded", "RequestLimitExceeded"}
+)
+_BUSY: Final = frozenset(
+    {
+        "ThrottlingException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "TransactionConflictException",
+        "TransactionInProgressException",
+        "ReplicatedWriteConflictException",
+    }
+)
+_REFUSED: Final = frozenset(
+    {"ValidationException", "ItemCollectionSizeLimitExceededException", "SerializationException"}
+)
+
+
+class ItemRefused(StatementRefused):
+    """A condition of the application's own does not hold. Nothing of the transaction was written: the key is free."""
+
+    def __init__(self, detail: str, *, index: int, item: Mapping[str, Any] | None) -> None:
+        super().__init__(detail)
+        self.index = index
+        """Which of `items` it was."""
+        self.item = item
+        """What was found there, where the action asked for it (ReturnValuesOnConditionCheckFailure)."""
+
+
+class KeyTaken(Exception):
+    """The record of the key is there: here is its item."""
+
+    def __init__(self, item: Mapping[str, Any]) -> None:
+        super().__init__("the key has a record")
+        self.item = item
+
+
+def ask(call: Callable[[], R], what: str, *, writes: bool) -> R:
+    """Call DynamoDB, its errors as ours. `writes`: an answer that is lost leaves open what became of it."""
+    try:
+        return call()
+    except ClientError as error:
+        raise _translate(error, what, writes=writes) from error
+    except NoCredentialsError as error:
+        raise ConfigurationError(
+            f"{what}: boto3 finds no credentials: set AWS_PROFILE, give the process a role, or give a client"
+        ) from error
+    except ParamValidationError as error:
+        raise ProgrammerError(f"{what}: {error}") from error
+    except (BotoCoreError, OSError) as error:
+        kind = OutcomeUnknown if writes else StoreUnavailable
+        raise kind(f"{what}: DynamoDB did not answer: {error}") from error
+
+
+def _translate(error: ClientError, what: str, *, writes: bool) -> OnefoldError:
+    response: Mapping[str, Any] = error.response
+    code = str(response.get("Error", {}).get("Code", ""))
+    text = f"{what}: {error}"
+    if code == "ResourceNotFoundException":
+        return SchemaMissing(
+            f"{text}. Is the table there, in this region? DynamoTable(...).create() makes onefold's own"
+        )
+    if code in _BUSY:
+        return StoreBusy(text)
+    if code in _REFUSED:
+        return StatementRefused(text)
+    if code == "InternalServerError" and writes:
+        return OutcomeUnknown(text)
+    return StoreUnavailable(text)
+
+
+def judge_cancelled(reasons: Sequence[Mapping[str, Any]], what: str) -> OnefoldError | KeyTaken:
+    """The error of a transaction that was cancelled. The key comes first: what has a record is not run, whatever else
+    stood against it."""
+    if reasons and reasons[0].get("Code") == CONDITION_FAILED:
+        return KeyTaken(reasons[0].get("Item", {}))
+    for index, reason in enumerate(reasons[1:]):
+        if reason.get("Code") == CONDITION_FAILED:
+            return ItemRefused(
+                f"{what}: the condition of items[{index}] does not hold; nothing was written",
+                index=index,
+                item=read_item(reason["Item"]) if reason.get("Item") else None,
+            )
+    codes = [str(reason.get("Code")) for reason in reasons if reason.get("Code") not in (None, "None")]
+    texts = "; ".join(str(reason.get("Message")) for reason in reasons if reason.get("Message"))
+    said = f"{what}: cancelled by DynamoDB ({', '.join(codes)}): {texts}"
+    return StoreBusy(said) if codes and set(codes) <= _PASSING else StatementRefused(said)

@@ -1,0 +1,261 @@
+"""The relay of events that wait in DynamoDB: from the index of its table to any broker.
+
+Theory of operation. An event is in the index `outbox` for as long as it waits. A relay leases shards of it, reads
+what is there from the beginning each time, publishes it and deletes what was confirmed. The index follows the table
+with a delay and not in the order of commits: an event may be seen late, and is seen in the end, because nothing keeps a
+place in it. A relay that dies between confirm and delete, or outlives its lease, publishes twice, under the same id.
+
+What DynamoDB cannot give: versions. A counter for each key would be one more item that every transaction of the key
+writes, and a conflict for those at the same time. So events of one call leave in their order; those of two calls with
+the same key leave by the clocks of the hosts that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from onefold._dynamodb.cancellations import KeyTaken, ask
+from onefold._dynamodb.dynamo_table import INDEX, DynamoTable
+from onefold._dynamodb.item_values import read_item, write_item
+from onefold._kernel.messages import STRUCTURED, Confirm, Message, read
+from onefold._kernel.ports import Broker
+from onefold._outbox.claimed_rows import rounds
+from onefold._policy.backoff import PAUSES
+from onefold._policy.ranges import require
+from onefold.errors import BrokerUnavailable, ConfigurationError, StoreError, TopicNotSubscribed
+
+DEAD: Final = "dead"
+_log: Final = logging.getLogger("onefold.dynamodb")
+_IDLE_S: Final = (0.2, 5.0)
+_ERROR_LENGTH_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEvent:
+    """An event of the index."""
+
+    pk: str
+    message: Message
+    refused: int
+    error: str | None = None
+
+    @property
+    def stream(self) -> bytes | None:
+        return self.message.stream
+
+
+class DynamoRelay:
+    """`await DynamoRelay(table, SqsBroker("sqs://eu-central-1")).run(stop)`: as many processes as you like."""
+
+    def __init__(
+        self,
+        table: DynamoTable,
+        broker: Broker,
+        *,
+        attempts_max: int = 25,
+        lease_s: float = 30.0,
+        batch: int = 100,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """After `attempts_max` refusals an event is a dead letter (`list_dead`). `lease_s` is for how long the shards
+        of a relay that died are left alone, by the clocks of the hosts: skewed clocks publish more often, and lose
+        nothing."""
+        require("attempts_max", attempts_max, least=1, most=10_000, whole=True)
+        require("lease_s", lease_s, least=1, most=3600)
+        require("batch", batch, least=1, most=1000, whole=True)
+        if not isinstance(table, DynamoTable):
+            raise ConfigurationError(f"DynamoRelay({table!r}): give a DynamoTable")
+        self._table = table
+        self._broker = broker
+        self._attempts_max = attempts_max
+        self._lease_s = lease_s
+        self._batch = batch
+        self._now_s = now_s
+        self._name = uuid.uuid4().hex
+        self._until: dict[str, float] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Relay until `stop`. A broker or a DynamoDB that is away is tried again, with growing pauses."""
+        idle_s, failures = _IDLE_S[0], 0
+        await self._open(stop)
+        try:
+            while not stop.is_set():
+                try:
+                    idle_s = _IDLE_S[0] if await self.tick() else min(2 * idle_s, _IDLE_S[1])
+                    failures, pause_s = 0, idle_s
+                except (BrokerUnavailable, StoreError) as error:
+                    failures += 1
+                    pause_s = PAUSES.pause_s(failures, draw=random.random)
+                    _log.warning("relay paused for %.1f s: %s", pause_s, error)
+                await _pause(stop, pause_s)
+        finally:
+            await asyncio.to_thread(self._release)
+            await self._broker.close()
+
+    async def tick(self) -> int:
+        """Publish what waits in the shards that this relay has, or can have; how many were confirmed. The broker is
+        open. Raises BrokerUnavailable, StoreError."""
+        confirmed = 0
+        for number in range(self._table.shards):
+            shard = f"{number:03}"
+            if await asyncio.to_thread(self._lease, shard):
+                confirmed += await self._relay_shard(shard)
+        return confirmed
+
+    async def list_dead(self) -> Sequence[WaitingEvent]:
+        """Dead letters: events that the broker has refused too often, each with its last error."""
+        return await asyncio.to_thread(self._read, DEAD, 1000)
+
+    async def retry(self, dead: WaitingEvent) -> None:
+        """Have a dead letter published again."""
+        await asyncio.to_thread(self._change, dead, shard=self._table.shard_of(dead.message), refused=0)
+
+    async def _open(self, stop: asyncio.Event) -> None:
+        failures = 0
+        while not stop.is_set():
+            try:
+                await self._broker.open()
+                return
+            except BrokerUnavailable as error:
+                failures += 1
+                pause_s = PAUSES.pause_s(failures, draw=random.random)
+                _log.warning("relay waits %.1f s for its broker: %s", pause_s, error)
+                await _pause(stop, pause_s)
+
+    async def _relay_shard(self, shard: str) -> int:
+        waiting = await asyncio.to_thread(self._read, shard, self._batch)
+        stopped: set[bytes] = set()
+        confirmed = 0
+        unavailable: BrokerUnavailable | None = None
+        for events in rounds(waiting):
+            sent = [event for event in events if event.stream is None or event.stream not in stopped]
+            answers = await self._broker.publish([event.message for event in sent])
+            for event, answer in zip(sent, answers, strict=True):
+                if answer is None:
+                    confirmed += 1
+                elif event.stream is not None:
+                    stopped.add(event.stream)
+                if isinstance(answer, BrokerUnavailable):
+                    unavailable = answer
+            await asyncio.to_thread(self._note, list(zip(sent, answers, strict=True)))
+            if unavailable is not None:
+                raise unavailable
+        return confirmed
+
+    # What follows blocks, and runs on a thread.
+
+    def _note(self, answers: Sequence[tuple[WaitingEvent, Confirm]]) -> None:
+        """Delete what was confirmed, and count what was refused. A crash before this publishes again, under the id."""
+        for event, answer in answers:
+            if answer is None:
+                self._ask(
+                    partial(self._table.client.delete_item, TableName=self._table.name, Key={"pk": {"S": event.pk}})
+                )
+            elif not isinstance(answer, BrokerUnavailable | TopicNotSubscribed):
+                refused = event.refused + 1
+                changes: dict[str, Any] = {"refused": refused, "error": str(answer)[:_ERROR_LENGTH_MAX]}
+                if refused >= self._attempts_max:
+                    changes["shard"] = DEAD
+                    _log.error(
+                        "event %s on %s is a dead letter after %d refusals: %s",
+                        event.message.id, event.message.topic, refused, answer,
+                    )  # fmt: skip
+                self._change(event, **changes)
+
+    def _change(self, event: WaitingEvent, **changes: Any) -> None:
+        try:
+            self._ask(
+                lambda: self._update(
+                    {"pk": {"S": event.pk}},
+                    UpdateExpression="SET " + ", ".join(f"#{name} = :{name}" for name in changes),
+                    ConditionExpression="attribute_exists(#pk)",
+                    ExpressionAttributeNames={f"#{name}": name for name in ("pk", *changes)},
+                    ExpressionAttributeValues=write_item(
+                        {f":{name}": value for name, value in changes.items()}, event.pk
+                    ),
+                )
+            )
+        except KeyTaken:
+            _log.info("event %s is gone: another relay has published it", event.message.id)
+
+    def _read(self, shard: str, limit: int) -> list[WaitingEvent]:
+        answer = self._ask(
+            lambda: self._table.client.query(
+                TableName=self._table.name,
+                IndexName=INDEX,
+                KeyConditionExpression="#shard = :shard",
+                ExpressionAttributeNames={"#shard": "shard"},
+                ExpressionAttributeValues={":shard": {"S": shard}},
+                Limit=limit,
+            )
+        )
+        return [_event_of(read_item(item)) for item in answer.get("Items", ())]
+
+    def _lease(self, shard: str) -> bool:
+        """Whether this relay has the shard for at least half of its lease."""
+        now = self._now_s()
+        if self._until.get(shard, 0.0) - now > self._lease_s / 2:
+            return True
+        until = now + self._lease_s
+        try:
+            self._ask(
+                lambda: self._update(
+                    {"pk": {"S": f"lease#{shard}"}},
+                    UpdateExpression="SET #owner = :me, #until = :until",
+                    ConditionExpression="attribute_not_exists(#pk) OR #owner = :me OR #until < :now",
+                    ExpressionAttributeNames={"#pk": "pk", "#owner": "owner", "#until": "until"},
+                    ExpressionAttributeValues={
+                        ":me": {"S": self._name}, ":until": {"N": f"{until:.3f}"}, ":now": {"N": f"{now:.3f}"},
+                    },
+                )
+            )  # fmt: skip
+        except KeyTaken:
+            self._until.pop(shard, None)
+            return False
+        self._until[shard] = until
+        return True
+
+    def _release(self) -> None:
+        """Leave the shards to others, at once."""
+        for shard in self._until:
+            try:
+                self._table.client.delete_item(
+                    TableName=self._table.name,
+                    Key={"pk": {"S": f"lease#{shard}"}},
+                    ConditionExpression="#owner = :me",
+                    ExpressionAttributeNames={"#owner": "owner"},
+                    ExpressionAttributeValues={":me": {"S": self._name}},
+                )
+            except Exception:
+                _log.info("shard %s was not given back; it is free in %.0f s", shard, self._lease_s)
+        self._until.clear()
+
+    def _update(self, key: Mapping[str, Any], **parameters: Any) -> None:
+        try:
+            self._table.client.update_item(TableName=self._table.name, Key=key, **parameters)
+        except self._table.client.exceptions.ConditionalCheckFailedException:
+            raise KeyTaken({}) from None
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        return ask(call, f"the relay of table {self._table.name!r}", writes=False)
+
+
+def _event_of(item: Mapping[str, Any]) -> WaitingEvent:
+    message = read({"content-type": STRUCTURED}, item["event"])
+    return WaitingEvent(item["pk"], replace(message, headers=item["headers"]), int(item["refused"]), item.get("error"))
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,146 @@
+"""Events that wait in DynamoDB reach a broker, at least once and under one id; what is refused is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+from onefold.dynamodb import DynamoEvent, DynamoRelay, DynamoTable
+from onefold.errors import BrokerUnavailable, MessageRefused, StoreUnavailable, TopicNotSubscribed
+from tests.dynamodb.requests import count, place
+from tests.worker.consuming import until
+
+
+class Broker:
+    """Takes what it is given, but for the topics that have an answer."""
+
+    keep_every_s = redelivery_s = 1.0
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.answers: dict[str, Any] = {}
+        self.closed = False
+
+    async def open(self) -> None: ...
+    async def close(self) -> None:
+        self.closed = True
+
+    async def publish(self, messages: Sequence[Any]) -> Sequence[Any]:
+        answers = [self.answers.get(message.topic) for message in messages]
+        self.sent += [message for message, answer in zip(messages, answers, strict=True) if answer is None]
+        return answers
+
+    async def subscribe(self, consumer: str, topics: Sequence[str]) -> Any:
+        raise NotImplementedError
+
+
+class NotDeleting:
+    """A client that is cut off from DynamoDB before it deletes."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    def delete_item(self, **_: Any) -> Any:
+        raise EndpointConnectionError(endpoint_url="http://gone")
+
+
+def publish(table: DynamoTable, key: str, *events: DynamoEvent) -> None:
+    table.once(key, key, principal="acme", operation="publish", events=events)
+
+
+async def test_what_was_committed_is_published_once_and_in_the_order_of_its_call(
+    table: DynamoTable, orders: str, client: Any
+) -> None:
+    place(table, orders)
+    place(table, orders)  # a replay publishes nothing
+    publish(table, "k2", *(DynamoEvent("counted", number, key="a") for number in range(5)))
+    broker = Broker()
+    relay = DynamoRelay(table, broker)
+    assert await relay.tick() == 6
+    assert await relay.tick() == 0
+    assert [message.json() for message in broker.sent if message.topic == "counted"] == list(range(5))
+    [placed] = [message for message in broker.sent if message.topic == "order.placed"]
+    assert (placed.source, placed.key, placed.headers) == ("shop", "ord-42", {"x-shop": "1"})
+    items = client.scan(TableName=table.name)["Items"]
+    assert [item for item in items if item["pk"]["S"].startswith("event#")] == []
+
+
+async def test_a_refused_event_stops_its_key_and_ends_as_a_dead_letter_that_can_be_retried(table: DynamoTable) -> None:
+    publish(
+        table, "k1", DynamoEvent("bad", 1, key="a"), DynamoEvent("bad", 2, key="a"), DynamoEvent("good", 3, key="a")
+    )
+    broker = Broker()
+    broker.answers["bad"] = MessageRefused("too large")
+    relay = DynamoRelay(table, broker, attempts_max=2)
+    assert await relay.tick() == 1
+    [first] = [message.json() for message in broker.sent]
+    assert first == 3, "of another topic, and so of another stream"
+    assert await relay.list_dead() == []
+    await relay.tick()
+    [dead] = await relay.list_dead()
+    assert (dead.message.json(), dead.refused, dead.error) == (1, 2, "too large")
+    broker.answers.clear()
+    await relay.retry(dead)
+    await relay.tick()
+    assert sorted(message.json() for message in broker.sent) == [1, 2, 3]
+    assert await relay.list_dead() == []
+
+
+@pytest.mark.parametrize("answer", [BrokerUnavailable("away"), TopicNotSubscribed("no queue yet")])
+async def test_a_broker_that_is_away_and_a_topic_without_consumers_count_as_no_attempt(
+    table: DynamoTable, answer: Exception
+) -> None:
+    publish(table, "k1", DynamoEvent("t", 1))
+    broker = Broker()
+    broker.answers["t"] = answer
+    relay = DynamoRelay(table, broker, attempts_max=1)
+    for _ in range(2):
+        try:
+            assert await relay.tick() == 0
+        except BrokerUnavailable:
+            assert isinstance(answer, BrokerUnavailable)
+    broker.answers.clear()
+    assert await relay.tick() == 1
+
+
+async def test_shards_have_one_relay_at_a_time_and_those_of_a_dead_one_are_taken_over(table: DynamoTable) -> None:
+    now = [1000.0]
+    brokers = [Broker(), Broker()]
+    first, second = (DynamoRelay(table, broker, lease_s=30, now_s=lambda: now[0]) for broker in brokers)
+    publish(table, "k1", *(DynamoEvent("t", number) for number in range(8)))
+    assert await first.tick() == 8
+    publish(table, "k2", DynamoEvent("t", 8))
+    assert await second.tick() == 0
+    now[0] += 31
+    assert await second.tick() == 1
+    assert await first.tick() == 0
+
+
+async def test_what_was_confirmed_and_not_deleted_is_published_again_under_its_id(table: DynamoTable) -> None:
+    """A crash in between: the control of the order of both."""
+    publish(table, "k1", DynamoEvent("t", 1))
+    broker = Broker()
+    failing = DynamoTable(table.name, client=NotDeleting(table.client), source="shop", shards=2)
+    with pytest.raises(StoreUnavailable):
+        await DynamoRelay(failing, broker, lease_s=1, now_s=lambda: 0.0).tick()
+    assert await DynamoRelay(table, broker).tick() == 1
+    one, two = broker.sent
+    assert one.id == two.id
+
+
+async def test_a_relay_runs_until_it_is_stopped_and_leaves_its_shards(table: DynamoTable, client: Any) -> None:
+    broker, stop = Broker(), asyncio.Event()
+    running = asyncio.create_task(DynamoRelay(table, broker).run(stop))
+    await asyncio.to_thread(publish, table, "k1", DynamoEvent("t", 1))
+    await until(lambda: bool(broker.sent))
+    stop.set()
+    await running
+    assert broker.closed
+    assert count(client, table.name) == 1, "the key's record, and no lease"
