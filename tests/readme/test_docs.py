@@ -87,6 +87,32 @@ def _headings(text: str) -> set[str]:
     }
 
 
+def _untried(table: str, page: Path) -> list[str]:
+    """The lines of a table whose second cell leads to no section with a program."""
+    lines = [line.split(" | ") for line in re.findall(r"^\| (.*) \|$", table, re.MULTILINE)][1:]
+    return [what for what, use, *_ in lines if not _leads_to_program(use, page)]
+
+
+def _leads_to_program(cell: str, page: Path) -> bool:
+    [target] = re.findall(r"\]\(([^)]+)\)", cell)
+    file, _, heading = target.partition("#")
+    for section in re.split(r"^(?=##? )", (page.parent / file if file else page).read_text(), flags=re.MULTILINE):
+        if section.strip() and (not heading or heading in _headings(section)):
+            return _PROGRAM.search(section) is not None
+    return False
+
+
+def test_each_line_of_which_one_do_i_need_is_a_program() -> None:
+    page = ROOT / "docs" / "which.md"
+    text = page.read_text()
+    assert len(re.findall(r"^\|---", text, re.MULTILINE)) == 1, "one table"
+    assert _untried(text, page) == []
+    for word in ("natural identity", "state change", "additive", "foreign call", "none of them"):
+        assert word in text
+    # A control: a line without one is found.
+    assert _untried("| what | use |\n| it reads | [glossary](glossary.md) |", page) == ["it reads"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_page_is_named_by_the_readme(page: Path) -> None:
     """A page that only another page leads to is found by those who know that it exists."""
