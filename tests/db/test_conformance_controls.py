@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
-from onefold._kernel.effects import BatchItem, Boundary, Nested, Row, Statement
-from onefold._kernel.ports import Connection
+from onefold._kernel.effects import BatchItem, Boundary, HandlerStatement, NamedRows, Nested, Row, Statement
+from onefold._kernel.ports import Connection, Queryable
 from onefold.db._psycopg_public import AsyncPsycopgConnection
 from onefold.db._threaded import ThreadedConnection, ThreadedDatabase
 from onefold.db.psycopg import AsyncPsycopgDatabase
@@ -43,11 +43,30 @@ class Wrapped:
     def fetch(self, statement: Statement) -> list[Row]:
         return self.inner.fetch(statement)
 
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        assert isinstance(self.inner, Queryable)
+        found: NamedRows = self.inner.query(statement)
+        return found
+
     def release(self) -> None:
         self.inner.release()
 
     def discard(self) -> None:
         self.inner.discard()
+
+
+class NamesNoColumns(Wrapped):
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        return NamedRows((), super().query(statement).rows)
+
+
+class QueriesForItself(Wrapped):
+    """In a transaction of its own, beside that of the handler."""
+
+    def query(self, statement: HandlerStatement) -> NamedRows:
+        found = super().query(statement)
+        self.inner.batch((Boundary.COMMIT, Boundary.BEGIN))
+        return found
 
 
 class Without(Wrapped):
@@ -245,6 +264,8 @@ class BrokenDatabase:
 BROKEN: dict[type[Wrapped], str] = {
     DropsTheRollbackToASavepoint: "a_savepoint_undoes_what_followed_it_only",
     GivesAllSavepointsOneName: "each_of_the_handlers_savepoints_has_a_name_of_its_own",
+    NamesNoColumns: "a_query_answers_with_rows_and_their_names_in_the_transaction_of_the_handler",
+    QueriesForItself: "a_query_answers_with_rows_and_their_names_in_the_transaction_of_the_handler",
     DropsTheCommit: "what_is_committed_is_there_for_others_and_before_that_it_is_not",
     DropsTheBegin: "a_rollback_undoes",
     CountsOneTooMany: "a_batch_answers_with_the_row_count_of_its_last_step",

@@ -96,7 +96,7 @@ def _untried(table: str, page: Path) -> list[str]:
 def _leads_to_program(cell: str, page: Path) -> bool:
     [target] = re.findall(r"\]\(([^)]+)\)", cell)
     file, _, heading = target.partition("#")
-    for section in re.split(r"^(?=##? )", (page.parent / file if file else page).read_text(), flags=re.MULTILINE):
+    for section in re.split(r"^(?=## )", (page.parent / file if file else page).read_text(), flags=re.MULTILINE):
         if section.strip() and (not heading or heading in _headings(section)):
             return _PROGRAM.search(section) is not None
     return False

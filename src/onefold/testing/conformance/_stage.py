@@ -13,9 +13,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
 from onefold._kernel.checkout import with_connection
-from onefold._kernel.effects import Acquire, Batch, Call, Effect, Fetch, Flow, Release, Statement, Value
+from onefold._kernel.effects import (
+    Acquire,
+    Batch,
+    Call,
+    Effect,
+    Fetch,
+    Flow,
+    HandlerStatement,
+    Query,
+    Release,
+    Statement,
+    Value,
+)
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
-from onefold._kernel.ports import AsyncDatabase, Database
+from onefold._kernel.ports import AsyncDatabase, Database, Queryable
 from onefold._kernel.runners import run, run_async
 from onefold.errors import OnefoldError
 
@@ -82,6 +94,15 @@ class Stage:
         """One statement that inserts these rows."""
         rows = ", ".join(f"({id_}, $1::text)" for id_ in ids)
         return self.sql(f"INSERT INTO onefold_conformance (id, name) VALUES {rows}", name)
+
+    @property
+    def can_query(self) -> bool:
+        """Whether the driver executes statements for the handler: one of the user's own may do without."""
+        return isinstance(self._executor.connection, Queryable)
+
+    def query(self, text: str, *values: object) -> Query:
+        """A statement as `sql` makes it, on the handle and in its transaction."""
+        return Query(HandlerStatement(in_dialect(self.subject.database.dialect, text), values))
 
     def user(self, work: Callable[..., Any], *args: object) -> Call:
         """User code on the handle."""

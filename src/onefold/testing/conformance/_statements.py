@@ -109,6 +109,30 @@ async def errors_have_the_classes_of_onefold(stage: Stage) -> None:
 
 
 @promise()
+async def a_query_answers_with_rows_and_their_names_in_the_transaction_of_the_handler(stage: Stage) -> None:
+    insert = "INSERT INTO onefold_conformance (id, name) VALUES ($1::bigint, $2::text) RETURNING name AS said, id"
+    await Acquire()
+    if not stage.can_query:
+        return
+    await Batch((BEGIN,))
+    columns, rows = await stage.query(insert, 1, "ours")
+    expect((columns, rows) == (("said", "id"), [("ours", 1)]), f"a query answered {columns!r} and {rows!r}")
+    expect(all(type(row) is tuple for row in rows), f"a query answered rows that are no tuples: {rows!r}")
+    _, rows = await stage.query("UPDATE onefold_conformance SET name = 'new' WHERE id = $1::bigint RETURNING id", 9)
+    expect(rows == [], f"a query without rows answered {rows!r}")
+    await stage.sees(1)
+    await stage.others_see()
+    await Batch((COMMIT, BEGIN))
+    await refuses(stage.query(insert, 1, "again"), UniqueViolated)
+    await Batch((ROLLBACK, BEGIN))
+    await refuses(stage.query("SELECT 1 FROM onefold_not_there"), SchemaMissing)
+    await Batch((ROLLBACK, BEGIN))
+    await stage.query(insert, 2, "undone")
+    await Batch((ROLLBACK,))
+    await stage.others_see(1)
+
+
+@promise()
 async def there_is_no_savepoint_to_go_back_to_unless_one_was_made(stage: Stage) -> None:
     await Acquire()
     for items in ((UNDO,), (KEEP,), (BEGIN, UNDO), (BEGIN, SAVEPOINT, KEEP, UNDO)):
