@@ -165,9 +165,15 @@ class Installation:
         origin = self.programs.parent
         if unprivileged_account() is None or readable_by_all(origin):
             return self
-        copy = new_directory(root, "installation-") / "postgres"
+        folder = origin.resolve().parent
+        home = new_directory(root, "installation-")
+        copy = home / folder.name / origin.resolve().name
         shutil.copytree(origin, copy, ignore=shutil.ignore_patterns("include"))
-        hand_over(copy)
+        # A wheel has libraries of its own beside its folder, where the programs look for them.
+        libraries = folder.with_name(f"{folder.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, home / libraries.name)
+        hand_over(home)
         return Installation(copy / "bin", self.major)
 
 
