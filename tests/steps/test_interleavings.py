@@ -76,7 +76,7 @@ class Stage:
             operation=ask.operation, tx=OwnedTransaction[Any](executor, no_outbox, None), executor=executor,
             shared=SimpleNamespace(listener=None, tracer=None),
         )  # fmt: skip
-        steps = work.begin(guarded)._performing
+        steps = work.begin(guarded)._steps
         try:
             steps.guard.unbegun = 2
             new_transaction = functools.partial(OwnedTransaction[Any], executor, no_outbox, None)

@@ -14,8 +14,8 @@ from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.loop_bridge import LoopBridge
 from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.runners import run
+from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.model import Held
-from onefold._steps.performing import Performing
 from onefold._steps.step_telemetry import tell_steps
 from onefold._steps.steps import MakeStep, Steps, on_loop, on_thread
 
@@ -39,7 +39,7 @@ class RequestSteps:
     ) -> None:
         self._guarded = guarded
         self.before = shared.keys.sql.BEFORE_HANDLER
-        self._performing = Performing(
+        self._steps = AttemptSteps(
             shared.works,
             held,
             end=self,
@@ -55,24 +55,24 @@ class RequestSteps:
 
     def of(self, *, asynchronous: bool) -> Steps:
         """For a handler that awaits, or does not."""
-        return Steps(self._performing, self._find_runner(asynchronous), asynchronous=asynchronous)
+        return Steps(self._steps, self._find_runner(asynchronous), asynchronous=asynchronous)
 
     def check_end(self) -> None:
-        self._performing.check_end()
+        self._steps.check_end()
 
     @property
     def has_begun(self) -> bool:
         """Whether a step was asked for."""
-        return self._performing.has_begun
+        return self._steps.has_begun
 
     @property
     def is_finishing(self) -> bool:
         """Whether the transaction of `finish` is open."""
-        return self._performing.finishing is not None
+        return self._steps.finishing is not None
 
     def leave(self) -> bool:
         """The handler has ended, and begins no more steps. False: one is still under way."""
-        return self._performing.leave()
+        return self._steps.leave()
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """The transaction stays open: it is committed with the answer."""

@@ -90,11 +90,12 @@ class LockedStatements(Protocol):
 
     def reserve(self, ask: Ask) -> Statement: ...
     def explain(self, ask: Ask) -> Statement:
-        """The verdict of the locks, whether the key is late, and its records."""
+        """A row for each record, or one without: whether the transaction has one snapshot only, the verdict of the
+        locks, whether the key is late; then as `find`."""
         ...
 
     def find(self, ask: Ask) -> Statement:
-        """The records, without a lock."""
+        """The records, without a lock; the last column is for how long each is still kept: 0 past its retention."""
         ...
 
     def forget(self, ask: Ask) -> tuple[BatchItem, ...]: ...

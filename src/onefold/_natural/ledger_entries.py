@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from onefold._kernel.effects import Flow
 from onefold._kernel.table_writes import AddTo, InsertUnlessThere, WritableTable
 from onefold._kernel.write_results import Entered
-from onefold._natural.inserting import Comparison, insert_once
+from onefold._natural.insert_once import Comparison, insert_once
 from onefold.errors import TransactionMisused
 
 #: Runs a flow that must not stay half done.

@@ -12,7 +12,7 @@ from onefold._kernel.per_dialect import PerDialect
 from onefold._kernel.table_writes import AddTo, InsertUnlessThere, MoveState, WritableTable
 from onefold._natural.argument_checks import check_among, check_columns, check_key, check_numbers, check_values
 from onefold._natural.exclusive import lock, lock_number
-from onefold._natural.inserting import Comparison, insert_once
+from onefold._natural.insert_once import Comparison, insert_once
 from onefold._natural.ledger_entries import Whole, enter
 from onefold._natural.plain_table import PlainTable
 from onefold._natural.row_locks import lock_row

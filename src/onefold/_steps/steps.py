@@ -18,7 +18,7 @@ from onefold._kernel.owned_transaction import OwnedTransaction
 from onefold._kernel.results import result_type_of
 from onefold._kernel.runners import run, run_async
 from onefold._kernel.transaction import Transaction
-from onefold._steps.performing import Performing
+from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.step_order import StepOptions, step_options
 from onefold._steps.work_ports import NewTransaction
 from onefold.errors import ConfigurationError, WorkMisused
@@ -42,10 +42,10 @@ class Steps:
     """The steps of one work. What is recorded is never run again: after a crash, or when a request is retried, each
     step that was done before answers from its record, and the work goes on behind it."""
 
-    __slots__ = ("_asynchronous", "_perform", "_performing")
+    __slots__ = ("_asynchronous", "_attempt", "_perform")
 
-    def __init__(self, performing: Performing, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> None:
-        self._performing = performing
+    def __init__(self, attempt: AttemptSteps, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> None:
+        self._attempt = attempt
         self._perform = perform
         self._asynchronous = asynchronous
 
@@ -68,7 +68,7 @@ class Steps:
         self._check(f"phase {options.name!r}", function)
         in_transaction = functools.partial(_put_first, f"phase {options.name!r}", function, args, kwargs)
         returns = _returned(options, function)
-        answer: R = self._begin(lambda begin: self._performing.phase(options, in_transaction, returns, begin))
+        answer: R = self._begin(lambda begin: self._attempt.phase(options, in_transaction, returns, begin))
         return answer
 
     def call(self, step: str | StepOptions, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -84,7 +84,7 @@ class Steps:
         )  # fmt: skip
         under_key = _awaited_under if self._asynchronous else _called_under
         keyed = functools.partial(under_key, block, functools.partial(function, *args, **kwargs))
-        answer: R = self._begin(lambda _: self._performing.call(options, keyed, _returned(options, function)))
+        answer: R = self._begin(lambda _: self._attempt.call(options, keyed, _returned(options, function)))
         return answer
 
     def finish(
@@ -95,22 +95,22 @@ class Steps:
         self._check("finish", function)
         in_transaction = functools.partial(_put_first, "finish", function, args, kwargs)
         returns = result_type_of(function)
-        answer: R = self._begin(lambda begin: self._performing.finish(in_transaction, returns, begin))
+        answer: R = self._begin(lambda begin: self._attempt.finish(in_transaction, returns, begin))
         return answer
 
     def derive(self, step: str | StepOptions) -> str:
         """The key of a step: the same in every attempt at this work, for services that take an idempotency key. Of a
         step that was renamed it is given the `StepOptions`, which know the name that the key was first derived from."""
         if isinstance(step, str):
-            self._performing.derived.add(step)
-        return derive(_DERIVED, self._performing.digest, step_options(step).key_name)
+            self._attempt.derived.add(step)
+        return derive(_DERIVED, self._attempt.digest, step_options(step).key_name)
 
     def _begin(self, make: MakeStep) -> Any:
-        self._performing.guard.unbegun += 1
+        self._attempt.guard.unbegun += 1
         return self._perform(make)
 
     def _check_key(self, options: StepOptions) -> None:
-        if options.formerly and options.name in self._performing.derived:
+        if options.formerly and options.name in self._attempt.derived:
             raise WorkMisused(
                 f"work.derive({options.name!r}) is not the key of call {options.name!r}, which has formerly="
                 f"{options.formerly!r}: a work that was begun before would make the call again under another key. "

@@ -23,9 +23,9 @@ from onefold._kernel.effects import (
 )
 from onefold._kernel.owned_transaction import OwnedTransaction, commit
 from onefold._kernel.tracing import Tracer
+from onefold._steps.attempt_steps import AttemptSteps
 from onefold._steps.fenced_commit import commit_fenced, find_lost_commit
 from onefold._steps.model import Busy, Differs, Done, Held, WaitsForPerson, WorkAsk
-from onefold._steps.performing import Performing
 from onefold._steps.sealing import Sealing
 from onefold._steps.step_telemetry import StepEnds, ignore
 from onefold._steps.steps import MakeStep, Steps
@@ -117,7 +117,7 @@ class WorkAttempt:
         self.was_done = self._held is None
         #: Whether its end is committed.
         self.is_over = self.was_done
-        self._performing = Performing(
+        self._steps = AttemptSteps(
             work.works,
             claim,
             end=self,
@@ -138,7 +138,7 @@ class WorkAttempt:
         return self._work.records_result
 
     def make_steps(self, perform: Callable[[MakeStep], Any], *, asynchronous: bool) -> Steps:
-        return Steps(self._performing, perform, asynchronous=asynchronous)
+        return Steps(self._steps, perform, asynchronous=asynchronous)
 
     @property
     def is_taken_over(self) -> bool:
@@ -148,13 +148,13 @@ class WorkAttempt:
     @property
     def parked(self) -> WorkParked | None:
         """Why this attempt left it to a person, if it did."""
-        reason = self._performing.guard.parked
+        reason = self._steps.guard.parked
         return None if reason is None else WorkParked(self._work.describe_parked(reason))
 
     async def end(self) -> None:
         """Its code has returned. Raises WorkTakenOver, WorkChanged, WorkMisused."""
         try:
-            self._performing.check_end()
+            self._steps.check_end()
         except Exception:
             await self.fail()
             raise
@@ -181,7 +181,7 @@ class WorkAttempt:
         if held is None:
             return None
         self._work.renewals.drop(held)
-        return held if self._performing.leave() and not held.taken_over and not self.is_over else None
+        return held if self._steps.leave() and not held.taken_over and not self.is_over else None
 
     async def finish(self, tx: OwnedTransaction[Any], held: Held, result: bytes | None) -> None:
         """Commit what the function of `finish` wrote together with the end of the work."""

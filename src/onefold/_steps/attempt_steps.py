@@ -37,7 +37,7 @@ from onefold.errors import OutcomeUnknown, SerializationFailed, WorkMisused
 T = TypeVar("T")
 
 
-class Performing:
+class AttemptSteps:
     """The steps of one attempt at a work."""
 
     def __init__(
