@@ -36,7 +36,7 @@ def command(
         ),
     ] = _DEFAULTS.abandoned_after_s,
     attempts_max: Annotated[
-        int, typer.Option("--attempts", help="So many, also those of the client; then a request waits for a person.")
+        int, typer.Option("--attempts", help="Attempts, with the client's, after which it waits for a person.")
     ] = _DEFAULTS.attempts_max,
     attempt_s: Annotated[
         float, typer.Option("--timeout", metavar="S", help="Seconds that one attempt may take.")

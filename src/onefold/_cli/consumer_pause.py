@@ -51,7 +51,7 @@ def _refuse_unseen(name: str, known: Collection[str]) -> None:
 def resume_command(
     name: Annotated[str, NAME], database: Annotated[str, DATABASE] = "", actor: Annotated[str, ACTOR] = ""
 ) -> None:
-    """Have a consumer go on that was paused."""
+    """Resume a paused consumer."""
     if not ask(database, lambda dialect: resume(dialect, name, actor_name(actor))):
         raise ConfigurationError(f"consumer {name!r} is not paused")
     typer.echo(f"resumed: {name}")

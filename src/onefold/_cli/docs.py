@@ -17,7 +17,7 @@ from onefold._cli.output import answer
 
 
 def command(
-    page: Annotated[str | None, typer.Argument(help="Of which page. All are listed, when none is given.")] = None,
+    page: Annotated[str | None, typer.Argument(help="The page; without one, all are listed.")] = None,
     section: Annotated[str | None, typer.Argument(help="Only the section under this heading.")] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:

@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Endpoints of webhooks: list, add, 
 
 @app.command("list")
 def list_command(database: Annotated[str, DATABASE] = "", as_json: Annotated[bool, JSON] = False) -> None:
-    """List the endpoints and how they fare. Paths may be secret, and are not shown."""
+    """List the endpoints and how deliveries to them end. Paths may be secret, and are not shown."""
     found = [_describe(each) for each in ask(database, endpoints)]
     if as_json:
         answer(found)
@@ -42,7 +42,7 @@ def add_command(
     secret: Annotated[
         str,
         typer.Option(
-            envvar="ONEFOLD_ENDPOINT_SECRET", help="whsec_...; the broker's own, when none.", show_default=False
+            envvar="ONEFOLD_ENDPOINT_SECRET", help="whsec_...; without one, the broker's own.", show_default=False
         ),
     ] = "",
 ) -> None:

@@ -38,7 +38,7 @@ def look(
     context: typer.Context,
     database: Annotated[str, _JOURNAL] = "",
     everything: Annotated[bool, typer.Option("--all", help="Also those that were answered.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List the intents whose calls ended without an answer, or still run; the oldest first."""

@@ -31,18 +31,18 @@ from onefold.errors import ConfigurationError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Requests and works with recorded steps that are not finished: list them, show one, let it go on, forget it.",
+    help="Requests and works with recorded steps that are not finished: list, show, resume or release them.",
 )
 
 _PAGE: Final = 500
-_ID = typer.Argument(metavar="ID", help="As `onefold keys list` has it.", show_default=False)
+_ID = typer.Argument(metavar="ID", help="Its id, as `onefold keys list` shows it.", show_default=False)
 
 
 @app.command("list")
 def list_command(
     database: Annotated[str, DATABASE] = "",
     parked: Annotated[bool, typer.Option("--parked", help="Only those that wait for a person.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List what was begun and is not finished, the oldest first."""
@@ -96,7 +96,7 @@ def release_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Forget one, and all that is recorded of it: a retry, or a message that is redriven, begins from the start."""
+    """Release one, with all that is recorded of it: a retry, or a message that is redriven, begins from the start."""
     with session(database) as db:
         work, steps = db.ask(show_work(db.dialect, work_id))
         check_idle(work)
@@ -142,8 +142,8 @@ def resume_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Let one go on: by the next retry, or by `onefold complete`; a message that waits as a dead letter is redriven.
-    Its attempts are counted anew."""
+    """Resume one: it goes on by the next retry, or by `onefold complete`; a message that is a dead letter is redriven.
+    Its attempts are counted from zero again."""
     if result is not None and again:
         raise typer.BadParameter("either --result (the call was made) or --again (it was not)")
     sealing = _sealing_of(target) if target else Sealing() if unsealed else None

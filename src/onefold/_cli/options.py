@@ -29,13 +29,13 @@ TARGET_HELP = "module:attribute of an Onefold, of an application it is installed
 
 NAME = typer.Argument(metavar="NAME", show_default=False)
 
-TOPIC = typer.Option("--topic", "-t", help="Of this topic only.")
+TOPIC = typer.Option("--topic", "-t", help="Only this topic.")
 
 JSON = typer.Option("--json", help="Print JSON.")
 
 AS_JSON_LINES = typer.Option("--json", help="Print what happens, one JSON object per line.")
 
-YES = typer.Option("--yes", "-y", help="Do not ask.")
+YES = typer.Option("--yes", "-y", help="Do not ask for confirmation.")
 
 ACTOR = typer.Option("--actor", help="The name for the audit; by default the user that runs the command.")
 

@@ -23,9 +23,9 @@ from onefold.db._drivers import dialect_of
 
 app = typer.Typer(help="What waits in the outbox and why; and what to do with what is stopped.")
 
-_IDS = typer.Argument(help="Ids of stopped events; all that fit the filters, when none.", show_default=False)
+_IDS = typer.Argument(help="Ids of stopped events; without any, all that match the filters.", show_default=False)
 _REASON = typer.Option("--reason", help="Only those whose error contains this.")
-_DESTINATION = typer.Option("--destination", help="For this endpoint only.")
+_DESTINATION = typer.Option("--destination", help="Only for this endpoint.")
 _SINCE = typer.Option(
     "--since", help="Only those dead since this time or later: 2026-07-01T12:00Z, or an age such as 90m, 2h, 7d."
 )
@@ -66,7 +66,7 @@ def list_command(
     destination: Annotated[str, _DESTINATION] = "",
     since: Annotated[str, _SINCE] = "",
     dead: Annotated[bool, _DEAD] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List stopped events: dead letters, and those that are tried again."""

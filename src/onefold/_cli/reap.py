@@ -21,7 +21,7 @@ from onefold._outbox.debezium import forget_captured
 def command(
     database: Annotated[str, DATABASE] = "",
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per batch.")] = 1000,
-    batches: Annotated[int, typer.Option(min=1, help="Batches at the most.")] = 1000,
+    batches: Annotated[int, typer.Option(min=1, help="At most this many batches.")] = 1000,
     captured_outbox: Annotated[
         str,
         typer.Option(

@@ -37,7 +37,7 @@ def command(
     database: Annotated[str, DATABASE] = "",
     broker: Annotated[str, BROKER] = "",
     lease_s: Annotated[float, typer.Option("--lease", help="Seconds until others take over from one that died.")] = 30,
-    batch: Annotated[int, typer.Option(help="Events at hand at once, at the most.")] = 1000,
+    batch: Annotated[int, typer.Option(help="At most this many events in hand at once.")] = 1000,
     keep_published_s: Annotated[
         float,
         typer.Option("--keep-published", help="Seconds to keep published events, to look at them. 0: not at all."),

@@ -29,14 +29,14 @@ app = typer.Typer(no_args_is_help=True, help="Sagas: how they stand, retry, canc
 _TARGET = typer.Argument(
     metavar="TARGET", help="module:attribute of an engine, or of a function that returns one.", show_default=False
 )
-_ID = typer.Argument(metavar="ID", help="Of the saga.", show_default=False)
+_ID = typer.Argument(metavar="ID", help="The id of the saga.", show_default=False)
 
 
 @app.command("list")
 def list_command(
     target: Annotated[str, _TARGET],
     state: Annotated[str, typer.Option("--state", "-s", help=f"Only these: {', '.join(STATES)}.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many, the newest first.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most this many, the newest first.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """The newest sagas, of one state or of all."""

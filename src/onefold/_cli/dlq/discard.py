@@ -22,7 +22,7 @@ _ID = typer.Argument(metavar="ID", show_default=False)
 
 def discard_command(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", help="Only these; all that fit the filters, when none.")
+        list[str] | None, typer.Argument(metavar="ID...", help="Only these; without any, all that match the filters.")
     ] = None,
     database: Annotated[str, DATABASE] = "",
     consumer: Annotated[str, CONSUMER] = "",
@@ -36,7 +36,7 @@ def discard_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Delete dead letters for good: by their ids, or all that fit the filters of `dlq list`."""
+    """Delete dead letters for good: by their ids, or all that match the filters of `dlq list`."""
     filtered = any((topic, reason, since, until))
     if bool(ids) == filtered or (force and filtered):
         raise typer.BadParameter("say which: either ids, or --topic, --reason, --since, --until (without --force)")
@@ -73,7 +73,7 @@ def skip_command(
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Let a key that is handled in order go on without its dead letter, which stays to be looked at."""
+    """Skip a dead letter: its key, which is handled in order, goes on without it. The dead letter stays."""
     question = "Go on without {id} of {consumer}?"
     _move(skip, question, "skipped", message_id, database, consumer, actor=actor, why=why, yes=yes, as_json=as_json)
 

@@ -24,7 +24,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 
 def redrive_command(
-    ids: Annotated[list[str] | None, typer.Argument(help="Only these; all that fit the filters, when none.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these; without any, all that match.")] = None,
     database: Annotated[str, DATABASE] = "",
     consumer: Annotated[str, CONSUMER] = "",
     topic: Annotated[str, TOPIC] = "",
@@ -33,9 +33,9 @@ def redrive_command(
     until: Annotated[str, UNTIL] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     rate: Annotated[float, typer.Option(help="Dead letters per second.")] = 10,
-    limit: Annotated[int, typer.Option(min=1, max=REDRIVE_MAX, help="So many, at the most.")] = 10_000,
+    limit: Annotated[int, typer.Option(min=1, max=REDRIVE_MAX, help="At most this many.")] = 10_000,
     days_max: Annotated[
-        float, typer.Option("--days", min=0, help="Not those that died longer ago: as the consumer's dead_letter_s.")
+        float, typer.Option("--days", min=0, help="Not those that died longer ago: the consumer's dead_letter_s.")
     ] = 7,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 1 if some are dead again.")] = False,
     actor: Annotated[str, ACTOR] = "",
@@ -72,7 +72,7 @@ def redrive_command(
 
 def jobs_command(
     database: Annotated[str, DATABASE] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many, at the most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List redrives, the newest first, and how they stand."""

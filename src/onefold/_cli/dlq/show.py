@@ -47,7 +47,7 @@ def list_command(
     since: Annotated[str, SINCE] = "",
     until: Annotated[str, UNTIL] = "",
     state: Annotated[State, typer.Option(help="Dead ones, or those that wait to be tried again.")] = State.DEAD,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many, at the most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most this many.")] = 100,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List dead letters: messages that are not tried again until a person says so."""
