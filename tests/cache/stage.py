@@ -52,6 +52,8 @@ class Stage:
         self.events: list[Event] = []
         #: Who may ask at all.
         self.allowed = {"acme", "globex"}
+        #: Called with each event, after it was noted.
+        self.heard: Callable[[Event], None] = lambda event: None
         #: Called by the handler, with the account.
         self.during: Callable[[str], None] = lambda account: None
         with sqlite3.connect(database) as connection:
@@ -59,7 +61,7 @@ class Stage:
         connection.close()
         make = AsyncOnefold if colour == "asyncio" else Onefold
         self.once: Any = make(
-            database, principal=_account, authorize=self._may, cache=cache, listener=self.events.append,
+            database, principal=_account, authorize=self._may, cache=cache, listener=self._hear,
             defaults={"required": True, **(settings or {})}, **parts,
         )  # fmt: skip
         routes = {"POST /payments": self.once.policy(), "POST /uncached": self.once.policy(cached=False)}
@@ -154,6 +156,10 @@ class Stage:
         return [event.outcome for event in self.events if isinstance(event, CacheStored)]
 
     # --- the application -----------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self.heard(event)
 
     def _may(self, request: Request) -> bool:
         return _account(request) in self.allowed

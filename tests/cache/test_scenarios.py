@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from onefold import Keyring
-from onefold._idempotency.model import Scope
+from onefold._idempotency.cache.cached_store import CachedStore
+from onefold._idempotency.locked_store import LockedStore
+from onefold._idempotency.model import Ask, Claim, InFlight, Scope
 from onefold._idempotency.stored_keys import erase
 from onefold._kernel.executors import TaskExecutor, ThreadExecutor
 from onefold._kernel.runners import run, run_async
+from onefold.errors import StoreUnavailable
 from tests.cache.conftest import MakeStage
 from tests.cache.stage import Refused, Stage
 from tests.support.patience import PATIENCE_S
@@ -114,6 +117,32 @@ def test_a_key_that_was_erased_runs_again_where_its_erasure_was_told(open_stage:
     assert stage.post("k1").content == again.content
 
 
+def test_a_key_that_was_erased_elsewhere_runs_again_after_its_time_at_the_latest(open_stage: MakeStage) -> None:
+    one, other = open_stage(), open_stage()
+    first = one.post("k1")
+    assert other.post("k1").content == first.content
+    _erase(one)
+    clocks: Any = other.cache
+    clocks._wall_ms = lambda: (time.time() + 61) * 1000
+    again = other.post("k1")
+    assert (REPLAYED in again.headers, again.content == first.content, one.effects) == (False, False, 2)
+
+
+def test_while_the_database_is_away_what_is_cached_is_repeated_and_nothing_else_runs(
+    open_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = open_stage()
+    first = stage.post("k1")
+
+    async def be_away(*given: object) -> None:
+        raise StoreUnavailable("the database is away")
+
+    monkeypatch.setattr(LockedStore, "claim", be_away)
+    assert stage.post("k1").content == first.content
+    assert stage.post("k2").status_code == 503
+    assert stage.post("k1", account="globex").status_code == 503
+
+
 def test_a_route_can_stay_out_of_the_cache(open_stage: MakeStage) -> None:
     stage = open_stage()
     first, again = stage.post("k1", path="/uncached"), stage.post("k1", path="/uncached")
@@ -146,6 +175,21 @@ def test_a_mark_that_a_dead_process_left_keeps_no_request_from_running(open_stag
     assert stage.post("k1").status_code == 201
     assert (stage.looks[1:], stage.effects) == (["in_flight"], 2)
     assert stage.post("k1").headers[REPLAYED] == "true"
+
+
+def test_a_mark_that_is_believed_is_found(open_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the one before."""
+    real = CachedStore._find
+
+    async def believe(self: CachedStore, ask: Ask) -> Claim | None:
+        known = await real(self, ask)
+        return InFlight() if known is None and stage.looks[-1] == "in_flight" else known
+
+    monkeypatch.setattr(CachedStore, "_find", believe)
+    stage = open_stage()
+    stage.post("k0")
+    stage.run(lambda: stage.cache.look(_digest(stage, run=False), 3600.0))
+    assert (stage.post("k1").status_code, stage.effects) == (409, 1)
 
 
 def test_a_request_in_flight_is_told_by_the_database_whatever_the_cache_says(open_stage: MakeStage) -> None:

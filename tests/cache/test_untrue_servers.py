@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,9 +23,11 @@ from onefold._idempotency.cache.cached_store import CachedStore
 from onefold._idempotency.model import Record, Scope
 from onefold._kernel.clock import wall_ms
 from onefold.caches import RedisCache
+from onefold.telemetry import CacheLooked, Event
 from onefold.testing.servers import PrivateValkey
 from tests.cache.conftest import SECRET
 from tests.cache.stage import Colour, Stage
+from tests.support.patience import PATIENCE_S
 
 Plant: TypeAlias = Callable[[bytes], bytes]
 
@@ -221,6 +225,35 @@ def _clocks(stage: Stage) -> Any:
 def name_of(stage: Stage, digest: bytes = DIGEST) -> str:
     cache: Any = stage.cache
     return str(cache._name(digest)) if cache.bound else "none"
+
+
+def test_who_waits_for_a_process_that_dies_runs_whatever_its_mark_says(
+    sqlite_path: Path, valkey: PrivateValkey, prefix: str
+) -> None:
+    """Its mark stands for the lease, a minute; its key is free at once."""
+    with opened("threads", sqlite_path, valkey, prefix, settings={"wait_s": 50.0}) as stage:
+        entered, waited = threading.Event(), threading.Event()
+
+        def hold_and_die(account: str) -> None:
+            stage.during = lambda account: None
+            entered.set()
+            assert waited.wait(PATIENCE_S)
+            raise Died
+
+        def hear(event: Event) -> None:
+            if isinstance(event, CacheLooked) and [*stage.looks].count("in_flight") >= 2:
+                waited.set()  # the second has been told by the database, and watches the mark
+
+        stage.during = hold_and_die
+        stage.heard = hear
+        with ThreadPoolExecutor(2) as pool:
+            dies = pool.submit(stage.post, "k1")
+            assert entered.wait(PATIENCE_S)
+            waits = pool.submit(stage.post, "k1")
+            with pytest.raises(Died):
+                dies.result(PATIENCE_S)
+            answer = waits.result(PATIENCE_S)
+        assert (answer.status_code, "idempotent-replayed" in answer.headers, stage.effects) == (201, False, 1)
 
 
 # --- any order of all that -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from onefold import AsyncOnefold, single_principal
+from onefold.caches import MemoryCache
 from onefold.fastapi import Tx
 from tests.observe.measured import Measured
 
@@ -23,7 +24,10 @@ class Shop:
 
     def __init__(self, path: Path, measured: Measured, **settings: Any) -> None:
         self.once = AsyncOnefold(
-            str(path), principal=settings.pop("principal", single_principal), listener=measured.listeners
+            str(path),
+            principal=settings.pop("principal", single_principal),
+            listener=measured.listeners,
+            cache=settings.pop("cache", None),
         )
         self.app = FastAPI()
         self.begun, self.go = asyncio.Event(), asyncio.Event()
@@ -75,6 +79,15 @@ async def test_claims_are_counted_by_outcome_and_replays_as_duplicates(sqlite_pa
         (PAY, "replay"): 2,
         (PAY, "mismatch"): 1,
     }
+    assert measured.value("onefold_duplicates_total", hop="http") == 2
+
+
+async def test_looks_into_the_answer_cache_are_counted(sqlite_path: Path, measured: Measured) -> None:
+    shop = Shop(sqlite_path, measured, cache=MemoryCache())
+    async with serving(shop) as client:
+        assert [await pay(client, key) for key in ("a", "a", "a", "b")] == [201] * 4
+    assert measured.values("onefold_cache_looks_total") == {(PAY, "miss"): 2, (PAY, "hit"): 2}
+    assert measured.values("onefold_cache_stores_total") == {(PAY, "stored"): 2}
     assert measured.value("onefold_duplicates_total", hop="http") == 2
 
 

@@ -184,7 +184,7 @@ class GuardedRequest(RefusedRequest, Generic[E]):
                 shared, context = guard.stepped(), self._context()
                 self._store = self.work = make_work(shared, self.request, body, self._route, principal, context)
             if guard.cached is not None and self._key is not None and self.policy.cached:
-                self._store = guard.cached(self._store, self.policy.wait_s)
+                self._store = guard.cached(self._store, self.operation, self.policy.wait_s)
             claim = await self._store.claim(self._ask)
             if self.policy.wait_s > 0 and isinstance(claim, InFlight):
                 claim = await wait_and_claim(self._store, self._ask, self.policy.wait_s)

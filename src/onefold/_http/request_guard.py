@@ -61,8 +61,9 @@ class RequestGuard:
     """For requests without a key on routes that allow it: a transaction, and nothing to remember."""
     stepped: _lru_cache_wrapper[SteppedStore] | None = None
     """For requests whose handlers work in steps."""
-    cached: Callable[[Store, float], Store] | None = None
-    """Puts the answer cache before the store of a request that may wait for so long; None: there is no cache."""
+    cached: Callable[[Store, str, float], Store] | None = None
+    """Puts the answer cache before the store of a request of an operation that may wait for so long; None: there is no
+    cache."""
     outbox: Callable[[], Outgoing] = no_outbox
     sessions: Sessions | None = None
     naming: Naming = NAMING

@@ -74,14 +74,18 @@ _log = logging.getLogger("onefold.requests")
 class CachedStore:
     """The store of one request."""
 
-    __slots__ = ("_asked_at", "_cache", "_dialect", "_listener", "_marked", "_store", "_wait_s", "_waits_until")
+    __slots__ = (
+        "_asked_at", "_cache", "_dialect", "_listener", "_marked", "_operation", "_store", "_wait_s",
+        "_waits_until",
+    )  # fmt: skip
 
     def __init__(
-        self, store: Store, cache: AnswerCache, dialect: str, wait_s: float, listener: Listener | None
+        self, store: Store, cache: AnswerCache, dialect: str, operation: str, wait_s: float, listener: Listener | None
     ) -> None:
         self._store = store
         self._cache = cache
         self._dialect = dialect
+        self._operation = operation
         self._wait_s = wait_s
         self._listener = listener
         #: When the database was last asked, before it answered.
@@ -147,7 +151,7 @@ class CachedStore:
         if look.record is not None:
             claim = _judge(ask, look.record)
             outcome = "refused" if claim is None else "hit"
-        tell(self._listener, CacheLooked(ask.operation, outcome))
+        tell(self._listener, CacheLooked(self._operation, outcome))
         if outcome == "in_flight" and self._waits_until is not None:
             # Late after a slow look, the wait may be over: the database has the last word.
             return InFlight() if await Now() < self._watches_until(self._waits_until) else None
@@ -156,7 +160,7 @@ class CachedStore:
     async def _keep(self, record: Record, since: float, left_s: float) -> None:
         self._marked = False
         outcome = await self._ask(functools.partial(self._cache.store, record, since, left_s), "failed")
-        tell(self._listener, CacheStored(record.operation, outcome))
+        tell(self._listener, CacheStored(self._operation, outcome))
 
     async def _unmark(self, ask: Ask) -> None:
         if self._marked:
@@ -208,8 +212,8 @@ class CachedStores:
         self._listener = listener
         self._asynchronous = asynchronous
 
-    def __call__(self, store: Store, wait_s: float) -> CachedStore:
-        return CachedStore(store, self.cache, self._dialect, wait_s, self._listener)
+    def __call__(self, store: Store, operation: str, wait_s: float) -> CachedStore:
+        return CachedStore(store, self.cache, self._dialect, operation, wait_s, self._listener)
 
     def close(self) -> Any:
         """As its application is closed: it is awaited, or not."""
