@@ -14,7 +14,7 @@ from flask.views import MethodView
 from pydantic import BaseModel
 from sqlalchemy import create_engine, select
 from starlette.endpoints import HTTPEndpoint
-from starlette.responses import JSONResponse
+from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
 from onefold import AsyncOnefold, Onefold, single_principal
@@ -205,6 +205,23 @@ async def test_authorize_of_a_read_would_never_be_asked(once: AsyncOnefold) -> N
 
     with pytest.raises(ConfigurationError, match="never for a read"):
         once.install(app)
+
+
+async def test_a_response_with_a_tag_of_its_own_is_judged_by_that(once: AsyncOnefold) -> None:
+    app = FastAPI()
+
+    @app.get("/orders/o1/file")
+    @once.conditional(etag="version")
+    async def read(condition: Condition) -> FileResponse:
+        condition.tag({"version": 1})
+        return FileResponse(__file__)
+
+    once.install(app)
+    async with calling(app) as client:
+        own = (await client.get("/orders/o1/file")).headers["etag"]
+        for headers, status in (({"if-match": own}, 200), ({"if-none-match": own}, 304), ({"if-match": '"1"'}, 412)):
+            answer = await client.post("/orders/o1/file", method="GET", headers=headers)
+            assert (answer.status_code, answer.headers["etag"]) == (status, own)
 
 
 # --- errors where there is an answer ------------------------------------------------------------------------------

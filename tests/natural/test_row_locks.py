@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy import Column, MetaData, Numeric, Table, Uuid
 
-from onefold.errors import ProgrammerError, TransactionMisused
-from tests.natural.stages import WAYS, Stage, address_for, opened, refused
+from onefold._natural import row_locks
+from onefold.errors import ProgrammerError, StoreBusy, TransactionMisused
+from tests.natural.stages import WAYS, Stage, address_for, look, opened, refused
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}-{way[1]}".replace(" ", "-"))
@@ -45,3 +48,25 @@ async def test_what_names_no_row_is_refused(stage: Stage) -> None:
         for where in ({}, {"id": None}, {"id or 1=1": "o1"}):
             with pytest.raises(ProgrammerError):
                 await lock(stage, tx, **where)
+
+
+@pytest.mark.parametrize(
+    ("driver", "form"), [("psycopg-async", "plain"), ("asyncpg", "plain"), ("asyncpg engine", "table")]
+)
+async def test_the_place_of_a_row_is_one_however_its_key_is_written(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, driver: str, form: Any
+) -> None:
+    """A UUID in capitals, a number with decimals: two that make the same row must not both find its place free."""
+    address = str(request.getfixturevalue("postgres_dsn"))
+    look(address, "CREATE TABLE documents (id uuid, part numeric, PRIMARY KEY (id, part))")
+    table: Any = "documents"
+    if form == "table":
+        columns = (Column("id", Uuid(as_uuid=False), primary_key=True), Column("part", Numeric, primary_key=True))
+        table = Table("documents", MetaData(), *columns)
+    monkeypatch.setattr(row_locks, "WAIT_S", 0.0)
+    id_ = "abcdef01-aaaa-4aaa-8aaa-aaaaaaaaaaaa"
+    async with opened(driver, address) as stage, stage.transaction() as first, stage.transaction() as second:
+        assert await first.lock_row(table, where={"id": id_, "part": Decimal("1")}) is None
+        assert await second.lock_row(table, where={"id": id_, "part": Decimal("2")}) is None
+        with refused(StoreBusy):
+            await second.lock_row(table, where={"id": id_.upper(), "part": Decimal("1.00")})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onefold._http.condition_errors import ConditionFailed, ConditionMissing
-from onefold._http.etags import EntityTag, Preconditions, judge, make_tag, read_preconditions
+from onefold._http.etags import EntityTag, Preconditions, judge, make_tag, read_preconditions, read_tag
 from onefold._http.request import Headers, Request
 from onefold._kernel.executors import is_async
 from onefold._kernel.inside_calls import PendingCall
@@ -188,17 +188,22 @@ class RequestCondition:
             return ()
         return ((b"etag", str(self._tag).encode("latin-1")),)
 
-    def judge_read(self) -> EntityTag | None:
+    def judge_read(self, present: Headers) -> EntityTag | None:
         """The tag where the reader has this state already. Raises ConditionFailed, ConditionMalformed, and
         ProgrammerError where the answer was to have a tag."""
         if self._tag is None and self._untold is not None:
             raise self._untold
         if self._tag is None:
             return None
-        verdict = judge(self._preconditions(), self._tag, self._method)
+        # A response may have a tag of its own (that of a file): then that is what its readers have.
+        own = [read_tag(value) for name, value in present if name == b"etag"]
+        tag = own[0] if own else self._tag
+        if tag is None:
+            return None
+        verdict = judge(self._preconditions(), tag, self._method)
         if verdict == "failed":
-            raise failed(self._tag)
-        return self._tag if verdict == "not modified" else None
+            raise failed(tag)
+        return tag if verdict == "not modified" else None
 
     def _preconditions(self) -> Preconditions:
         if self._asked is None:

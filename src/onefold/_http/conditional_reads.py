@@ -52,7 +52,7 @@ def _answer(
     if not 200 <= status < 300:
         return None
     try:
-        tag = condition.judge_read()
+        tag = condition.judge_read(headers)
     except OnefoldError as error:
         return refuse(error, request, condition.whose)
     if tag is None:

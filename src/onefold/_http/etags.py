@@ -84,6 +84,12 @@ def read_preconditions(if_match: list[bytes], if_none_match: list[bytes]) -> Pre
     return Preconditions(_read_list("If-Match", if_match), _read_list("If-None-Match", if_none_match))
 
 
+def read_tag(line: bytes) -> EntityTag | None:
+    """The value of an ETag header. None: it is no entity tag."""
+    found = _TAG.fullmatch(line.decode("latin-1"))
+    return None if found is None else EntityTag(found[2], weak=found[1] is not None)
+
+
 def _read_list(name: str, lines: list[bytes]) -> TagList | None:
     if not lines:
         return None

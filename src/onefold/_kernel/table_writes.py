@@ -45,6 +45,14 @@ class FindRow:
     """Whether it stays as it is until the transaction ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class HashKey:
+    """A number for each value of a key: values that their columns take for the same have the same. One row, also where
+    there is none with that key."""
+
+    key: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveState:
     """A row from one state to another, if it is in a state that it may come from. It answers whether it is there now,
@@ -76,7 +84,7 @@ class AddTo:
     add: Mapping[str, Any]
 
 
-Write: TypeAlias = InsertUnlessThere | FindRow | MoveState | FindState | AddTo
+Write: TypeAlias = InsertUnlessThere | FindRow | HashKey | MoveState | FindState | AddTo
 
 
 class FoundRow(NamedTuple):

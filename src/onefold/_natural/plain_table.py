@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from onefold._kernel.effects import HandlerStatement, Query
-from onefold._kernel.table_writes import AddTo, FindRow, FindState, FoundRow, InsertUnlessThere, MoveState, Write
+from onefold._kernel.table_writes import (
+    AddTo,
+    FindRow,
+    FindState,
+    FoundRow,
+    HashKey,
+    InsertUnlessThere,
+    MoveState,
+    Write,
+)
 from onefold._natural.argument_checks import check_name, check_table
 from onefold._natural.sql.natural_dialect import ColumnType, NaturalDialect, quote, read_types
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
@@ -42,6 +51,8 @@ class PlainTable:
                     return await self._insert(write)
                 case FindRow():
                     return await self._find(write)
+                case HashKey(key):
+                    return await self._hash(key)
                 case MoveState():
                     return await self._move(write)
                 case FindState(move):
@@ -92,6 +103,14 @@ class PlainTable:
         lock = sql.LOCKED if write.locked else ""
         found = f"SELECT {selected} FROM {self._table} AS t WHERE {where}{among}{lock}"
         return await self._ask(found, values, len(asked))
+
+    async def _hash(self, key: Mapping[str, Any]) -> list[FoundRow]:
+        """Each value by the type of its column, which the CASE gives it."""
+        values = _Values(self._sql)
+        hashes = [self._sql.hash_as(f"t.{quote(column)}", values.add(value)) for column, value in key.items()]
+        return await self._ask(
+            f"SELECT {', '.join(hashes)} FROM (SELECT 1) AS one LEFT JOIN {self._table} AS t ON false", values, len(key)
+        )
 
     async def _move(self, write: MoveState) -> list[FoundRow]:
         values = _Values(self._sql)

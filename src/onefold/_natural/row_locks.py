@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from onefold._kernel.table_writes import FindRow, FoundRow, WritableTable
+from onefold._kernel.table_writes import FindRow, FoundRow, HashKey, WritableTable
 from onefold._natural.exclusive import lock
 from onefold._natural.sql.natural_dialect import NaturalDialect
 from onefold.errors import TransactionMisused
@@ -25,8 +25,10 @@ async def lock_row(table: WritableTable, key: Mapping[str, Any], sql: NaturalDia
     look = FindRow(key=key, locked=True)
     found = _one(table, key, await table.perform(look))
     if found is None and not sql.ONE_WRITER:
-        # As texts: what a column takes for the same (a UUID and its text) must not be two keys here.
-        named = [text for column in sorted(key) for text in (column, str(key[column]))]
+        # What a column takes for the same (a UUID and its text, in either case) must not be two keys here.
+        [hashes] = await table.perform(HashKey(key))
+        numbers = dict(zip(key, hashes.answers, strict=True))
+        named = [text for column in sorted(key) for text in (column, str(numbers[column]))]
         await lock(sql, ("onefold row", table.name, *named), WAIT_S, part=part, writing=True)
         found = _one(table, key, await table.perform(look))
     return None if found is None else found.row

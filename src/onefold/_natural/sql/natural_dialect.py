@@ -32,6 +32,10 @@ class NaturalDialect(Protocol):
         """Whether a column has a value, NULL included. Its type may be made of another: a domain of it, an array."""
         ...
 
+    def hash_as(self, column: str, place: str) -> str:
+        """A number for a value, as the type of a column compares it. Not asked for where there is one writer."""
+        ...
+
     def literal(self, value: Any) -> str:
         """A value in the text of a statement."""
         ...

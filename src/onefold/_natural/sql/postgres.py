@@ -76,6 +76,10 @@ def same(column: str, place: str, kind: str | None, base: str | None) -> str:
     return f"{column}::{form} IS NOT DISTINCT FROM {value}::{form}"
 
 
+def hash_as(column: str, place: str) -> str:
+    return f"pg_catalog.hash_array_extended(ARRAY[CASE WHEN false THEN {column} ELSE {place} END], 0)"
+
+
 def literal(value: Any) -> str:
     match value:
         case None:

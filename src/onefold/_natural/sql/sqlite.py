@@ -35,6 +35,10 @@ def same(column: str, place: str, kind: str | None, base: str | None) -> str:
     return f"{column} IS {place}"
 
 
+def hash_as(column: str, place: str) -> str:
+    return place
+
+
 def literal(value: Any) -> str:
     match value:
         case None:

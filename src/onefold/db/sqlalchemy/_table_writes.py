@@ -32,7 +32,16 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.types import JSON, TypeDecorator
 
 from onefold._kernel.effects import Call
-from onefold._kernel.table_writes import AddTo, FindRow, FindState, FoundRow, InsertUnlessThere, MoveState, Write
+from onefold._kernel.table_writes import (
+    AddTo,
+    FindRow,
+    FindState,
+    FoundRow,
+    HashKey,
+    InsertUnlessThere,
+    MoveState,
+    Write,
+)
 from onefold._kernel.transaction import Transaction
 from onefold.db.sqlalchemy._errors import translate_error
 from onefold.errors import ProgrammerError, SchemaMissing, StatementRefused
@@ -96,7 +105,7 @@ class SqlalchemyTable:
         statement, answers = self._statement(write, connection.dialect.name)
         try:
             result = connection.execute(statement)
-            keys = tuple(column.key for column in self._table.columns)
+            keys = () if isinstance(write, HashKey) else tuple(column.key for column in self._table.columns)
             return [FoundRow(dict(zip(keys, row[answers:], strict=True)), tuple(row[:answers])) for row in result]
         except exc.SQLAlchemyError as error:
             raise translate_error(connection, error) from error
@@ -108,7 +117,7 @@ class SqlalchemyTable:
             # Refreshed: what was changed elsewhere, or by this very statement, is not hidden by what was loaded before.
             options = {"populate_existing": True, "synchronize_session": False}
             result = session.execute(statement, execution_options=options)
-            return [FoundRow(row[answers], tuple(row[:answers])) for row in result]
+            return [FoundRow(row[answers] if answers < len(row) else None, tuple(row[:answers])) for row in result]
         except exc.SQLAlchemyError as error:
             raise translate_error(connection, error) from error
 
@@ -123,12 +132,21 @@ class SqlalchemyTable:
                 found = select(*asked, self._given).where(where)
                 # Of this table alone: what a mapping loads beside it by an outer join cannot be locked.
                 return found.with_for_update(of=self._given) if write.locked else found, len(asked)
+            case HashKey(key):
+                return select(*self._hashes(key)), len(key)
             case MoveState():
                 return self._move(write), 3
             case FindState(move):
                 return self._find_state(move), 5
             case AddTo():
                 return self._add(write), 0
+
+    def _hashes(self, key: Mapping[str, Any]) -> list[Any]:
+        columns = [(self._columns[column], value) for column, value in key.items()]
+        return [
+            func.pg_catalog.hash_array_extended(postgresql.array([_stored(column, value, "postgresql")]), 0).label(None)
+            for column, value in columns
+        ]
 
     def _insert(self, write: InsertUnlessThere, dialect: str) -> Any:
         insert = _INSERTS[dialect](self._given)
